@@ -16,8 +16,8 @@ from explorer.learn.files import export, routes, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
-from explorer.learn.visit import address, answers, progress
-from explorer.learn.visit.place import begin, done, learner, place, start_over, to_address
+from explorer.learn.visit import address, answers, assignment, progress, task
+from explorer.learn.visit.place import assigned, begin, done, exercise, learner, place, start_over, to_address
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
 from planner_core.core import PlannerError
@@ -65,6 +65,8 @@ def take_placed(lesson: Lesson) -> None:
 def answer(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: an option was chosen."""
     chosen = st.session_state[widget]
+    if chosen is not None and keep_answer(lesson, task.answer_of(question, question.options.index(chosen))):
+        return
     take_answer(lesson, question, None if chosen is None else question.options.index(chosen))
     place(lesson)["hint"] = "Choose one of them first." if chosen is None else ""
 
@@ -72,9 +74,21 @@ def answer(lesson: Lesson, question: Question, widget: str) -> None:
 def answer_typed(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: a number was typed."""
     text = st.session_state[widget].strip()
+    if text and keep_answer(lesson, text):
+        return
     told, words = answers.judged(question, text) if text else (None, "")
     take_answer(lesson, question, told)
     place(lesson)["hint"] = words if told is None else ""
+
+
+def keep_answer(lesson: Lesson, text: str) -> bool:
+    """Keep an answer for the assignment, unjudged; False where the lesson shows none of its exercises."""
+    name = exercise(lesson)
+    if name:
+        assigned()[1][name] = text[: task.LONGEST]
+        place(lesson)["hint"] = ""
+        st.session_state["learn_newly"] = True
+    return bool(name)
 
 
 def take_answer(lesson: Lesson, question: Question, told: int | None) -> None:
@@ -199,10 +213,14 @@ def ask(lesson: Lesson, question: Question) -> None:
         st.markdown("**Before you go on**" if not here["open"] else "**Question**")
         answer_form(lesson, question, typing)
         told = here["told"]
+        name = exercise(lesson)
         with st.container(key="told"):
-            result(here, question)
+            if name in assigned()[1]:
+                st.info(f"Kept for your assignment: {frame.text(assigned()[1][name])}. You may still change it.")
+            else:
+                result(here, question)
         with st.container(horizontal=True):
-            if not here["open"]:
+            if not here["open"] and not name:
                 st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
             if typing and told != question.answer:
                 st.button(
@@ -354,6 +372,7 @@ def page() -> None:
     lesson = begin()
     warm()
     rail(lesson)
+    assignment.box(lesson)
     for problem in st.session_state.pop("learn_problems", []):
         st.warning(problem)
     with st.container(key="lesson_head", gap="xxsmall"):

@@ -13,6 +13,7 @@ from explorer.learn.files import kit, routes, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Lesson
 from explorer.learn.lessons import LESSONS
+from explorer.learn.visit import assignment
 from explorer.session import state
 
 
@@ -87,6 +88,7 @@ def page() -> None:
     who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
     files(who)
     routes_for_a_class()
+    assignment.form()
     for lesson in LESSONS:
         outline(lesson, who)
 

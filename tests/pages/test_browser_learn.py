@@ -246,6 +246,9 @@ def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) 
         page.locator("#table").click()
     waiting.value.save_as(marks := tmp_path / "marks.csv")
     assert marks.read_text(encoding="utf-8").splitlines()[1].startswith(f'"Ada L","{right}"')
+    (tmp_path / "assigned.json").write_text('{"name": "Bo", "task": "4,4b", "answers": {"4": "101"}}', encoding="utf-8")
+    page.locator("#files").set_input_files(tmp_path / "assigned.json")  # an assignment counts its own exercises only
+    expect(page.locator("#marks summary")).to_have_text("Bo: 1 of 2 right, 1 open")
     assert not visit.wrong
     context.close()
 

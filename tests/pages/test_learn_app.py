@@ -1,6 +1,7 @@
 """Every lesson in Streamlit's own test runner: step forward and back, change the control, answer right and wrong."""
 
 import io
+import json
 import posixpath
 import re
 import zipfile
@@ -13,7 +14,7 @@ from explorer.learn.files import export, kit, routes, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
-from explorer.learn.visit import progress
+from explorer.learn.visit import progress, task
 from planner_core.planning.request import Request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -311,3 +312,34 @@ def test_every_variant_of_an_exercise_is_another_one() -> None:
 def test_a_step_that_is_not_there_is_told() -> None:
     at = opened(lesson="1", step="99")
     assert "there is no step 99; showing the last" in words(at)
+
+
+def test_an_assignment_keeps_answers_unjudged_and_makes_them_a_file() -> None:
+    """Its link opens a state; what is answered stays in the address, and the keys read the file."""
+    at = opened(task="4b,16,2,99z", lesson="4", **{"with": "n:8"})
+    assert "“99z” in the link is no exercise" in words(at) and "0 of 3 answered" in words(at)
+    asked = LESSONS[3].question(LLAMA, {**LESSONS[3].defaults(), "n": 8})
+    for _ in range(LESSONS[3].scene(LLAMA, {**LESSONS[3].defaults(), "n": 8}).reveal - 1):
+        at.button(key="w_next").click().run()
+    at.text_input[-1].set_value("7")
+    submit(at)
+    assert "Kept for your assignment: 7" in words(at) and "1 of 3 answered" in words(at)
+    assert not any(why in words(at) for why in asked.why), "it is not judged"
+    assert json.loads(param(at, "given")) == {"4b": "7"} and param(at, "task") == "4b,16,2"
+    # at other settings the lesson is no exercise of this assignment, and judges as ever
+    other = opened(task="4b,16,2", given='{"4b": "7", "5": "not asked"}', lesson="4")
+    assert "1 of 3 answered" in words(other)
+    name, text = task.file_of("Ada L", ("4b", "16", "2"), {"4b": "7"}, {"model": "gpt2-xl"})
+    assert name == "answers-Ada-L.json"
+    assert json.loads(text) == {
+        "name": "Ada L",
+        "task": "4b,16,2",
+        "settings": {"model": "gpt2-xl"},
+        "answers": {"4b": "7"},
+    }
+
+
+@pytest.mark.parametrize("given", ["", "x", "[]", '{"4": 3}', '{"5": "a"}', "null"])
+def test_answers_that_are_none_are_left_out(given: str) -> None:
+    assert task.read_given(given, ("4",)) == {}
+    assert task.read("4,4,zz") == (("4",), ["zz"])

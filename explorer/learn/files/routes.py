@@ -109,7 +109,7 @@ MISCONCEPTIONS = (
     Misconception("As many bytes take as much time", 10, 3, "links differ"),
     Misconception("A model that fits the data is a good model", 19, 5, "judge it where it has not looked"),
     Misconception("The loss falls, so the run is right", 23, 1, "all three faults fall"),
-    Misconception("The plan that is 1 % quicker is better", 15, 6, "ties"),
+    Misconception("The plan that is 1 % quicker is better", 15, 7, "ties"),
 )  # fmt: skip
 
 LEFT_OUT = (

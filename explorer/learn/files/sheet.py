@@ -47,23 +47,34 @@ VARIANTS: Mapping[int, tuple[dict[str, Choice], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Exercise:
-    """A lesson's question at some settings; `name` is `4` or, for its variants, `4b` and `4c`."""
+class Case:
+    """A lesson at some settings; `name` is `4` or, for its variants, `4b` and `4c`."""
 
     name: str
     lesson: Lesson
     values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise(Case):
+    """The lesson's question at these settings."""
+
     question: Question
 
 
 def exercises_of(lessons: Iterable[Lesson], learner: Learner) -> Iterator[Exercise]:
     """Every lesson's exercise, each followed by its variants."""
+    for case in cases_of(lessons):
+        yield Exercise(case.name, case.lesson, case.values, case.lesson.question(learner, case.values))
+
+
+def cases_of(lessons: Iterable[Lesson]) -> Iterator[Case]:
+    """The same without their questions, which take a model to compute."""
     for lesson in lessons:
         known = {c.key: c.options for c in lesson.controls}
         others = [o for o in VARIANTS.get(lesson.number, ()) if all(v in known.get(k, ()) for k, v in o.items())]
         for letter, changed in zip(("", "b", "c", "d"), ({}, *others), strict=False):
-            values = {**lesson.defaults(), **changed}
-            yield Exercise(f"{lesson.number}{letter}", lesson, values, lesson.question(learner, values))
+            yield Case(f"{lesson.number}{letter}", lesson, {**lesson.defaults(), **changed})
 
 
 def exercises(lessons: Iterable[Lesson], learner: Learner) -> str:

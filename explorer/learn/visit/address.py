@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from explorer.learn.lesson import Choice, Control, Lesson
 from explorer.learn.lessons import LESSONS
 
-KEYS = ("lesson", "step", "with", "done")
+KEYS = ("lesson", "step", "with", "done", "task", "given")
 
 
 def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:

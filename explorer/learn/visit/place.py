@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import streamlit as st
@@ -11,7 +11,7 @@ from explorer.address import settings
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Values
 from explorer.learn.lessons import LESSONS
-from explorer.learn.visit import address, progress
+from explorer.learn.visit import address, progress, task
 from explorer.session import state
 
 
@@ -28,7 +28,7 @@ def begin() -> Lesson:
     if found and found != s.get("learn_written"):
         lesson, values, step, problems = address.read(found)
         named = [f"“{part[:20]}” in the link names no lessons from 1 to {len(LESSONS)}; left out." for part in unknown]
-        s["learn_problems"] = problems + named
+        s["learn_problems"] = problems + named + _assign(found)
         left = s["learn"].get(lesson.number)
         # a link of the rail leads back to where the lesson was left, with its answer
         if not left or (left["values"], left["step"]) != (values, step):
@@ -37,6 +37,33 @@ def begin() -> Lesson:
         s["learn_number"] = lesson.number
     s.setdefault("learn_number", 1)
     return LESSONS[int(s["learn_number"]) - 1]
+
+
+def _assign(found: Mapping[str, str]) -> list[str]:
+    """Take the assignment of an address; a sentence for each of its parts that names no exercise."""
+    if "task" not in found:
+        return []
+    names, unknown = task.read(found["task"])
+    st.session_state["learn_task"] = names
+    st.session_state["learn_given"] = task.read_given(found.get("given", ""), names)
+    return [f"“{part[:20]}” in the link is no exercise; left out." for part in unknown]
+
+
+def assigned() -> tuple[tuple[str, ...], dict[str, str]]:
+    """The exercises of the assignment, and the answers given so far."""
+    s = st.session_state
+    return s.get("learn_task", ()), s.get("learn_given", {})
+
+
+def exercise(lesson: Lesson) -> str:
+    """The exercise of the assignment that the lesson shows as it stands; empty if it shows none."""
+    return task.at(assigned()[0], lesson, place(lesson)["values"])
+
+
+def put_aside() -> None:
+    """Callback: no assignment any more."""
+    for key in ("learn_task", "learn_given"):
+        st.session_state.pop(key, None)
 
 
 def remember(done: Iterable[int]) -> None:
@@ -81,7 +108,7 @@ def place(lesson: Lesson) -> dict[str, Any]:
 def to_address(lesson: Lesson) -> None:
     """The address follows the learner."""
     here = place(lesson)
-    wanted = address.write(lesson, here["values"], here["step"])
+    wanted = {**address.write(lesson, here["values"], here["step"]), **task.written(*assigned())}
     now = st.query_params.to_dict()
     # a page just turned to has a bare address, so the settings are written along
     new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.write(state.values()), **wanted}

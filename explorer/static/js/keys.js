@@ -66,8 +66,9 @@ files.addEventListener("change", async () => {
   const refused = [];
   for (const file of files.files ?? []) {
     try {
-      const { name, answers } = JSON.parse(await file.text());
-      const all = Object.keys(keys).map((key) => markOf(key, answers[key]));
+      const { name, answers, task } = JSON.parse(await file.text());
+      const set = typeof task === "string" ? task.split(",").filter((key) => key in keys) : Object.keys(keys);
+      const all = set.map((key) => markOf(key, answers[key]));
       marked.push({ who: String(name || file.name), marks: all });
     } catch {
       refused.push(file.name);
@@ -89,7 +90,7 @@ csv.addEventListener("click", () => {
   const rows = marked.map(({ who, marks: all }) => [
     who,
     String(all.filter((m) => m.mark === "right").length),
-    ...all.map((m) => ({ right: "1", wrong: "0", open: "" })[m.mark] ?? ""),
+    ...Object.keys(keys).map((key) => ({ right: "1", wrong: "0" })[all.find((m) => m.name === key)?.mark ?? ""] ?? ""),
   ]);
   save([head, ...rows].map((cells) => cells.map(quoted).join(",")).join("\n"), "text/csv", "marks.csv");
 });
