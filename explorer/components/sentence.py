@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import streamlit as st
@@ -13,6 +14,7 @@ from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units
 from explorer.text.words import cluster_words, numbers
+from explorer.text.words import text as plain
 from planner_core.core import (
     OPTIMIZERS,
     PRECISIONS,
@@ -43,6 +45,7 @@ ZERO_HELP = (
     "has this stage or none"
 )
 
+HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 LINKS = {"intra": "GB/s out of a GPU inside a node, one way", "inter": "GB/s out of a node to the others, one way"}
 
 
@@ -159,10 +162,22 @@ def _upload() -> None:
             key="own_config",
             help="Read as data. No weights are needed, no code of yours is run, nothing leaves this machine.",
         )
-        if file is None:
+        pasted = st.text_area(
+            "Or paste it here, or the model’s id",
+            key="own_pasted",
+            height=104,
+            placeholder='{"model_type": "qwen3", …} or Qwen/Qwen3-8B',
+        ).strip()
+        if HUB_ID.fullmatch(pasted) and file is None:
+            st.info(
+                f"Nothing is downloaded here. Of {plain(pasted)} only config.json is needed, no weights: open the model on the Hugging "
+                "Face Hub, there “Files and versions”, config.json, and paste what it shows into this field."
+            )
+            return
+        if file is None and not pasted:
             return
         try:
-            name = keep(file.getvalue())
+            name = keep(file.getvalue() if file is not None else pasted.encode())
         except InputError as error:
             st.error(str(error))
             return

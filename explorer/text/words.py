@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 from explorer.text import units
-from planner_core.core import Cluster, DeviceMesh, Plan, Shard
+from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
 from planner_core.models import FoldGroup
 from planner_core.planning import FASTEST, leads
 from planner_core.planning.analysis import doubt_between
@@ -269,11 +270,17 @@ def numbers(shown: str, dtype: str, precision: str) -> str:
 
 
 def cluster_words(cluster: Cluster) -> str:
-    """Nodes, GPUs per node and the GPU's name."""
+    """Nodes, GPUs per node and the GPU's name: of a known GPU the first part of it, one of somebody's own as it was given."""
     per_node = cluster.levels[0].size
-    gpu = cluster.gpu.name.split("-")[0].upper()
+    name = cluster.gpu.name
+    gpu = name.split("-")[0] if name in _known_gpus() else name
     nodes = cluster.num_gpus // per_node
     return f"{nodes} node{'s' * (nodes > 1)} × {per_node} {gpu}"
+
+
+@cache
+def _known_gpus() -> frozenset[str]:
+    return frozenset(load_gpu(known).name for known in gpu_names())
 
 
 def mesh_words(mesh: DeviceMesh) -> str:

@@ -79,6 +79,18 @@ def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
     assert any("Every tensor at the peak" in m.value for m in at.markdown)
 
 
+def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
+    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2")
+    at.text_area(key="own_pasted").set_value("Qwen/Qwen3-8B").run()
+    assert "only config.json is needed, no weights" in at.info[0].value
+    at.text_area(key="own_pasted").set_value('{"hidden_size": 64}').run()
+    assert "lacks model_type" in at.error[0].value
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
+    at.text_area(key="own_pasted").set_value(json.dumps(config)).run()
+    assert not at.error
+    assert any(b.label == "Plan this model" for b in at.button)
+
+
 def test_where_nothing_fits_the_answer_is_what_would() -> None:
     at = open_page(
         "answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096", accumulate="1", recompute="none"

@@ -1,13 +1,15 @@
-"""Two people at work without a mouse: every control is reached by Tab and used by keys."""
+"""Three people at work without a mouse: every control is reached by Tab and used by keys."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
+from tests.pages.test_browser_own import LONG, config
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
@@ -75,3 +77,58 @@ def test_a_researcher_colours_candidates_chooses_one_and_keeps_the_data(visit: V
     with page.expect_download() as waiting:
         page.keyboard.press("Enter")
     assert waiting.value.suggested_filename.startswith("candidates")
+
+
+def test_somebody_plans_an_own_config_on_own_gpus_beside_their_own_setup(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/?cluster=1x8-h100")
+    tab_to(visit, page.get_by_role("button", name="Llama-3-8B"))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.locator("summary").filter(has_text="Your own model"))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_label("Or paste it here, or the model’s id"))
+    page.keyboard.insert_text(json.dumps(config()))
+    page.keyboard.press("Control+Enter")
+    tab_to(visit, page.get_by_role("button", name="Plan this model"))
+    page.keyboard.press("Enter")
+    visit.asks(lambda query: "model=own-" in query)
+    page.locator("h2.recipe").wait_for(timeout=LONG)
+
+    visit.settle()
+    tab_to(visit, page.get_by_role("button", name=re.compile("^1 node × 8 H100")))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.locator("summary").filter(has_text="Your own cluster"))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_label("Its name"))
+    page.keyboard.type("Own GPU")
+    tab_to(visit, page.get_by_label("Memory, GiB"))
+    page.keyboard.type("48")
+    tab_to(visit, page.get_by_role("button", name="Plan on this GPU"))
+    page.keyboard.press("Enter")
+    visit.asks(lambda query: "cluster=own-" in query)
+    visit.settle()
+    expect(page.locator("p.kicker")).to_contain_text("Own GPU")
+    page.keyboard.press("Escape")
+
+    tab_to(visit, page.get_by_role("button", name="Set our current setup"))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_role("spinbutton", name="Ranks that keep whole weights"))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("8")
+    tab_to(visit, page.get_by_role("spinbutton", name="Ranks that the weights are sharded over"))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("1")
+    tab_to(visit, page.get_by_role("button", name="Measure against it"))
+    page.keyboard.press("Enter")
+    visit.asks(lambda query: "setup=dp" in query)
+    visit.settle()
+    expect(page.locator("table.steps")).to_contain_text("Our current setup")
+    page.keyboard.press("Escape")
+    tab_to(visit, page.get_by_role("button", name="Export"))
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/export"))
+    visit.settle()
+    tab_to(visit, page.get_by_role("button", name="Download plan JSON"))
+    with page.expect_download() as waiting:
+        page.keyboard.press("Enter")
+    assert waiting.value.suggested_filename.endswith(".json")
