@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import re
 from xml.etree import ElementTree
@@ -348,6 +349,19 @@ def test_23_without_a_fault_the_pieces_are_the_layer() -> None:
     assert np.allclose(np.array(l23_debug.forward(x, weights, "").tolist()), want)
     for fault in ("kv", "order"):
         assert not np.allclose(np.array(l23_debug.forward(x, weights, fault).tolist()), want)
+
+
+@pytest.mark.parametrize("fault", ["", *l23_debug.FAULTS])
+def test_23_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
+    """Two neighbours sum what they wait for; H100's launches and the fitted latency make the times."""
+    spans = l23_debug.trace(LLAMA.cluster, fault)
+    sizes = [m[2] for m in l23_debug.messages(fault)]
+    assert [s.words for s in spans if s.stream == "messages"] == [f"{size} B" for size in sizes]
+    assert all(a.end == b.start for a, b in itertools.pairwise(spans)) and spans[0].start == 0
+    kernels = [(s.words, round((s.end - s.start) / H100["launch_s"])) for s in spans if s.stream == "compute"]
+    assert kernels == [("forward", 11), ("backward", 22), ("update", 8)]
+    took = [s.end - s.start for s in spans if s.stream == "messages"]
+    assert took[:2] == pytest.approx([inside_s(size, 2) for size in sizes[:2]]) and (fault == "sum") == (len(took) == 2)
 
 
 def test_23_every_fault_shows_as_the_lesson_says() -> None:

@@ -17,7 +17,7 @@ from explorer.learn.lesson import Choice, Lesson, Question, Values
 from explorer.static import filled, script, style
 
 CASE_STEPS: Mapping[int, tuple[int, ...]] = {
-    1: (-1,), 2: (-2, -1), 5: (-2, -1), 7: (-2, -1), 10: (-2, -1), 13: (-1,), 17: (-1,), 19: (-2,), 22: (-1,), 23: (-3, -2, -1), 24: (-2, -1),
+    1: (-1,), 2: (-2, -1), 5: (-2, -1), 7: (-2, -1), 10: (-2, -1), 13: (-1,), 17: (-1,), 19: (-2,), 22: (-1,), 23: (-4, -3, -2, -1), 24: (-2, -1),
 }  # fmt: skip
 """The steps whose words and picture an exercise needs, counted back from the question (-1: the last before it); the other lessons' are told by
 the question and the settings."""

@@ -198,16 +198,22 @@ def ticks(low: float, high: float) -> list[float]:
 def timeline(
     tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float
 ) -> Drawing:
-    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`."""
-    left, width = 130.0, WIDTH - 130.0
+    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`. Words stand in their span, else beside it where there
+    is room."""
+    left, width = 150.0, WIDTH - 150.0
     parts = []
     for i, (name, spans) in enumerate(tracks):
         y = i * 44.0
         parts.append(at(0, y + 6, text(name, 14, 600)))
-        for start, stop, words, colour in spans:
-            w = (stop - start) / end * width
-            label = words if w > 8 * len(words) + 6 else ""
-            parts.append(at(left + start / end * width, y, _span(w, label, colour)))
+        taken = left  # up to where the row is filled, with words beside spans
+        for k, (start, stop, words, colour) in enumerate(spans):
+            x, w, room = left + start / end * width, (stop - start) / end * width, 8.0 * len(words) + 6
+            behind = left + spans[k + 1][0] / end * width if k + 1 < len(spans) else left + width
+            parts.append(at(x, y, _span(w, words if w > room else "", colour)))
+            on_right = behind - room > x + w
+            if w <= room and words:
+                parts += _beside(words, x, x + w, y, taken + room < x, on_right)
+            taken = x + w + (room if w <= room and on_right else 0)
     height = len(tracks) * 44.0 + 20
     parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="#8a97a3"/>')
     parts.append(f'<text x="{left}" y="{height:.0f}" font-size="12.5" fill="currentColor">0</text>')
@@ -216,6 +222,16 @@ def timeline(
         f'fill="currentColor">{html.escape(shown(end))}</text>'
     )
     return Drawing(WIDTH, height, "".join(parts))
+
+
+def _beside(words: str, start: float, stop: float, y: float, left: bool, right: bool) -> list[str]:
+    """Words behind a span that is too short for them, else before it, else none."""
+    if not (left or right):
+        return []
+    x, anchor = (stop + 4, "start") if right else (start - 4, "end")
+    return [
+        f'<text x="{x:.1f}" y="{y + 20:.1f}" font-size="12.5" text-anchor="{anchor}" fill="currentColor">{html.escape(words)}</text>'
+    ]
 
 
 def _span(width: float, words: str, colour: str) -> Drawing:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.charts import Line, plot, timeline
 from explorer.text import units
+from planner_core.core import Cluster, DeviceMesh
+from planner_core.cost.communication import axis_links, collective_time
 
 FAULTS = ("sum", "kv", "order")
 NAMES = {
@@ -21,6 +24,9 @@ NAMES = {
 }
 WIDTH, HEADS, KV, HEAD, SAMPLES, TURNS, RATE = 8, 4, 2, 4, 24, 60, 0.05
 FLOAT_BYTES = 8
+KERNELS = {"forward": 11, "backward": 22, "update": 8}
+"""Launches of a step on one GPU: three products of the input, three kernels for each of two heads, their joining and the output's product;
+twice as many in backward; two for each of four weights."""
 CODE = """\
 import torch
 
@@ -115,16 +121,51 @@ def messages(fault: str) -> list[tuple[str, str, int]]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one GPU's trace: on its stream of compute or of messages, from `start` to `end` seconds."""
+
+    stream: str
+    start: float
+    end: float
+    words: str
+
+
+def trace(cluster: Cluster, fault: str) -> list[Span]:
+    """One step of the second GPU of a tensor group, on four GPUs of a node like the learner's: every kernel of so small a layer takes
+    its launch, and what follows a message waits for it."""
+    four = replace(cluster, levels=(replace(cluster.levels[0], size=4),))
+    data, tensor = axis_links(four, DeviceMesh(("data", "tensor"), (2, 2)))
+    found, now, sends = [], 0.0, messages(fault)
+
+    def add(stream: str, seconds: float, words: str) -> None:
+        nonlocal now
+        found.append(Span(stream, now, now + seconds, words))
+        now += seconds
+
+    for phase, kernels in KERNELS.items():
+        add("compute", kernels * cluster.gpu.launch_s, phase)
+        for _, what, size in (m for m in sends if m[0] == phase):
+            add(
+                "messages",
+                collective_time("all_reduce", size, data if "data groups" in what else tensor)[0],
+                f"{size} B",
+            )
+    return found
+
+
 def scene(learner: Learner, values: Values) -> Scene:
-    """Losses, weights, messages; then the fault, and how each shows."""
+    """Losses, weights, messages, a trace; then the fault, and how each shows."""
     fault = FAULTS[int(values["case"])]
     sick, well = trained(fault), trained("")
-    steps = (_losses(sick, well), _weights(sick), _trace(sick, well), _found(fault, sick, well), _signs())
+    steps = (
+        _losses(sick, well), _weights(sick), _messages(sick, well), _trace(learner.cluster, fault), _found(fault, sick, well), _signs(),
+    )  # fmt: skip
     numbers = {
         "first": sick["loss"][0], "last": sick["loss"][-1], "well_first": well["loss"][0], "well_last": well["loss"][-1], "apart": sick["apart"][-1],
         "bytes": sum(m[2] for m in sick["messages"]), "well_bytes": sum(m[2] for m in well["messages"]), "messages": len(sick["messages"]),
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=3)
+    return Scene(steps, numbers, reveal=4)
 
 
 def _losses(sick: dict[str, Any], well: dict[str, Any]) -> Step:
@@ -147,12 +188,31 @@ def _weights(sick: dict[str, Any]) -> Step:
     return Step("The weights", says, table(("before step", "largest difference between the data groups"), rows))
 
 
-def _trace(sick: dict[str, Any], well: dict[str, Any]) -> Step:
+def _trace(cluster: Cluster, fault: str) -> Step:
+    """The step in time, beside the plan's."""
+    colours = {"forward": COMPUTE, "backward": DEVICES[4], "update": DEVICES[2]}
+    tracks, end = [], 0.0
+    for name, which in (("plan", ""), ("this run", fault)):
+        spans = trace(cluster, which)
+        end = max(end, spans[-1].end)
+        for stream in ("compute", "messages"):
+            here = [(s.start, s.end, s.words, colours.get(s.words, COMMUNICATION)) for s in spans if s.stream == stream]
+            tracks.append((f"{name}: {stream}", here))
+    own, planned = (trace(cluster, which) for which in (fault, ""))
+    says = (
+        f"The same step in time, as four {cluster.gpu.name} of one node would run it, and the plan's above it. So small a layer is all launches and latency: {units.seconds(own[-1].end)}, planned "
+        f"{units.seconds(planned[-1].end)}. In a real trace, too, look first for what is **missing**, then at the bytes of each message, and last at times. Losses, weights, messages, trace: you have seen all four. Decide."
+    )
+    picture = timeline(tracks, units.seconds, end)
+    return Step("The trace", says, svg(picture, "A step of the plan and of this run on two streams"))
+
+
+def _messages(sick: dict[str, Any], well: dict[str, Any]) -> Step:
     rows = [(phase, what, f"{size} B") for phase, what, size in sick["messages"]]
     planned = sum(m[2] for m in well["messages"])
     says = (
-        f"The second GPU of a tensor group, one step, from its trace: {len(sick['messages'])} messages, {sum(m[2] for m in sick['messages'])} bytes. "
-        f"The plan has {len(well['messages'])} messages and {planned} bytes. Losses, weights, messages: you have seen all three. Decide."
+        f"What the second GPU of a tensor group sends in one step: {len(sick['messages'])} messages, {sum(m[2] for m in sick['messages'])} bytes. "
+        f"The plan has {len(well['messages'])} messages and {planned} bytes."
     )
     return Step("The messages", says, table(("phase", "message", "bytes"), rows))
 
@@ -235,7 +295,7 @@ def question(learner: Learner, values: Values) -> Question:
 LESSON = Lesson(
     23, "Break it and debug it", "No error comes, and the loss falls: find the fault all the same.",
     (
-        "A parallel run can be wrong without a crash. You get what an engineer gets: losses, weights, a trace. Draw another case when you have found this one.",),
+        "A parallel run can be wrong without a crash. You get what an engineer gets: losses, weights, messages, a trace. Draw another case when you have found this one.",),
     (("Trace", "the list of what a GPU did in a step, with times and sizes"),),
     (Control("case", "Draw another fault", tuple(range(len(FAULTS))), 0, kind="draw"),),
     scene, question, CODE, ("export", "A plan with every message, to hold a run against"),
