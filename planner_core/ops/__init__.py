@@ -31,6 +31,7 @@ The order inside: `rules` (what a rule is) and `work` (kernels) < `operators` (`
 file for each kind) < `registry` (find one, ask it) < `recomputation` < `grouping` < `strategy`.
 """
 
+from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
 from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, writes_in_place
 from planner_core.ops.recomputation import kept_ops, last_saving, recompute_ways
@@ -53,6 +54,7 @@ from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
 
 __all__ = [
+    "DISPATCH",
     "OWN_KERNEL",
     "Attention",
     "BlockStrategies",

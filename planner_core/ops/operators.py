@@ -76,6 +76,7 @@ class LocalBytes:
     """The bytes of one op on one GPU: of its operands as it takes them, and of its results as it makes them.
 
     `item_bytes`: bytes of one element of each operand. `labels`: the dims that are split. `grads`: which operands get a gradient.
+    `whole`: the global shapes of its operands.
     """
 
     ins: tuple[int, ...]
@@ -83,6 +84,7 @@ class LocalBytes:
     item_bytes: tuple[int, ...]
     labels: frozenset[str]
     grads: tuple[bool, ...]
+    whole: tuple[tuple[int, ...], ...]
 
 
 BytesFn: TypeAlias = Callable[[LocalBytes], int]
@@ -109,6 +111,7 @@ class Operator:
     splits_kept: whether a split of dim `label` also splits a tensor of shape `kept` that autograd keeps beside operands and
         results; None: it does. Arguments: label, kept, shapes of the operands.
     own_kept: bytes that are kept for backward beside operands and results; replaces what capture saw.
+    own_forward: bytes that forward uses for a moment, beside operands, results and what it keeps.
     own_backward: bytes that backward uses for a moment, beside the gradients that it takes and makes.
     of_logits: whether it is a loss of logits that the model also returns.
     local: how it runs on one GPU's part of its tensors.
@@ -132,6 +135,7 @@ class Operator:
     hands_on: bool = False
     splits_kept: KeptFn | None = None
     own_kept: BytesFn | None = None
+    own_forward: BytesFn | None = None
     own_backward: BytesFn | None = None
     local: Local = Local.AS_IT_IS
     of_logits: bool = False

@@ -106,7 +106,10 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     if one.work is None:
         return Work(free=is_free(op))
     wanted = [i for i, v in enumerate(op.inputs) if values[v].grad] if any(values[o].grad for o in op.outputs) else []
-    return work_of_parts(one.work(op, Sizes(ins, outs, whole)), wanted, free=False)
+    parts: dict[str, int] = {}
+    for row, size in zip(chosen, axis_sizes, strict=False):
+        parts[row.label] = parts.get(row.label, 1) * size
+    return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)
 
 
 def looked_up(op: Op) -> int | None:
@@ -120,7 +123,7 @@ def whole_bytes(op: Op, values: Sequence[Value], labels: frozenset[str] = frozen
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
         tuple(m.num_bytes for m in ins), tuple(m.num_bytes for m in outs), tuple(ITEM_BYTES[m.dtype] for m in ins),
-        labels, tuple(values[i].grad for i in op.inputs),
+        labels, tuple(values[i].grad for i in op.inputs), tuple(m.shape for m in ins),
     )  # fmt: skip
 
 

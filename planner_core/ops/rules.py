@@ -58,7 +58,8 @@ class Split:
 
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
     maps the position of an operand to the sizes of the fused parts along its split dim. `own_results`: inside the op its
-    first operand and its results are exchanged, so what it keeps of them for backward are tensors of its own.
+    first operand and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
+    that no other mesh axis may split beside this one.
     """
 
     label: str
@@ -69,6 +70,7 @@ class Split:
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     internal: tuple[Internal, ...] = ()
     own_results: bool = False
+    alone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Row:
     internal: tuple[Internal, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     own_results: bool = False
+    alone: tuple[str, ...] = ()
 
     @property
     def splits_work(self) -> bool:
@@ -145,7 +148,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     internal = tuple(found for c in s.internal for found in c.sized(ends))
     return Row(
         s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results,
+        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results, s.alone,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ FLOPs. An op without kernels is bound by memory, or it is free if it is a view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from planner_core.core import Op
@@ -23,11 +23,13 @@ from planner_core.ops.rules import Shapes
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The shapes of an op's operands and results on one GPU, and the global shapes of its operands."""
+    """The shapes of an op's operands and results on one GPU, and the global shapes of its operands. `parts`: into how many parts each
+    label is split."""
 
     ins: Shapes
     outs: Shapes
     whole: Shapes
+    parts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.runtime.collective_counter import CountCollectives
+    from planner_core.runtime.collective_counter import CountCollectives, sent_in_exchange, table_of
     from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
     from planner_core.runtime.dispatch.local_ops import attention as flash_memory
     from planner_core.runtime.dispatch.parallelize import steer
@@ -45,7 +45,9 @@ __all__ = [
     "load",
     "make_optimizer",
     "save",
+    "sent_in_exchange",
     "steer",
+    "table_of",
 ]
 _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
@@ -58,6 +60,8 @@ _HOME = {
     "apply": "planner_core.runtime.library",
     "steer": "planner_core.runtime.dispatch.parallelize",
     "CountCollectives": "planner_core.runtime.collective_counter",
+    "sent_in_exchange": "planner_core.runtime.collective_counter",
+    "table_of": "planner_core.runtime.collective_counter",
     "Steered": "planner_core.runtime.dispatch.dispatch_mode",
     "Steering": "planner_core.runtime.dispatch.dispatch_mode",
     "initializer": "planner_core.runtime.initialize",

@@ -3,7 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class CountCollectives(TorchDispatchMode):
 
     Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1 is
     a group that is not a mesh axis. `packed` gives the number of tensors that a collective on a group carries; each one counts.
+    `exchanges` has phase, axis and bytes of every all_to_all in order: of those that send tokens to experts, bytes depend on the rank.
     """
 
     def __init__(self, mesh: DeviceMesh, packed: Callable[[str], int] | None = None) -> None:
@@ -30,6 +31,7 @@ class CountCollectives(TorchDispatchMode):
         self.packed = packed or (lambda group: 1)
         self.phase = "forward"
         self.rows: dict[tuple[str, str, int], list[int]] = {}
+        self.exchanges: list[tuple[str, int, int]] = []
         self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,12 +47,13 @@ class CountCollectives(TorchDispatchMode):
         group = _group(args)
         n = group.size()
         num_bytes = _bytes(args[1] if func._schema.name.endswith(("_base_",)) else args[0])
-        if kind == "all_gather":
+        if kind in ("all_gather", "all_to_all"):
             num_bytes *= n
+        axis = self._axes.get(group.group_name, -1)
         if kind == "all_to_all":
-            num_bytes *= n
-        wire = {"all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": (n - 1) * num_bytes // (n * n)}
-        row = self.rows.setdefault((self.phase, kind, self._axes.get(group.group_name, -1)), [0, 0, 0])
+            self.exchanges.append((self.phase, axis, num_bytes))
+        wire = {"all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": sent_in_exchange(num_bytes, n)}
+        row = self.rows.setdefault((self.phase, kind, axis), [0, 0, 0])
         for i, amount in enumerate(
             (self.packed(group.group_name), num_bytes, wire.get(kind, (n - 1) * num_bytes // n))
         ):
@@ -58,12 +61,22 @@ class CountCollectives(TorchDispatchMode):
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:
         """phase -> kind -> count, bytes, wire_bytes, over all axes."""
-        table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
-        for (phase, kind, _), amounts in sorted(self.rows.items()):
-            row = table[phase].setdefault(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
-            for name, amount in zip(row, amounts, strict=True):
-                row[name] += amount
-        return table
+        return table_of(self.rows)
+
+
+def table_of(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
+    """phase -> kind -> count, bytes, wire_bytes, over all axes."""
+    table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
+    for (phase, kind, _), amounts in sorted(rows.items()):
+        row = table[phase].setdefault(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
+        for name, amount in zip(row, amounts, strict=True):
+            row[name] += amount
+    return table
+
+
+def sent_in_exchange(num_bytes: int, n: int) -> int:
+    """Bytes that one of n ranks sends in an all_to_all of `num_bytes`, if every rank sends as much."""
+    return (n - 1) * num_bytes // (n * n)
 
 
 def _group(args: Any) -> dist.ProcessGroup:

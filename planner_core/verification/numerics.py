@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core import Graph, Plan, plan_to_json
+from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
 from planner_core.cost import Event, scheduled
-from planner_core.runtime import CountCollectives, Parallel, PlanMismatch, Trace
+from planner_core.runtime import CountCollectives, Parallel, PlanMismatch, Trace, sent_in_exchange, table_of
 from planner_core.verification.build_models import (
     ARGS,
     DropNothing,
@@ -50,7 +50,29 @@ def verify_all(
     """Reports of several plans for the same number of ranks, run by the same processes."""
     ranks = plans[0].mesh.num_devices
     found = run_ranks(_run_all, ranks, ([plan_to_json(p) for p in plans], seed), timeout_s=timeout_s)
-    return [report(p, rows, g) for p, rows, g in zip(plans, found[0], graphs or [None] * len(plans), strict=True)]
+    joined = [over_ranks(rows, p.mesh.axis_sizes) for rows, p in zip(zip(*found, strict=True), plans, strict=True)]
+    return [report(p, rows, g) for p, rows, g in zip(plans, joined, graphs or [None] * len(plans), strict=True)]
+
+
+def over_ranks(found: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+    """What rank 0 found; of each all_to_all the mean of what all ranks sent.
+
+    How much one rank sends to experts depends on the router, and what all ranks send together does not.
+    """
+    first = found[0]
+    rows = {(phase, kind, axis): list(amounts) for phase, kind, axis, *amounts in first["by_axis"]}
+    calls = [
+        sorted(f["exchanges"], key=lambda call: call[:2]) for f in found
+    ]  # the ranks of an axis issue them in one order
+    if any([c[:2] for c in own] != [c[:2] for c in calls[0]] for own in calls):
+        raise VerificationFailed("the ranks issued different all_to_alls")
+    for same in zip(*calls, strict=True):
+        (phase, axis, mine), n = same[0], sizes[same[0][1]]
+        mean = sum(c[2] for c in same) // len(same)
+        row = rows[phase, "all_to_all", axis]
+        row[1] += mean - mine
+        row[2] += sent_in_exchange(mean, n) - sent_in_exchange(mine, n)
+    return {**first, "collectives": table_of(rows), "by_axis": [[*key, *row] for key, row in rows.items()]}
 
 
 def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
@@ -106,6 +128,7 @@ def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         **exact,
         "collectives": found["collectives"],
         "by_axis": found["by_axis"],
+        "exchanges": found["exchanges"],
         "events": found["events"],
         "float32": found,
     }
@@ -170,7 +193,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     return {
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
         "collectives": counted.table(),
-        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())], "exchanges": counted.exchanges,
         "dispatched": parallel.dispatched.reason if parallel.dispatched else "", "dropout": chance.seen,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip

@@ -6,6 +6,7 @@ layer whose result is called Replicate, or sharded query heads with Replicate ke
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -72,7 +73,7 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
         site = bp.sites.get(op.name)
         if site is None or not _fits(op, site):
             continue
-        known = rows(op, block.values)
+        known, chosen = rows(op, block.values), []
         for axis, size in enumerate(sizes):
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
             made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
@@ -85,6 +86,9 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
+            chosen += same[:1] if size > 1 else []
+        if any(b.label in a.alone for a, b in itertools.permutations(chosen, 2)):
+            yield f"{where}: {op.name} splits {' and '.join(r.label for r in chosen)}, which do not go together on two mesh axes"
 
 
 def _shown(pairs: Iterable[Pair]) -> str:

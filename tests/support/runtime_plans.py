@@ -5,6 +5,7 @@ That state can be read by every row, so any combination of rows is a plan, and a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -44,7 +45,8 @@ def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
     same: dict[str, int] = {}
     for r, n in zip(picked, sizes, strict=True):
         same[r.label] = same.get(r.label, 1) * n
-    return all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
+    apart = all(b.label not in a.alone for a, b in itertools.permutations(picked, 2))
+    return apart and all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
 
 
 def make_plan(

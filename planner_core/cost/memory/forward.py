@@ -235,6 +235,7 @@ class BlockMemory:
             return Moment(0, 0, max(peak, now))
         now += sum(s.own(("made", v)) for v in op.outputs)
         now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
+        peak = max(peak, now + s.forward_work(op))
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
             now += s.own(("given", value))

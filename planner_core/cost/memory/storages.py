@@ -202,6 +202,11 @@ class Storages:
         sent = [exchanged] if exchanged in self.size else []
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own, *sent]))
 
+    def forward_work(self, op: Op) -> int:
+        """Bytes that an operator uses for a moment in forward, beside its operands, results and what it keeps."""
+        own = operator(op.fn).own_forward
+        return 0 if own is None else own(self._local(op))
+
     def backward_work(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
         own = operator(op.fn).own_backward
@@ -216,4 +221,5 @@ class Storages:
             tuple(ITEM_BYTES[values[v].meta.dtype] for v in op.inputs),
             frozenset(row.label for row in rows_at(self.block, op, site)),
             tuple(values[v].grad for v in op.inputs),
+            tuple(values[v].meta.shape for v in op.inputs),
         )

@@ -16,12 +16,12 @@ NAME = "shardscope"
 
 
 def moe_experts(
-    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, gate_up_proj: torch.Tensor,
+    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor | None, gate_up_proj: torch.Tensor,
     down_proj: torch.Tensor, gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, *,
     apply_gate: Callable[[torch.Tensor], torch.Tensor], act: str = "", gated: bool = True, transposed: bool = False,
     first_expert: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """Each token through its k experts, weighted and summed: [t, h] -> [t, h].
+    """Each token through its k experts, weighted (without weights: not) and summed: [t, h] -> [t, h].
 
     `hidden` [t, h], `top_k_index` and `top_k_weights` [t, k], `gate_up_proj` [E, 2i, h] and `down_proj` [E, h, i] (last
     two dims swapped if `transposed`). With a part of the experts (`E` of them, from number `first_expert` on) the
@@ -49,12 +49,13 @@ def moe_experts(
         outer = _project(
             apply_gate(inner), down_proj[expert], None if down_bias is None else down_bias[expert], transposed
         )
-        outer = outer * top_k_weights[token, slot, None]
+        if top_k_weights is not None:
+            outer = outer * top_k_weights[token, slot, None]
         total = total.index_add(0, token, outer.to(total.dtype))
     if all(t.grad_fn is None and not t.requires_grad for t in operands) or total.requires_grad:
         return total
     # no token was routed here: keep the operands in the autograd graph, with gradients of zero
-    return total + 0.0 * sum(t.sum() for t in (hidden, top_k_weights, gate_up_proj, down_proj)).to(total.dtype)  # type: ignore[union-attr]
+    return total + 0.0 * sum(t.sum() for t in operands if t.is_floating_point()).to(total.dtype)  # type: ignore[union-attr]
 
 
 def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
@@ -68,17 +69,18 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
+        ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None, up: torch.Tensor, down: torch.Tensor,
         up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, gated: bool, transposed: bool,
     ) -> torch.Tensor:  # fmt: skip
-        """Kept: permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], the experts'
-        results [t*k, h], routing weights and permutations [t*k], offsets [E]."""
+        """Kept: permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], permutations [t*k],
+        offsets [E]; if they are weighted, the experts' results [t*k, h] and routing weights [t*k]."""
         rows = index.numel()
         wide, width = up.shape[-1 if transposed else -2], down.shape[-2 if transposed else -1]
-        kept = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []), hidden.shape[-1])]
+        kept = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []))]
+        weighted = () if weights is None else (hidden.new_empty((rows, hidden.shape[-1])), weights.new_empty(rows))
         ctx.save_for_backward(
-            up, down, *(hidden.new_empty(shape) for shape in kept), weights.new_empty(rows),
-            *(index.new_empty(rows) for _ in range(2)), index.new_empty(up.shape[0], dtype=torch.int32),
+            up, down, *(hidden.new_empty(shape) for shape in kept), *weighted, *(index.new_empty(rows) for _ in range(2)),
+            index.new_empty(up.shape[0], dtype=torch.int32),
         )  # fmt: skip
         ctx.like = [(t.shape, t.dtype) if t is not None and t.is_floating_point() else None
                     for t in (hidden, index, weights, up, down, up_bias, down_bias)]  # fmt: skip

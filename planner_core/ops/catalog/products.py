@@ -7,8 +7,8 @@ import string
 from collections.abc import Sequence
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, Operator, operators
-from planner_core.ops.rules import DimOf, Rule, Shapes, Split, aligned, broadcast_splits, split, unknown
+from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
+from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, broadcast_splits, split, unknown
 from planner_core.ops.work import Gemm, GroupedGemm, Part, Sizes, grouped, product
 
 # --- linear and its relatives ------------------------------------------------------------------------
@@ -184,8 +184,13 @@ def einsum_letters(op: Op, ins: Shapes) -> list[str]:
 # --- experts -----------------------------------------------------------------------------------------
 
 
+DISPATCH = "dispatch"
+"""The label of a split of tokens and experts at once."""
+
+
 def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens may be sharded; the experts' inner width, part by part, since gate and up are fused; and the experts themselves.
+    """Tokens may be sharded; the experts' inner width, part by part, since gate and up are fused; the experts themselves; and tokens
+    and experts at once, with an all_to_all before and behind the experts (`_dispatch`).
 
     Operands: hidden, index, weights, up, down[, up bias][, down bias].
     """
@@ -205,19 +210,67 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
     )  # fmt: skip
     experts = split("experts", [None, None, None, 0, 0, *[0] * len(none)], [None], up[0])
-    return Rule((tokens, width, experts))
+    return Rule((tokens, width, experts, _dispatch(ins)))
+
+
+def _dispatch(ins: Shapes) -> Split:
+    """Every GPU has 1/n of the tokens and 1/n of the experts.
+
+    It sends k copies of each of its tokens, each to the GPU that holds the chosen expert, and gets as many results back, which it
+    weights and sums. Backward sends the results' gradients and gets those of the copies. Both have `copies` elements over all GPUs,
+    however the router chooses. The choices are gathered first, so that every GPU knows how much comes from where.
+
+    Example: 16 tokens of width 8, 2 experts each, on 4 GPUs: one holds 4 tokens, sends 8 copies, and if routing is balanced gets 8.
+    """
+    (tokens, width), (_, k) = ins[0], ins[1]
+    copies = tokens * k * width
+    gathered = Internal("forward", "all_gather", tokens * k, ("tokens",), sends=1)
+    sent = [
+        Internal(phase, "all_to_all", copies, ("tokens",), sends=end)
+        for phase in ("forward", "backward")
+        for end in (0, len(ins))
+    ]
+    return Split(
+        DISPATCH, (0,) * len(ins), (0,), (tokens, ins[3][0]), internal=(gathered, *sent), alone=(DISPATCH, "experts")
+    )
 
 
 def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """Two grouped products. Routing is taken to be balanced: a GPU with 1/n of the experts gets 1/n of the rows."""
     index, up, down = sizes.ins[1], sizes.ins[3], sizes.ins[4]
-    rows = math.prod(index) * up[0] // sizes.whole[3][0]
+    rows = math.prod(index) * up[0] * sizes.parts.get(DISPATCH, 1) // sizes.whole[3][0]
     turned = bool(op.attrs.get("transposed"))
     (k, n), (inner, out) = (up[1:], down[1:]) if turned else (up[:0:-1], down[:0:-1])
     return (
         grouped(GroupedGemm(rows, n, k, up[0]), (0, 1, 2), (3,)),
         grouped(GroupedGemm(rows, out, inner, up[0]), (0, 1, 2, 3), (4,)),
     )
+
+
+def _copies(local: LocalBytes) -> tuple[int, int]:
+    """Bytes of the copies that a GPU sends to experts, and of these times their weights, which may be of a wider dtype; then that is
+    cast."""
+    k, (item, _, weight, *_) = local.whole[1][1], local.item_bytes
+    copies = local.ins[0] * k
+    return copies, copies if weight <= item else copies * weight // item + copies
+
+
+def _dispatch_forward(local: LocalBytes) -> int:
+    """If tokens are sent to experts: their weighted results, before they are summed. Else 0: only what is kept."""
+    return _copies(local)[1] if DISPATCH in local.labels else 0
+
+
+def _dispatch_backward(local: LocalBytes) -> int:
+    """If tokens are sent to experts: the gradients of the results and of the copies, beyond the gradients of operands and results.
+
+    They are there before the gradients of the experts are made, or while these are; then the results are freed already.
+    """
+    if DISPATCH not in local.labels:
+        return 0
+    copies, weighted = _copies(local)
+    experts = sum(n for n, grad in zip(local.ins[3:], local.grads[3:], strict=True) if grad)
+    counted = local.ins[0] + local.ins[2] + local.outs[0] + experts
+    return max(0, local.outs[0] + copies + max(copies, weighted) - counted, copies + experts - counted)
 
 
 def _inner_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
@@ -259,7 +312,9 @@ OPERATORS = (
         rule=_moe_experts,
         work=_moe_work,
         splits_kept=_inner_kept,
-        local=Local.PART,
+        own_forward=_dispatch_forward,
+        own_backward=_dispatch_backward,
+        local=Local.EXCHANGE,
         title="experts",
     ),
     Operator(name="expert_linear", kind=Kind.EXPERTS, rule=_expert_linear, work=_expert_linear_work),

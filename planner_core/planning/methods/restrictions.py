@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
-from planner_core.ops import Kind, Row, operator
+from planner_core.ops import DISPATCH, Kind, Row, operator
 from planner_core.search.network import FREE, AxisState, Ints, Network, Restriction, only, tensor_name
 
 PairTest = Callable[[Value, AxisState], bool]
@@ -26,7 +26,7 @@ class AxisRules(Restriction):
 
     An axis with the test `batch_split` is a data axis: every tensor with a batch dim is made and delivered sharded by it. On any
     other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. Attention runs
-    there with sharded heads.
+    there with sharded heads, and experts without an all_to_all of tokens.
     """
 
     graph: Graph
@@ -59,6 +59,8 @@ class AxisRules(Restriction):
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             if operator(op.fn).kind is Kind.ATTENTION and test is not batch_split and row.label != "heads":
+                return False
+            if row.label == DISPATCH:  # none of these layouts deals tokens out to experts
                 return False
             if test is whole and not free and row.label != "R" and any(map(self._in_stream, ends)):
                 return False

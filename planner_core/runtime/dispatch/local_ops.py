@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 
-from planner_core.runtime.dispatch.redistribute import all_reduce, exchange
+from planner_core.runtime.dispatch.experts import dispatched_experts, own_experts
+from planner_core.runtime.dispatch.redistribute import all_gather, all_reduce, exchange
 from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.program.functions import (
     batch_norm,
@@ -26,7 +27,6 @@ from planner_core.runtime.program.functions import (
     cross_entropy,
     embedding,
     nll_loss,
-    own_experts,
 )
 
 
@@ -51,9 +51,15 @@ class MeshAxis:
         """The sum (or max) of every rank's tensor."""
         return all_reduce(x, self.mesh, self.axis, reduction)
 
-    def exchange(self, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive as many from it; in order of ranks."""
-        return exchange(pieces, counts, self.mesh, self.axis)
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The tensors of all ranks, joined along `dim`."""
+        return all_gather(x, dim, self.mesh, self.axis)
+
+    def exchange(
+        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
+    ) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
+        return exchange(pieces, counts, self.mesh, self.axis, received)
 
 
 @dataclass
@@ -227,8 +233,12 @@ def _split_nll_loss(
 
 @_rule("moe_experts")
 def _moe_experts(call: OpCall) -> Any:
-    experts = call.ranks(call.operand(3), 0)
-    return own_experts(call.func, *call.args, experts=experts, **call.kwargs) if experts else call.plain()
+    experts, tokens = call.ranks(call.operand(3), 0), call.axes(call.operand(0), 0)
+    options = {name: value for name, value in call.kwargs.items() if name != "first_expert"}
+    for axis in experts:
+        if axis.axis in tokens:
+            return dispatched_experts(call.func, *call.args, dispatch=axis, **options)
+    return own_experts(call.func, *call.args, experts=experts, **options) if experts else call.plain()
 
 
 # --- lookups, norms, attention -----------------------------------------------------------------------

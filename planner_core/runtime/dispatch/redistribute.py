@@ -54,8 +54,7 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
     if isinstance(dst, Replicate):
         if not isinstance(src, Shard):
             return all_reduce(x, mesh, step.axis)
-        gathered = _done(collectives.all_gather_single(x.contiguous(), src.dim, group))
-        return _by_segment(gathered, src.dim, n, segments)
+        return _by_segment(all_gather(x, src.dim, mesh, step.axis), src.dim, n, segments)
     if isinstance(dst, Shard):
         if isinstance(src, Replicate):
             return own_slice(x, dst.dim, mesh, step.axis, segments).contiguous()
@@ -71,9 +70,17 @@ def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "s
     return _done(collectives.all_reduce(x.contiguous(), reduction, (mesh, axis)))
 
 
-def exchange(pieces: torch.Tensor, counts: list[int], mesh: DeviceMesh, axis: int) -> torch.Tensor:
-    """Send `counts[r]` of the pieces along dim 0 to each rank r of a mesh axis, and receive as many from it; in order of ranks."""
-    return _done(collectives.all_to_all_single(pieces, counts, counts, (mesh, axis)))
+def all_gather(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int) -> torch.Tensor:
+    """The tensors of all ranks of a mesh axis, joined along `dim`."""
+    return _done(collectives.all_gather_single(x.contiguous(), dim, (mesh, axis)))
+
+
+def exchange(
+    pieces: torch.Tensor, counts: list[int], mesh: DeviceMesh, axis: int, received: list[int] | None = None
+) -> torch.Tensor:
+    """Send `counts[r]` of the pieces along dim 0 to each rank r of a mesh axis, and receive `received[r]` from it (default: as
+    many); in order of ranks."""
+    return _done(collectives.all_to_all_single(pieces.contiguous(), received or counts, counts, (mesh, axis)))
 
 
 def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:

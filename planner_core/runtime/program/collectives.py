@@ -77,18 +77,30 @@ class Axis:
         op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
         return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
 
-    def start_all_to_all(self, x: torch.Tensor, counts: list[int] | None = None) -> Finish:
-        """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r, and as many come from it; by default an equal part."""
+    def start_all_to_all(
+        self,
+        x: torch.Tensor,
+        counts: list[int] | None = None,
+        received: list[int] | None = None,
+        *,
+        back: bool = False,
+    ) -> Finish:
+        """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r (by default an equal part), and `received[r]` come from it (by
+        default as many). The bytes that are recorded are those sent; or, if the pieces go `back`, those received."""
         x = x.contiguous()
         counts = counts or [x.shape[0] // self.size] * self.size
+        received = received or counts
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.all_to_all_single(x, counts, counts, self.group_name))
-        out = torch.empty_like(x)
-        return self._issue("all_to_all", 0, dist.all_to_all_single, out, out, x, counts, counts)
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name))
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        counted = out if back else x
+        return self._issue("all_to_all", 0, dist.all_to_all_single, counted, out, x, received, counts)
 
-    def exchange(self, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive as many from it; in order of ranks."""
-        return pieces if self.size == 1 else self.start_all_to_all(pieces, counts)()
+    def exchange(
+        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
+    ) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
+        return pieces if self.size == 1 else self.start_all_to_all(pieces, counts, received, back=back)()
 
     def _issue(
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any

@@ -1,5 +1,5 @@
-"""Operators that need more than their local operands, since the vocabulary, the batch, the classes, the queries or
-the experts are sharded.
+"""Operators that need more than their local operands, since the vocabulary, the batch, the classes or the queries are sharded.
+(If experts are: `dispatch/experts.py`.)
 
 Each takes the axes that shard the dim. Without such axes it is torch's own function. Generated code and the dispatch mode both
 call these functions.
@@ -8,52 +8,17 @@ call these functions.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from planner_core.runtime.dispatch.kept import passing
+from planner_core.runtime.dispatch.ranks import Axes, part, parts
 
-
-class RankAxis(Protocol):
-    """What these functions need of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
-
-    @property
-    def size(self) -> int:
-        """Ranks on the axis."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's place among them."""
-
-    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        """The sum (or max) of every rank's tensor."""
-
-    def exchange(self, pieces: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive as many from it; in order of ranks."""
-
-
-Axes = Sequence[RankAxis]
 Kernel = Callable[..., torch.Tensor]
-
-
-def part(axes: Axes) -> int:
-    """The number of the slice of a dim that this rank holds, if several axes shard it; the outer axis makes the larger pieces."""
-    index = 0
-    for axis in axes:
-        index = index * axis.size + axis.rank
-    return index
-
-
-def parts(axes: Axes) -> int:
-    """The number of slices into which the axes shard a dim."""
-    count = 1
-    for axis in axes:  # not math.prod, which torch.compile does not know
-        count *= axis.size
-    return count
 
 
 def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -312,21 +277,3 @@ class _Beginnings(torch.autograd.Function):
         whole[..., : long.shape[-2], :] = long
         whole[..., : short.shape[-2], :] += short
         return whole, None
-
-
-# --- experts ----------------------------------------------------------------------------------------------
-
-
-def own_experts(
-    layer: Callable[..., torch.Tensor],
-    hidden: torch.Tensor,
-    index: torch.Tensor,
-    *rest: Any,
-    experts: Axes = (),
-    **options: Any,
-) -> torch.Tensor:
-    """A layer of experts of which this rank holds a part; the axes `experts` shard them. On meta, routing is taken to be balanced."""
-    first = part(experts) * rest[1].shape[0]
-    if hidden.is_meta:
-        index = index[: max(1, len(index) // parts(experts))]
-    return layer(hidden, index, *rest, **options, first_expert=first)

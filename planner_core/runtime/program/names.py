@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from planner_core.runtime.dispatch.experts import dispatched_experts, own_experts
 from planner_core.runtime.dispatch.kept import keep
 from planner_core.runtime.program.chances import attention, dropout
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
@@ -22,12 +23,12 @@ from planner_core.runtime.program.functions import (
     cross_entropy,
     embedding,
     nll_loss,
-    own_experts,
 )
 
 __all__ = [
-    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "cross_entropy", "divide",
-    "dropout", "embedding", "expect", "keep", "move", "nll_loss", "own_experts", "pad", "reduce_scatter", "shard", "torch", "with_item",
+    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "cross_entropy",
+    "dispatched_experts", "divide", "dropout", "embedding", "expect", "keep", "move", "nll_loss", "own_experts", "pad",
+    "reduce_scatter", "shard", "torch", "with_item",
 ]  # fmt: skip
 
 

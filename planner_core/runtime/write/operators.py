@@ -288,6 +288,9 @@ def _moe_experts(local: LocalCall) -> str:
         return local.plain()
     inner = local.plain()
     name, _, rest = inner.partition("(")
+    dispatch = [axis for axis in experts if axis in local.axes(local.operand(0), 0)]
+    if dispatch:
+        return f"dispatched_experts({name}, {rest[:-1]}, dispatch={local.axis(dispatch[0])})"
     return f"own_experts({name}, {rest[:-1]}, experts={local.named(experts)})"
 
 

@@ -31,8 +31,9 @@ HOMES: tuple[tuple[str, Any], ...] = (
     ("F", F), ("torch", torch), ("torch.linalg", torch.linalg), ("torch.fft", torch.fft), ("torch.special", torch.special),
 )  # fmt: skip
 PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
-            "nll_loss", "batch_norm", "own_experts", "with_item", "expect", "keep", "move", "all_gather", "all_reduce", "reduce_scatter",
-            "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward", "causal_attention")  # fmt: skip
+            "nll_loss", "batch_norm", "own_experts", "dispatched_experts", "with_item", "expect", "keep", "move", "all_gather",
+            "all_reduce", "reduce_scatter", "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward",
+            "causal_attention")  # fmt: skip
 """Names that generated code uses."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "bool"}
 

@@ -237,12 +237,25 @@ class _Builder:
                 if row.divides:
                     flags.setdefault((k, row.label), ([False] * len(s.rows), row.divides))[0][r] = True
         wanted = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
+        apart = self._apart(s, index)
         if not wanted:
-            return np.ones(len(index), dtype=bool)
+            return apart
         parts = joint_parts(np.array([flag for flag, _ in wanted]), index, self.model.sizes)
         whole = np.array([extent for _, extent in wanted])
         even: Bools = (whole[:, None] % parts.astype(np.int64) == 0).all(axis=0)
-        return even
+        return even & apart
+
+    def _apart(self, s: GroupStrategy, index: Ints) -> Bools:
+        """[joint row]: whether no row stands beside another that it excludes (`Split.alone`)."""
+        found, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
+        for k in range(len(s.ops)):
+            strict = np.array([bool(rows[k].alone) for rows in s.rows])
+            if strict.any():  # few operators have such rows
+                excluded = {label for rows in s.rows for label in rows[k].alone}
+                here = np.array([rows[k].label in excluded for rows in s.rows])
+                alone = (here[index] & several).sum(axis=1) == 1
+                found &= alone | ~(strict[index] & several).any(axis=1)
+        return found
 
     def _kept_by_reader(self, value: int) -> bool:
         """Whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""

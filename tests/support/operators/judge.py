@@ -18,6 +18,7 @@ from planner_core.core.graph import Op, TensorMeta, Value
 from planner_core.core.placement import P, Placement, R, Shard
 from planner_core.models.capture.attributes import describe
 from planner_core.models.hooks.moe import moe_experts
+from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.registry import rows
 from planner_core.ops.rules import Row
 
@@ -270,8 +271,13 @@ def _as_strided(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Te
 
 
 def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's experts on what it is given; or, where tokens and experts are dealt out at once, all experts on its tokens."""
+    first = w.part(rank, 3, 0) * mine[3].shape[0]
+    if any(r.label == DISPATCH for r in w.chosen):
+        peers, first = [w.operands[r] for r in w.peers(rank, DISPATCH)], 0
+        mine = [*mine[:3], *(torch.cat([p[i] for p in peers]) for i in range(3, len(mine)))]
     args, kwargs = put((w.case.args, w.case.kwargs), iter(mine))
-    return [moe_experts(*args, **{**kwargs, "first_expert": w.part(rank, 3, 0) * mine[3].shape[0]})]
+    return [moe_experts(*args, **{**kwargs, "first_expert": first})]
 
 
 def _attention(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -312,7 +318,9 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
             if isinstance(p, Shard):
                 need[v, p.dim] = need.get((v, p.dim), 1) * n
                 extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))
-    return all(e % n == 0 for key, n in need.items() for e in extents[key])
+    busy = [r for r, n in zip(chosen, sizes, strict=True) if n > 1]
+    apart = all(b.label not in a.alone for a, b in itertools.permutations(busy, 2))
+    return apart and all(e % n == 0 for key, n in need.items() for e in extents[key])
 
 
 def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:

@@ -56,11 +56,18 @@ def all_reduce(x: torch.Tensor, mesh: ThreadMesh, axis: int, op: str = "sum") ->
     return every.sum(0) if op == "sum" else every.amax(0)
 
 
-def exchange(pieces: torch.Tensor, counts: list[int], mesh: ThreadMesh, axis: int) -> torch.Tensor:
+def all_gather(x: torch.Tensor, dim: int, mesh: ThreadMesh, axis: int) -> torch.Tensor:
+    """In place of the runtime's own, between threads."""
+    return torch.cat(_meet(x.detach().clone(), mesh, axis), dim)
+
+
+def exchange(
+    pieces: torch.Tensor, counts: list[int], mesh: ThreadMesh, axis: int, received: list[int] | None = None
+) -> torch.Tensor:
     """In place of the runtime's own, between threads: from every rank the pieces that it sends to this one."""
     mine = mesh.rank[axis]
     found = [sent.split(to)[mine] for sent, to in _meet((pieces.detach().clone(), counts), mesh, axis)]
-    assert [len(x) for x in found] == counts
+    assert [len(x) for x in found] == (received or counts)
     return torch.cat(found)
 
 

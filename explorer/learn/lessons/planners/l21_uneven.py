@@ -212,7 +212,7 @@ def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
     ]
     says = (
         "**The planner takes routing to be balanced**, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
-        "deal whole experts out to GPUs, or cut each one, and prices both. A group of GPUs of its own for the experts, beside the data groups (written `ep=8` in a layout), is not priced yet. So read its times for "
+        "deal whole experts out to GPUs, with the tokens travelling to them (lesson 12) or not, or cut each one, and prices all three. So read its times for "
         "mixtures of experts as those of a fair router. With experts dealt out, an unfair router would add at most what the last line says; under FSDP each GPU has all experts, and their loads do not matter to it."
     )
     return Step("What the planner prices", says, table(("", ""), rows))

@@ -1,0 +1,128 @@
+"""A layer of experts of which each rank holds a part, with tokens whole (`own_experts`) or sharded too (`dispatched_experts`).
+
+If tokens are sharded, a rank sends k copies of each of its tokens to the ranks that hold the chosen experts, and gets their results
+back. How many copies go where depends on the router. So all ranks gather its choices first, and the host reads the counts: it waits
+for the GPU once in forward. On meta tensors, which have no values, every rank is sent equally many copies.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from planner_core.runtime.dispatch.ranks import Axes, RankAxis, part, parts
+
+Layer = Callable[..., torch.Tensor]
+
+
+def own_experts(
+    layer: Layer, hidden: torch.Tensor, index: torch.Tensor, *rest: Any, experts: Axes = (), **options: Any
+) -> torch.Tensor:
+    """A layer of experts of which this rank holds a part; the axes `experts` shard them. On meta, routing is taken to be balanced."""
+    first = part(experts) * rest[1].shape[0]
+    if hidden.is_meta:
+        index = index[: max(1, len(index) // parts(experts))]
+    return layer(hidden, index, *rest, **options, first_expert=first)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def dispatched_experts(
+    layer: Layer,
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+    *experts: torch.Tensor | None,
+    dispatch: RankAxis,
+    **options: Any,
+) -> torch.Tensor:
+    """A layer of experts whose tokens and experts the axis `dispatch` shards: hidden [t, h], index and weights [t, k] of this rank's
+    tokens -> [t, h]. `layer` gets the copies that were sent to this rank, each for one of its `experts`.
+    """
+    assert experts[0] is not None
+    mine, k = len(experts[0]), index.shape[1]
+    order, sent, received, ids = _routes(index, mine, dispatch)
+    token = order // k
+
+    def through(copies: torch.Tensor) -> torch.Tensor:
+        return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * mine)
+
+    # nested calls: what has been sent, received or computed is freed as soon as the next step is done
+    back = _SentBack.apply(
+        through(_Sent.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
+    )
+    out: torch.Tensor = _Summed.apply(back, weights.reshape(-1).index_select(0, order), token, len(hidden))
+    return out
+
+
+def _routes(index: torch.Tensor, mine: int, axis: RankAxis) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
+    """The order in which this rank sends its copies [t k]; how many it sends to each rank, and gets; the experts of those that it gets.
+
+    An expert that nobody holds (a model's mark for "none") belongs to the last rank, which makes zeros of it.
+    """
+    n, rank = axis.size, axis.rank
+    every = axis.all_gather(index, 0).reshape(n, -1)
+    if index.is_meta:
+        rows = index.numel()
+        counts = [rows // n + (r < rows % n) for r in range(n)]
+        return every[0].argsort(), counts, counts, index.new_empty(rows)
+    chosen, order = every.sort(dim=1, stable=True)
+    owner = (chosen // mine).clamp(0, n - 1)
+    table: list[list[int]] = torch.stack([row.bincount(minlength=n) for row in owner]).tolist()  # the host waits here
+    received = [row[rank] for row in table]
+    return order[rank], table[rank], received, chosen[owner == rank]
+
+
+class _Sent(torch.autograd.Function):
+    """The copies of all ranks for this rank's experts."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, copies: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
+        ctx.where = sent, received, axis
+        return axis.exchange(copies, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        sent, received, axis = ctx.where
+        return axis.exchange(gradient, received, sent, back=True), None, None, None
+
+
+class _SentBack(torch.autograd.Function):
+    """The results of the copies that this rank sent, in the same order."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
+        ctx.where = sent, received, axis
+        return axis.exchange(made, received, sent, back=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        sent, received, axis = ctx.where
+        return axis.exchange(gradient, sent, received), None, None, None
+
+
+class _Summed(torch.autograd.Function):
+    """The weighted sum of each token's results: results [t k, h], weights [t k], their tokens [t k] -> [t, h]."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, results: torch.Tensor, weights: torch.Tensor, token: torch.Tensor, tokens: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(results, weights, token)
+        total = results.new_zeros((tokens, results.shape[1]))
+        return total.index_add_(0, token, (results * weights[:, None]).to(results.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        results, weights, token = ctx.saved_tensors
+        each = gradient.index_select(0, token)
+        shares = (each * results).sum(1).to(weights.dtype)
+        return (each * weights[:, None]).to(results.dtype), shares, None, None

@@ -1,0 +1,51 @@
+"""What a function that runs on a part of its tensors knows of the other ranks: the axes that shard a dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class RankAxis(Protocol):
+    """What these functions need of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
+
+    @property
+    def size(self) -> int:
+        """Ranks on the axis."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place among them."""
+
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """The sum (or max) of every rank's tensor."""
+
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The tensors of all ranks, joined along `dim`."""
+
+    def exchange(
+        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
+    ) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it (default: as many); in order
+        of ranks. `back`: the pieces return to where they came from, so the plan knows the size of what is received."""
+
+
+Axes = Sequence[RankAxis]
+
+
+def part(axes: Axes) -> int:
+    """The number of the slice of a dim that this rank holds, if several axes shard it; the outer axis makes the larger pieces."""
+    index = 0
+    for axis in axes:
+        index = index * axis.size + axis.rank
+    return index
+
+
+def parts(axes: Axes) -> int:
+    """The number of slices into which the axes shard a dim."""
+    count = 1
+    for axis in axes:  # not math.prod, which torch.compile does not know
+        count *= axis.size
+    return count
