@@ -149,7 +149,13 @@ def per_sample(before: Plan, after: Plan) -> str:
 
 def moved(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     """(weight, placement before, after) of every weight that lies otherwise; copies that are alike are one row."""
-    one, two = words.by_weight(before), words.by_weight(after)
+    one, two = (
+        {
+            at: cell if cell == words.WHOLE or before.mesh == after.mesh else f"{cell} of {plan.mesh}"
+            for at, cell in words.by_weight(plan).items()
+        }
+        for plan in (before, after)
+    )
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for block, weight, prefix in dict.fromkeys((*one, *two)):
         cells = [t.get((block, weight, prefix), words.WHOLE) for t in (one, two)]

@@ -13,7 +13,7 @@ from explorer.address import settings
 from explorer.components import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
-from explorer.text.glossary import GLOSSARY, PLAN_WORDS, define
+from explorer.text.glossary import GLOSSARY, PLAN_WORDS, axis_told, define
 from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
@@ -54,9 +54,7 @@ def chip(letter: str, axis: str = "") -> str:
     """One placement as a small mark: letter, look and a definition on hover."""
     kind = letter[:1]
     label = f"{axis} {letter}".strip()
-    told = GLOSSARY.get(kind, "") + (
-        f". On the mesh axis {axis}: {GLOSSARY.get(axis, 'a group of the GPUs')}" if axis else ""
-    )
+    told = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {axis_told(axis)}" if axis else "")
     return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(label)}</span>'
 
 

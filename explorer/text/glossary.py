@@ -28,12 +28,26 @@ GLOSSARY = {
     "NVLink": "the links between the GPUs of one node",
     "InfiniBand": "the network between nodes",
 }
+AXES = {
+    **{name: GLOSSARY[name] for name in ("world", "data", "tensor")},
+    "shard": "GPUs that hold different samples and a slice of each weight, which is gathered at use",
+    "context": "GPUs that share a sample: each has a part of its tokens",
+    "expert": "GPUs that hold different experts",
+}
+"""What the GPUs along a mesh axis do, by its name."""
 PLANS = {
     EXACT.name: EXACT.defined,
     "trade-off": "Trade-off: less memory for a longer step, none is better in both",
     **{b.name: b.defined for b in BASELINES.values()},
 }
 PLAN_WORDS = ". ".join(PLANS.values()) + "."
+
+
+def axis_told(name: str) -> str:
+    """What the GPUs along a mesh axis do. Of two axes that do the same, the names end in `_outer` and `_inner`."""
+    return AXES.get(name.partition("_")[0], "a group of the GPUs")
+
+
 IN_TEXT = tuple(k for k in GLOSSARY if len(k) > 1 and k != "exposed")
 _WHOLE = re.compile(r'<span class="chip.*?</span>|<[^>]*>')
 _WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, reverse=True))) + r")\b")

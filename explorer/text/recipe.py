@@ -10,9 +10,8 @@ from collections import Counter
 
 from explorer.text import words
 from planner_core.core import Partial, Plan, Shard
-from planner_core.planning.pricing import axis_roles, zero_stage
+from planner_core.cost import CONTEXT, DATA, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
 
-DATA, SHARD, TENSOR = "data", "shard", "tensor"
 RECOMPUTED = {
     "none": "no recomputation",
     "keep-matmuls": "recomputation of all but matmuls and attention",
@@ -39,10 +38,13 @@ def layout(plan: Plan) -> str:
 
 def _axes(plan: Plan) -> list[str]:
     """What the mesh axes of one kind do together; first who shares the samples, then who shares each sample."""
-    roles = axis_roles(plan)
+    roles = weight_roles(plan)
+    context = [axis for axis, role in enumerate(axis_roles(plan)) if role == CONTEXT]
     idle = [axis for axis, role in enumerate(roles) if role == TENSOR and not words.split_weights(plan, axis)]
     sizes = {
-        kind: math.prod(n for a, n in enumerate(plan.mesh.axis_sizes) if roles[a] == kind and a not in idle)
+        kind: math.prod(
+            n for a, n in enumerate(plan.mesh.axis_sizes) if roles[a] == kind and a not in (*idle, *context)
+        )
         for kind in (DATA, SHARD, TENSOR)
     }
     found = []
@@ -54,6 +56,10 @@ def _axes(plan: Plan) -> list[str]:
     if sizes[TENSOR] > 1:
         split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
         found.append(f"tensor parallel {sizes[TENSOR]}{' with sequence parallelism' * split}")
+    if context:
+        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
+        gathered = all(roles[axis] == SHARD for axis in context)
+        found.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
         found.append(f"the same work on {repeated} GPUs")
@@ -61,7 +67,7 @@ def _axes(plan: Plan) -> list[str]:
     apart = [
         text for axis, role in enumerate(roles) if axis not in idle for text in _apart(plan, axis, role, sizes[role])
     ]
-    return [*found[:-1], f"{found[-1]} with {', '.join(apart)}"] if apart else found
+    return [*found[:-1], f"{found[-1]} with {', '.join(dict.fromkeys(apart))}"] if apart else found
 
 
 WAY = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}

@@ -3,6 +3,7 @@
 compute/        seconds of one operator on one GPU, and of the optimizer
 communication/  links, collectives, redistributions
 memory/         the memory of one GPU, simulated along forward and backward
+roles           what the mesh axes of a plan are for
 step_time       the form of the step's time, which the search minimises
 step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
@@ -11,6 +12,18 @@ schedule/       the order of one rank's work: its events, its simulation, what o
 from planner_core.cost.compute import optimizer_bytes
 from planner_core.cost.model import CostModel, cost_model, cost_model_of, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
+from planner_core.cost.roles import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    SHARD,
+    TENSOR,
+    axis_roles,
+    micro_batch,
+    named_mesh,
+    weight_roles,
+    zero_stage,
+)
 from planner_core.cost.schedule import (
     CONTENTION,
     ENDS,
@@ -44,11 +57,16 @@ from planner_core.cost.units import ops_before_the_units, sent_share
 __all__ = [
     "BESIDE",
     "CONTENTION",
+    "CONTEXT",
+    "DATA",
     "ENDS",
+    "EXPERT",
     "NOT_HIDDEN",
     "NUM_COMPONENTS",
     "ONCE",
+    "SHARD",
     "SMALL_BYTES",
+    "TENSOR",
     "WAIT",
     "WAITED",
     "Component",
@@ -61,6 +79,7 @@ __all__ = [
     "StepTime",
     "Unit",
     "all_seconds",
+    "axis_roles",
     "beyond_compute",
     "block_of",
     "cost_model",
@@ -69,6 +88,8 @@ __all__ = [
     "local_bytes",
     "message_time",
     "messages",
+    "micro_batch",
+    "named_mesh",
     "op_seconds",
     "ops_before_the_units",
     "optimizer_bytes",
@@ -84,6 +105,8 @@ __all__ = [
     "touch_time",
     "unit_totals",
     "units_of",
+    "weight_roles",
     "weight_seconds",
     "weight_traffic",
+    "zero_stage",
 ]  # fmt: skip

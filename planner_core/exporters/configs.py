@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import InputError, Plan, Shard
+from planner_core.cost import zero_stage
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
 from planner_core.exporters.parallelize_module import drop_summed, remarks_of
@@ -24,7 +25,6 @@ from planner_core.exporters.tp_layout import (
     starred,
     tensor_layout,
 )
-from planner_core.planning.pricing import zero_stage
 
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip

@@ -28,7 +28,7 @@ from planner_core.core import (
     parse_mesh,
     timing,
 )
-from planner_core.cost import CostModel, cost_model, price
+from planner_core.cost import CostModel, cost_model, named_mesh, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
@@ -248,7 +248,7 @@ class Planner:
             name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
-            cluster=self.cluster.to_json(), mesh=model.mesh, blocks=blocks, cost=cost,
+            cluster=self.cluster.to_json(), mesh=named_mesh(model.mesh, blocks), blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
             notes=_told(problem, answer),
         )  # fmt: skip

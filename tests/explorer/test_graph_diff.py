@@ -42,7 +42,7 @@ def test_a_plan_does_not_differ_from_itself_and_one_edit_is_one_weight() -> None
     found = graph_diff.of_plans(drawing, result.best, changed)
     weights = [d for d in found.differences if d.here.startswith("weight")]
     assert [(d.left, d.here, d.there) for d in weights] == [
-        ("LlamaDecoderLayer:mlp.up_proj/linear", "weight S(0) on world", "weight whole")
+        ("LlamaDecoderLayer:mlp.up_proj/linear", "weight S(0) on shard", "weight whole")
     ]
     marks = found.marks()
     assert marks[0].keys() == marks[1].keys() and marks[0]["LlamaDecoderLayer:mlp.up_proj/linear"] == "weight whole"

@@ -121,7 +121,7 @@ def test_hsdp_code_trains_as_one_process_does(tmp_path: Path) -> None:
 
 def test_plans_that_split_more_than_the_batch_are_refused() -> None:
     for target in ("fsdp2", "accelerate"):
-        with pytest.raises(InputError, match=r"splits .* over mesh axis world.*--to torchrun"):
+        with pytest.raises(InputError, match=r"splits .* over mesh axis tensor.*--to torchrun"):
             export_text(plans()["Megatron-LM"], target)
 
 

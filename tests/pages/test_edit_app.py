@@ -91,7 +91,7 @@ def test_a_person_edits_a_weight_pins_the_plan_and_shares_the_link(visit: Visit)
     visit.click(page.get_by_role("combobox", name="Weight", exact=True))
     page.get_by_role("option", name=re.compile("mlp.up_proj")).click()
     visit.settle()
-    visit.click(page.get_by_role("combobox", name=re.compile("On world")))
+    visit.click(page.get_by_role("combobox", name=re.compile("On shard")))
     page.get_by_role("option", name="R", exact=True).click()
     page.wait_for_function("location.search.includes('edit=')")
     page.wait_for_function(

@@ -11,6 +11,7 @@ import pytest
 
 import planner_core as shardscope
 from planner_core.core import ASSETS, InputError, Plan, load_cluster
+from planner_core.cost import axis_roles, zero_stage
 from planner_core.planning import Planner
 from planner_core.planning.analysis import price_report, price_text
 from planner_core.planning.methods import Layout, check_layout, parse_layout
@@ -18,11 +19,9 @@ from planner_core.planning.pricing import (
     Budget,
     Pricer,
     Statement,
-    axis_roles,
     band_of,
     model_flops,
     price_statement,
-    zero_stage,
 )
 
 LAYERS = 2

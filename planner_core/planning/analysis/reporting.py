@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import Plan, Workload, glob_name, placements_by_pattern
-from planner_core.cost import simulated
+from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
 from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import FrontPoint, Result
-from planner_core.planning.pricing import Budget, Speed, axis_roles, micro_batch, model_flops, speed_of, zero_stage
+from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"

@@ -3,12 +3,9 @@
 from planner_core.planning.pricing.bands import (
     NINE_IN_TEN,
     Band,
-    axis_roles,
     band_of,
     calls_of,
-    micro_batch,
     sigma_of,
-    zero_stage,
 )
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
@@ -40,10 +37,8 @@ __all__ = [
     "Speed",
     "Statement",
     "Suggestion",
-    "axis_roles",
     "band_of",
     "calls_of",
-    "micro_batch",
     "model_flops",
     "price_statement",
     "published_runs",
@@ -51,5 +46,4 @@ __all__ = [
     "sigma_of",
     "speed_of",
     "suggestions",
-    "zero_stage",
 ]

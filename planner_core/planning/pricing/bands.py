@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from planner_core.core import ASSETS, Cluster, DeviceMesh, P, Plan, Shard
+from planner_core.core import ASSETS, Cluster, DeviceMesh, Plan
+from planner_core.cost import SHARD, TENSOR, weight_roles
 
 NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
-DATA, SHARD, TENSOR = "data", "shard", "tensor"
 TABLE = ASSETS / "bands.json"
 
 
@@ -82,7 +81,7 @@ def sigma_of(plan: Plan, cluster: Cluster) -> float:
 
 def _kind(plan: Plan, cluster: Cluster) -> str:
     """The asset's kind of a plan: what the most distant ranks share."""
-    roles, sizes = axis_roles(plan), plan.mesh.axis_sizes
+    roles, sizes = weight_roles(plan), plan.mesh.axis_sizes
     there = {role: axis for axis, (role, n) in enumerate(zip(roles, sizes, strict=True)) if n > 1}
     if TENSOR in there:
         inside = _within_node(plan.mesh, there[TENSOR], cluster)
@@ -96,45 +95,3 @@ def _kind(plan: Plan, cluster: Cluster) -> str:
 
 def _within_node(mesh: DeviceMesh, axis: int, cluster: Cluster) -> bool:
     return mesh.stride(axis) * mesh.axis_sizes[axis] <= cluster.levels[0].size
-
-
-def axis_roles(plan: Plan) -> tuple[str, ...]:
-    """The role of each mesh axis, for most weights: `data` (they are Replicate on it), `shard` (they are sharded and gathered at use)
-    or `tensor` (they are used in shards)."""
-    return tuple(_role(plan, axis) for axis in range(len(plan.mesh.axis_sizes)))
-
-
-def micro_batch(plan: Plan) -> int:
-    """Samples of one micro-batch on one data-parallel rank. Ranks that share a sample count as one rank."""
-    ranks = math.prod(n for n, role in zip(plan.mesh.axis_sizes, axis_roles(plan), strict=True) if role != TENSOR)
-    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // ranks)
-
-
-def _role(plan: Plan, axis: int) -> str:
-    votes: Counter[str] = Counter()
-    for block in plan.blocks.values():
-        for param in block.params.values():
-            split = any(isinstance(p, Shard) for p in param.stored)
-            weight = len(block.prefixes) * (1000 if split else 1)  # norms decide only if nothing else is sharded
-            if not isinstance(param.working[axis], Shard):
-                role = DATA if isinstance(param.stored[axis], Shard) or param.gradient[axis] == P else TENSOR
-                votes[role] += weight
-            else:
-                votes[SHARD if axis in param.gathered else TENSOR] += weight
-    return votes.most_common(1)[0][0] if votes else DATA
-
-
-def zero_stage(plan: Plan) -> int:
-    """The ZeRO stage of most weights on the axes on which they are used Replicate."""
-    votes: Counter[int] = Counter()
-    roles = axis_roles(plan)
-    for block in plan.blocks.values():
-        for param in block.params.values():
-            if not any(isinstance(p, Shard) for p in param.stored):
-                continue
-            for axis, role in enumerate(roles):
-                if role == SHARD:
-                    votes[3] += len(block.prefixes)
-                elif role == DATA and isinstance(param.stored[axis], Shard):
-                    votes[1 if param.gradient[axis] == P else 2] += len(block.prefixes)
-    return votes.most_common(1)[0][0] if votes else 0

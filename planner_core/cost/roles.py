@@ -1,0 +1,118 @@
+"""What the mesh axes of a plan are for, and their names by it.
+
+    data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
+    tensor   weights are used in shards                  context  weights are used whole, and attention has a part of a sample
+    expert   of the weights, those of experts alone are used in shards
+
+An axis has the role that most of its weights give it. Example: FSDP on a 2 x 4 mesh shards every weight on both axes and gathers it, so the
+axes are `shard_outer` and `shard_inner`, for names must differ.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
+from planner_core.ops import Kind, operator
+
+DATA, SHARD, TENSOR, CONTEXT, EXPERT = "data", "shard", "tensor", "context", "expert"
+PLACES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
+"""What is added to the names of axes of one role, by their number."""
+
+
+def axis_roles(plan: Plan) -> tuple[str, ...]:
+    """The role of each mesh axis of a plan."""
+    return _roles(plan.blocks, len(plan.mesh.axis_sizes))
+
+
+def weight_roles(plan: Plan) -> tuple[str, ...]:
+    """How most weights lie on each mesh axis: `data`, `shard` or `tensor`."""
+    return tuple(_of_weights(plan.blocks, axis) for axis in range(len(plan.mesh.axis_sizes)))
+
+
+def named_mesh(mesh: DeviceMesh, blocks: Mapping[str, BlockPlan]) -> DeviceMesh:
+    """The mesh of a plan with these blocks; each axis has the name of its role. An axis of one GPU keeps its name."""
+    roles = _roles(blocks, len(mesh.axis_sizes))
+    if mesh.num_devices == 1:
+        return mesh
+    return DeviceMesh(_distinct(roles), mesh.axis_sizes)
+
+
+def micro_batch(plan: Plan) -> int:
+    """Samples of one micro-batch on one data-parallel rank. Ranks that share a sample count as one rank."""
+    ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in plan.data_axes)
+    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // ranks)
+
+
+def zero_stage(plan: Plan) -> int:
+    """The ZeRO stage of most weights on the axes on which they are used Replicate."""
+    votes: Counter[int] = Counter()
+    roles = weight_roles(plan)
+    for block in plan.blocks.values():
+        for param in block.params.values():
+            if not any(isinstance(p, Shard) for p in param.stored):
+                continue
+            for axis, role in enumerate(roles):
+                if role == SHARD:
+                    votes[3] += len(block.prefixes)
+                elif role == DATA and isinstance(param.stored[axis], Shard):
+                    votes[1 if param.gradient[axis] == P else 2] += len(block.prefixes)
+    return votes.most_common(1)[0][0] if votes else 0
+
+
+def _distinct(roles: Sequence[str]) -> tuple[str, ...]:
+    """Example: (shard, shard, tensor) are shard_outer, shard_inner, tensor."""
+    count = Counter(roles)
+    places = {role: iter(PLACES.get(n, range(n))) for role, n in count.items()}
+    return tuple(f"{role}_{next(places[role])}" if count[role] > 1 else role for role in roles)
+
+
+def _roles(blocks: Mapping[str, BlockPlan], num_axes: int) -> tuple[str, ...]:
+    return tuple(_role(blocks, axis) for axis in range(num_axes))
+
+
+def _role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
+    in_parts = list(_used_in_parts(blocks, axis))
+    if in_parts and all(of_experts and dim == 0 for of_experts, dim in in_parts):
+        return EXPERT
+    role = _of_weights(blocks, axis)
+    queries = [site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites(b, Kind.ATTENTION)]
+    split = [
+        p for p in queries if isinstance(p, Shard) and p.dim > 0
+    ]  # by tokens, or by heads that were exchanged for tokens
+    return CONTEXT if role != TENSOR and 2 * len(split) > len(queries) else role
+
+
+def _used_in_parts(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:
+    """For each weight that is used in shards: whether it belongs to experts, and the dim."""
+    for block in blocks.values():
+        experts = tuple(f"{scope}." for scope, _ in _sites(block, Kind.EXPERTS))
+        for name, param in block.params.items():
+            p = param.working[axis]
+            if isinstance(p, Shard) and axis not in param.gathered:
+                yield name.startswith(experts), p.dim
+
+
+def _sites(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
+    """The operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
+    for name, site in block.sites.items():
+        module, _, fn = name.rpartition("/")
+        if operator(re.sub(r"\.\d+$", "", fn)).kind is kind:
+            yield re.sub(r"@\d+", "", module), site
+
+
+def _of_weights(blocks: Mapping[str, BlockPlan], axis: int) -> str:
+    votes: Counter[str] = Counter()
+    for block in blocks.values():
+        for param in block.params.values():
+            split = any(isinstance(p, Shard) for p in param.stored)
+            weight = len(block.prefixes) * (1000 if split else 1)  # norms decide only if nothing else is sharded
+            if not isinstance(param.working[axis], Shard):
+                role = DATA if isinstance(param.stored[axis], Shard) or param.gradient[axis] == P else TENSOR
+                votes[role] += weight
+            else:
+                votes[SHARD if axis in param.gathered else TENSOR] += weight
+    return votes.most_common(1)[0][0] if votes else DATA

@@ -1,0 +1,55 @@
+"""The axes of a plan are named by what its operators do on them."""
+
+from __future__ import annotations
+
+import pytest
+
+import planner_core as shardscope
+from planner_core.core import Plan, plan_from_json, plan_to_json
+from planner_core.cost import axis_roles, micro_batch, weight_roles
+from planner_core.planning import Planner, Request, prepare
+from planner_core.planning.methods import parse_layout
+
+LLAMA = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=1024, layers=2)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Planner:
+    return prepare(LLAMA)
+
+
+def of_layout(planner: Planner, text: str) -> Plan:
+    plan = planner.of_layout(parse_layout(text))
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("layout", "names", "samples"),
+    [
+        ("dp=16", ("data",), 1),
+        ("dp=16,zero=1", ("data",), 1),
+        ("fsdp=16", ("shard",), 1),
+        ("dp=2,fsdp=8", ("data", "shard"), 1),
+        ("fsdp=4,tp=4,sp", ("shard", "tensor"), 4),
+        ("dp=2,fsdp=2,tp=4", ("data", "shard", "tensor"), 4),
+    ],
+)
+def test_stated_layouts_keep_their_names(llama: Planner, layout: str, names: tuple[str, ...], samples: int) -> None:
+    plan = of_layout(llama, layout)
+    assert plan.mesh.axis_names == axis_roles(plan) == weight_roles(plan) == names
+    assert micro_batch(plan) == samples
+
+
+def test_axes_of_one_role_are_told_apart() -> None:
+    """FSDP that the search finds on two axes; a plan file needs names that differ."""
+    best = shardscope.plan("llama-3-8b", cluster="2x8-h100", mesh="2x8", batch=16, layers=4).best
+    assert axis_roles(best) == ("shard", "shard") and best.mesh.axis_names == ("shard_outer", "shard_inner")
+    assert plan_from_json(plan_to_json(best)).mesh == best.mesh
+
+
+def test_an_axis_that_splits_a_sample_is_for_context() -> None:
+    """One sequence on all GPUs: weights are gathered, and each GPU has a part of the tokens."""
+    best = shardscope.plan("llama-3-8b", cluster="1x8-h100", batch=1, seq=65536, layers=2).best
+    assert set(axis_roles(best)) == {"context"} and set(weight_roles(best)) == {"shard"}
+    assert micro_batch(best) == 1
