@@ -247,7 +247,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], mark: int | None =
     body = "".join(
         f"<tr{' class=mark' if i == mark else ''}>" + "".join(_cell(c) for c in r) + "</tr>" for i, r in enumerate(rows)
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    whole = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    # where it is wider than the page, keys scroll it too
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="Table">{whole}</div>'
 
 
 def _cell(words: str) -> str:

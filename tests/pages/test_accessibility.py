@@ -25,6 +25,8 @@ PAGES = {
     "measured": "/measured?of_kind=fsdp-one-node",
     "learn": "/learn",
     "learn, a block to build": "/learn?lesson=13",
+    "learn, a wide table": "/learn?lesson=14&step=6",
+    "learn, an assignment": "/learn?lesson=4&with=n:8&task=4b,16",
     "teacher": "/teacher",
 }
 STREAMLITS = {
