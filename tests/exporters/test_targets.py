@@ -28,7 +28,7 @@ from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from planner_core.verification.processes import run_ranks
-from tests.support.export_spec import model_spec
+from tests.support.export_spec import DEEPSPEED, model_spec
 from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def test_hf_trains_like_one_process(name: str, which: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+@pytest.mark.skipif(not DEEPSPEED.exists(), reason="DeepSpeed is not installed: make test-all does it")
 def test_deepspeed_trains_like_one_process(tmp_path: Path) -> None:
     row = consume("llama-3-8b", "Megatron-LM", "deepspeed", tmp_path)
     assert {"LinearLayer", "LinearAllreduce"} <= set(row["kinds"])

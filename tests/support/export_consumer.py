@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 from planner_core.runtime.collective_counter import CountCollectives
+from tests.support.export_spec import DEEPSPEED
 
 FLOOR = 1e-3
 
@@ -70,6 +71,7 @@ def deepspeed_step(
     model: nn.Module, folder: Path, inputs: dict[str, Any], whole: nn.Module, single: float
 ) -> dict[str, Any]:
     """Losses before and after a step; DeepSpeed's layers are its own, so gradients are judged by the step they make."""
+    sys.path.insert(0, str(DEEPSPEED))
     import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
     config = {

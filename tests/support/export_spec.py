@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from planner_core.models.sources import build, training_inputs
 
+DEEPSPEED = Path(__file__).resolve().parents[2] / ".venv" / "deepspeed"
+"""Where DeepSpeed lies, if `make test-all` could build it."""
 BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence length stand in the inputs
 
 
