@@ -90,9 +90,12 @@ class Shown:
         """`33 ms`, `1.25 s`; with a sign `+33 ms`."""
         if value == 0:
             return f"0 {self.name}"
-        number = f"{abs(value) / 10**self.places:,.{self.places}f}".replace(",", "\u202f")
+        size, places, name = abs(value) / 10**self.places, self.places, self.name
+        if name == "ms" and size >= 1e3:
+            size, places, name = size / 1e3, places + 3, "s"
+        number = f"{size:,.{places}f}".replace(",", "\u202f")
         mark = ("+" if value > 0 else "\u2212" if value < 0 else "") if sign else ""
-        return f"{mark}{number} {self.name}"
+        return f"{mark}{number} {name}"
 
 
 def shown(parts: Mapping[str, Mapping[str, float]], chosen: str) -> Shown:
@@ -100,7 +103,7 @@ def shown(parts: Mapping[str, Mapping[str, float]], chosen: str) -> Shown:
     rival differs by less than ten of them."""
     totals = {name: sum(p.values()) for name, p in parts.items()}
     step = totals[chosen]
-    size, name = (1.0, "s") if max(totals.values()) >= 1 else (1e-3, "ms")
+    size, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
     places = max(0, FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / size)))
     near = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
     if near < 10 * size / 10**places:

@@ -6,6 +6,7 @@ import math
 import re
 
 from explorer.text.units import GIB, memory
+from planner_core.exporters import TARGETS
 from planner_core.planning.methods import BASELINES
 
 OPTIONS = {
@@ -39,6 +40,7 @@ def in_words(text: str) -> str:
     )
     for option, words in OPTIONS.items():
         text = re.sub(rf"--{option}\b", words, text)
+    text = re.sub(r"^For ([a-z0-9]+):", lambda m: f"For {TARGETS[m[1]].title if m[1] in TARGETS else m[1]}:", text)
     text = text.replace("hf-expert", BASELINES["hf-expert"].shown_plan)
     text = MEMORY.sub(lambda m: memory(float(m[1]) * 1e9), text)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")

@@ -58,6 +58,12 @@ def title(plan: Plan) -> str:
     return plan.name[:1].upper() + plan.name[1:]
 
 
+def inside(plan: Plan) -> str:
+    """Its title inside a sentence: `our current setup`, but `Exact plan`, which is a name."""
+    called = title(plan)
+    return called[:1].lower() + called[1:] if called.startswith(("Our ", "The ")) else called
+
+
 def describe(plan: Plan) -> str:
     """One line: what each mesh axis does, outermost first."""
     parts = []
@@ -165,6 +171,12 @@ def doubt(a: Plan, b: Plan) -> float:
     return doubt_between(a, b, Cluster.from_json(a.cluster))
 
 
+def tied(a: Plan, b: Plan) -> bool:
+    """Whether the prediction's doubt does not tell two steps apart."""
+    low, high = sorted((a.cost.step_time_s, b.cost.step_time_s))
+    return high <= low * (1 + doubt(a, b))
+
+
 def simulated(plan: Plan, seconds: float) -> str:
     """`544 ms (+0.3 %)`: a simulated step beside the plan's own."""
     return f"{units.seconds(seconds)} ({units.change(seconds / plan.cost.step_time_s - 1)})"
@@ -178,11 +190,11 @@ def headline(a: Plan, b: Plan) -> str:
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
     times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
     if max(ta, tb) <= min(ta, tb) * (1 + doubt(a, b)):
-        head, who = f"{title(a)} and {title(b)} tie in time ({times}, closer than such estimates tell apart)", title(a)
+        head, who = f"{title(a)} and {inside(b)} tie in time ({times}, closer than such estimates tell apart)", title(a)
     else:
         a, b = (a, b) if ta < tb else (b, a)
         gain = 1 - min(ta, tb) / max(ta, tb)
-        head, who = f"{title(a)} takes {units.percent(gain)} less time than {title(b)} ({times})", "It"
+        head, who = f"{title(a)} takes {units.percent(gain)} less time than {inside(b)} ({times})", "It"
     fits = [title(p) for p in (a, b) if not p.fits]
     tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
     return f"{head}. {who} {sizes(a, b)}.{tail}"
@@ -192,7 +204,8 @@ def sizes(a: Plan, b: Plan) -> str:
     """What `a` sends and needs against `b`."""
     sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
     held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
-    return f"{sent} per GPU and {held} memory"
+    silent = not any(p.cost.traffic for p in (a, b))
+    return f"{held} memory" if silent else f"{sent} per GPU and {held} memory"
 
 
 def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
@@ -286,7 +299,7 @@ def _known_gpus() -> frozenset[str]:
 def mesh_words(mesh: DeviceMesh) -> str:
     """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
     if len(mesh.axis_sizes) == 1:
-        return f"all {mesh.num_devices} GPUs as one axis"
+        return f"all {mesh.num_devices} GPUs as one axis" if mesh.num_devices > 1 else "one GPU"
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from explorer.analysis import answer, filters
+from explorer.components.answers import why
 from explorer.session.state import in_words, plan_ids
 from explorer.text import recipe, words
 from planner_core.core import NoPlanFits, Plan, Shard, cluster_names
@@ -113,6 +114,21 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
                 for n, p in plans.items()
                 if n != name and p.fits >= against.fits
             )
+
+
+def test_the_reason_calls_a_tie_what_the_headline_does(result: Result) -> None:
+    plans = plan_ids(result.plans)
+    for best, plan in plans.items():
+        rival = answer.strongest(plans, best)
+        if rival is None or plan.blocks == plans[rival].blocks:
+            continue
+        names = [best, rival]
+        found = answer.shown({n: answer.step_parts(plans[n], result.graph, result.coarse) for n in names}, best)
+        text = why.reason(found, plans, best, rival)
+        if found.total(best) != found.total(rival):
+            assert ("That is a tie" in text) == ("tie in time" in words.headline(plan, plans[rival])), text
+            slower = plan.cost.step_time_s > plans[rival].cost.step_time_s
+            assert ("about as long" in text) or (("more time" in text or "times as long" in text) == slower), text
 
 
 def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Result) -> None:

@@ -4,14 +4,18 @@ axe-playwright-python, put into the page by the test; nothing is fetched)."""
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pages.test_browser_own import LONG, config, upload
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Browser
 
 PAGES = {
@@ -28,6 +32,13 @@ PAGES = {
     "learn, a wide table": "/learn?lesson=14&step=6",
     "learn, an assignment": "/learn?lesson=4&with=n:8&task=4b,16",
     "teacher": "/teacher",
+    "nothing fits": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&batch=4096&accumulate=1&recompute=none",
+    "refused": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&memory=0.5&accumulate=1&recompute=none",
+    "a link that asks for what is not there": "/?model=mamba9&cluster=moon&setup=dp",
+    "filtered to nothing": "/plans?model=gpt2-xl&layers=2&meshes=9x9",
+    "what is run now": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&setup=dp=8,recompute=full",
+    "512 GPUs": "/topology?model=gpt2-xl&layers=2&cluster=64x8-h100",
+    "70B": "/?model=llama-3-70b&cluster=8x8-h100",
 }
 STREAMLITS = {
     (
@@ -123,6 +134,32 @@ def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: st
     page.set_default_timeout(90_000)
     found = findings(Visit(page, app), path, opened=True)
     context.close()
+    assert not found, json.dumps(found[:5], indent=1)
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_serious_while_a_model_is_read_and_once_it_is_there(visit: Visit, tmp_path: Path) -> None:
+    upload(visit, tmp_path, json.dumps(config()))
+    visit.page.get_by_role("button", name="Plan this model").click()
+    visit.page.get_by_text(re.compile("reading the model")).wait_for()
+    visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
+    for state in ("while it is read", "once it is there"):
+        found = ours(visit)
+        assert not found, f"{state}: {json.dumps(found[:5], indent=1)}"
+        visit.page.locator("g.node").first.wait_for(timeout=LONG)
+        visit.settle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["Llama-3-8B", "2 nodes × 8 H100", "Set our current setup"])
+def test_axe_finds_nothing_serious_in_what_pops_up(visit: Visit, which: str) -> None:
+    visit.open("/")
+    visit.page.get_by_role("button", name=which).click()
+    for closed in visit.page.locator("[data-testid=stPopoverBody] details:not([open]) > summary").all():
+        closed.click()
+    visit.page.wait_for_timeout(700)
+    visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
+    found = ours(visit)
     assert not found, json.dumps(found[:5], indent=1)
 
 

@@ -247,10 +247,9 @@ def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
         return (
             f"{told} {'This plan is the simplest of them.' if plans[best].method in BASELINES else 'Choose by memory.'}"
         )
-    return (
-        f"{told} {title[simple.name]} is the simplest, since stock tools run it as it is: start with it, and try this plan where "
-        f"{100 * simple.slower:.1f} % are worth it."
-    )
+    gain = f"{100 * simple.slower:.1f}"
+    more = "" if gain == "0.0" else f", and try this plan where {gain} % are worth it"
+    return f"{told} {title[simple.name]} is the simplest, since stock tools run it as it is: start with it{more}."
 
 
 def _proof(plan: Plan, tool: str | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.address import setups
-from explorer.analysis import answer, filters
+from explorer.analysis import answer
 from explorer.components import frame
 from explorer.components.answers import setup
 from explorer.components.answers.answer import COMPARE, turn
@@ -71,8 +71,8 @@ def against_own(found: answer.Shown, plans: Mapping[str, Plan], best: str) -> st
     times = f"{found.text(found.total(setups.NAME))}, this plan {found.text(found.total(best))}"
     if abs(difference) < NO_DIFFERENCE * found.total(setups.NAME):
         return f"{own} is as fast: it takes {times}."
-    ratio = units.percent(abs(difference) / found.total(setups.NAME))
-    unsure = " By the prediction alone that is a tie." if filters.ties({best: mine, setups.NAME: theirs}) else ""
+    ratio = units.percent(abs(theirs.cost.step_time_s - mine.cost.step_time_s) / theirs.cost.step_time_s)
+    unsure = " By the prediction alone that is a tie." if words.tied(mine, theirs) else ""
     return (
         f"{own} takes {times}, {ratio} {'less' if difference > 0 else 'more'}: it "
         f"{answer.causes(found, best, setups.NAME)}.{unsure}"
@@ -84,17 +84,19 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
     if rival is None:
         return _no_rival(plans, best)
     mine, theirs = plans[best], plans[rival]
-    name = words.title(theirs)
+    name = words.inside(theirs)
     difference = found.total(rival) - found.total(best)
     if mine.blocks == theirs.blocks and mine.mesh == theirs.mesh:
         return f"It is {name}’s own layout: no other is faster here."
     if difference == 0:
         return f"It takes as long as {name}, the fastest usual layout that fits, and {words.sizes(mine, theirs)}."
-    ratio = abs(difference) / found.total(rival)
+    ratio = abs(theirs.cost.step_time_s - mine.cost.step_time_s) / theirs.cost.step_time_s
     told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time than"
+    if difference < 0 and ratio >= 1:
+        told = f"{units.significant(1 + ratio)} times as long as"
     if ratio < NO_DIFFERENCE:
         told = "about as long as"
-    tie = " That is a tie." if rival in filters.ties(plans) else ""
+    tie = " That is a tie." if words.tied(mine, theirs) else ""
     return (
         f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
         f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
@@ -103,12 +105,12 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
 
 def _no_rival(plans: Mapping[str, Plan], best: str) -> str:
     """Why no usual layout stands beside the plan: some do not fit, some cannot run this work on these GPUs."""
-    there = [words.title(plans[n]) for n in answer.rivals(plans, best) if plans[n].method != answer.OWN]
+    there = [words.inside(plans[n]) for n in answer.rivals(plans, best) if plans[n].method != answer.OWN]
     if not there:
         return (
             "No usual layout runs this work on these GPUs: neither data parallel, FSDP nor Megatron-LM. This plan does."
         )
-    names = words.join([name.replace("The ", "the ", 1) for name in there])
+    names = words.join(there)
     many = f"neither {' nor '.join(names.rsplit(' and ', 1))} does" if len(there) > 1 else f"{names} does not"
     return f"No usual layout fits the memory here: {many}. This plan does."
 
