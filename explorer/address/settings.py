@@ -268,6 +268,8 @@ SETTINGS: dict[str, Setting] = {
     "tool": Setting("", _one_of(TOOLS, "tool")),
     "tokens": Setting(None, tokens_of, tokens_text),
     "price": Setting(None, _decimal),
+    "days": Setting(None, _decimal),
+    "machines": Setting("", _one_of(("", "yes"), "answer to whether machines are worked out")),
     "setup": Setting((), _setup),
     "plan": Setting("", _text),
     "compare": Setting((), _list),

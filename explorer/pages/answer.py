@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.components import frame
-from explorer.components.answers import answer, ways_out, why
+from explorer.components.answers import answer, machines, ways_out, why
 from explorer.components.plans import sweep_panel
 from explorer.session import state
 
@@ -33,6 +33,7 @@ def page() -> None:
         why.why(result, plans, best)
     with right:
         answer.sure(result, plans, best)
+    machines.panel(result)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 
 

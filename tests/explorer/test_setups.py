@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,3 +82,20 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
     )  # fmt: skip
     assert not at.exception
     assert "**Our current setup**" in words(at)
+
+
+def test_the_smallest_machine_and_the_fewest_gpus_for_some_days_are_found() -> None:
+    asked = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "tokens": "100B", "machines": "yes"}
+    at = open_page("answer", **asked, days="2")
+    at.session_state["opened_machines"] = True
+    at.run()
+    assert not at.exception
+    text = words(at).replace("\\", "")
+    assert "that holds it: **1 GPU**" in text
+    told = re.search(r"The fewest for 2 days: \*\*(\d+) GPUs\*\*, which take ([\d.]+) days", text)
+    assert told and float(told[2]) <= 2
+    rows = re.findall(r"([\d.\u202f]+) days · ", text)
+    assert len(rows) > 1 and all(float(days.replace("\u202f", "")) > 2 for days in rows[:-1])
+    at.button(key=f"take_machine_{len(rows) - 1}").click().run()
+    assert not at.exception
+    assert at.query_params["gpus"] == ("8" if int(told[1]) > 8 else told[1])
