@@ -15,6 +15,7 @@ from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import glossary, units, words
+from explorer.text.notebook import notebook
 from planner_core.core import Plan
 from planner_core.planning import Result, edit, leads
 from planner_core.planning.methods import ALL
@@ -177,7 +178,12 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
         column_config=_columns(unit), alt="The plans as a table",
     )  # fmt: skip
-    frame.data("the plans", "plans", lambda: table_rows.plans(listed, result))
+    with st.container(horizontal=True):
+        frame.data("the plans", "plans", lambda: table_rows.plans(listed, result))
+        st.download_button(
+            "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
+            key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
+        )  # fmt: skip
     st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
 
 
