@@ -46,6 +46,10 @@ STREAMLITS = {
         "[data-testid=stCode]",
     ): "the colours of st.code's syntax highlighting cannot be set from outside",
     (
+        "color-contrast",
+        "[data-stale=true]",
+    ): "what the run before left is inactive, and fades until the new one has drawn",
+    (
         "scrollable-region-focusable",
         "[data-testid=stCode]",
     ): "st.code's own scrolling <pre> takes no focus; its copy button does",
@@ -55,7 +59,7 @@ AXE = files("axe_playwright_python") / "axe.min.js"
 RUN = """
 async (others) => {
   const found = await axe.run(document, {resultTypes: ["violations"]});
-  const within = (target, where) => typeof target === "string" && document.querySelector(target)?.closest(where);
+  const within = (target, where) => document.querySelector([target].flat()[0])?.closest(where);
   return found.violations.filter((v) => ["serious", "critical"].includes(v.impact)).flatMap((v) => v.nodes.map((n) => (
     {rule: v.id, html: n.html.slice(0, 200), why: n.failureSummary,
      theirs: others.some(([rule, where]) => rule === v.id && !!within(n.target[0], where))})));
