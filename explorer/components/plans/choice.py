@@ -178,13 +178,18 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
         column_config=_columns(unit), alt="The plans as a table",
     )  # fmt: skip
+    _take_along(result, listed)
+    st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
+
+
+def _take_along(result: Result, listed: Plans) -> None:
+    """The rows as data, and a notebook that makes them."""
     with st.container(horizontal=True):
         frame.data("the plans", "plans", lambda: table_rows.plans(listed, result))
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
             key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
         )  # fmt: skip
-    st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
 
 
 def _columns(unit: str) -> dict[str, Any]:
