@@ -10,7 +10,7 @@ from collections import Counter
 
 from explorer.text import words
 from planner_core.core import Partial, Plan, Shard
-from planner_core.cost import CONTEXT, DATA, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
+from planner_core.cost import CONTEXT, DATA, EXPERT, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
 
 RECOMPUTED = {
     "none": "no recomputation",
@@ -39,7 +39,7 @@ def layout(plan: Plan) -> str:
 def _axes(plan: Plan) -> list[str]:
     """What the mesh axes of one kind do together; first who shares the samples, then who shares each sample."""
     roles = weight_roles(plan)
-    context = [axis for axis, role in enumerate(axis_roles(plan)) if role == CONTEXT]
+    context, expert = ([a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT))
     idle = [axis for axis, role in enumerate(roles) if role == TENSOR and not words.split_weights(plan, axis)]
     sizes = {
         kind: math.prod(
@@ -60,12 +60,17 @@ def _axes(plan: Plan) -> list[str]:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
         gathered = all(roles[axis] == SHARD for axis in context)
         found.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
+    if expert:
+        found.append(f"expert parallel {math.prod(plan.mesh.axis_sizes[axis] for axis in expert)}")
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
         found.append(f"the same work on {repeated} GPUs")
     found = found or ["one GPU"]
     apart = [
-        text for axis, role in enumerate(roles) if axis not in idle for text in _apart(plan, axis, role, sizes[role])
+        text
+        for axis, role in enumerate(roles)
+        if axis not in idle
+        for text in _apart(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
     ]
     return [*found[:-1], f"{found[-1]} with {', '.join(dict.fromkeys(apart))}"] if apart else found
 
@@ -75,11 +80,12 @@ WAY = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
 SAYS = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
 
 
-def _apart(plan: Plan, axis: int, role: str, size: int) -> list[str]:
-    """The weights that go another way than most on one of the axes that make up `size` ranks."""
+def _apart(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ...]) -> list[str]:
+    """The weights that go another way than most on one of the axes that make up `size` ranks; not those that were `told`."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
     ways = {way: words.named(plan, axis, way, brief=True) for way in SAYS if n > 1 and way != WAY[role]}
+    ways = {way: [name for name in names if name not in told] for way, names in ways.items()}
     return [SAYS[way].format(words.join(found), over) for way, found in ways.items() if found]
 
 

@@ -2,7 +2,7 @@
 
     data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
     tensor   weights are used in shards                  context  weights are used whole, and attention has a part of a sample
-    expert   of the weights, those of experts alone are used in shards
+    expert   experts are dealt out, and most other weights are used whole
 
 An axis has the role that most of its weights give it. Example: FSDP on a 2 x 4 mesh shards every weight on both axes and gathers it, so the
 axes are `shard_outer` and `shard_inner`, for names must differ.
@@ -75,10 +75,10 @@ def _roles(blocks: Mapping[str, BlockPlan], num_axes: int) -> tuple[str, ...]:
 
 
 def _role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
-    in_parts = list(_used_in_parts(blocks, axis))
-    if in_parts and all(of_experts and dim == 0 for of_experts, dim in in_parts):
+    role, in_parts = _of_weights(blocks, axis), list(_used_in_parts(blocks, axis))
+    by_expert = [of_experts and dim == 0 for of_experts, dim in in_parts]
+    if any(by_expert) and (role != TENSOR or all(by_expert)):
         return EXPERT
-    role = _of_weights(blocks, axis)
     queries = [site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites(b, Kind.ATTENTION)]
     split = [
         p for p in queries if isinstance(p, Shard) and p.dim > 0

@@ -53,3 +53,9 @@ def test_an_axis_that_splits_a_sample_is_for_context() -> None:
     best = shardscope.plan("llama-3-8b", cluster="1x8-h100", batch=1, seq=65536, layers=2).best
     assert set(axis_roles(best)) == {"context"} and set(weight_roles(best)) == {"shard"}
     assert micro_batch(best) == 1
+
+
+def test_an_axis_that_deals_experts_out_is_for_experts() -> None:
+    """Attention's weights are gathered on it, and experts are not."""
+    best = shardscope.plan("mixtral-8x7b", cluster="1x8-h100", batch=8, layers=2).best
+    assert axis_roles(best) == ("expert",) and weight_roles(best) == ("shard",)

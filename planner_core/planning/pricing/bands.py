@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any
 
 from planner_core.core import ASSETS, Cluster, DeviceMesh, Plan
-from planner_core.cost import SHARD, TENSOR, weight_roles
+from planner_core.cost import CONTEXT, EXPERT, SHARD, TENSOR, axis_roles
 
 NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
@@ -80,13 +80,16 @@ def sigma_of(plan: Plan, cluster: Cluster) -> float:
 
 
 def _kind(plan: Plan, cluster: Cluster) -> str:
-    """The asset's kind of a plan: what the most distant ranks share."""
-    roles, sizes = weight_roles(plan), plan.mesh.axis_sizes
-    there = {role: axis for axis, (role, n) in enumerate(zip(roles, sizes, strict=True)) if n > 1}
-    if TENSOR in there:
-        inside = _within_node(plan.mesh, there[TENSOR], cluster)
+    """The asset's kind of a plan: what the most distant ranks share.
+
+    No published run deals out experts or splits a sample's tokens. Such traffic stands between operators, as that of tensor parallelism
+    does, so its runs are taken."""
+    axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]
+    between = [axis for role, axis in axes if role in (TENSOR, CONTEXT, EXPERT)]
+    if between:
+        inside = all(_within_node(plan.mesh, axis, cluster) for axis in between)
         return "tensor parallel in a node" if inside else "tensor parallel over nodes"
-    if SHARD in there:
+    if SHARD in (role for role, _ in axes):
         if len(cluster.levels) == 1 or cluster.num_gpus <= cluster.levels[0].size:
             return "FSDP, one node"
         return "FSDP, to 128 GPUs" if cluster.num_gpus <= 128 else "FSDP, more"
