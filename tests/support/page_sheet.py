@@ -58,6 +58,15 @@ STATES = (
         ("1440", "400"),
     ),
     State("answer-70b-64", "/?model=llama-3-70b&cluster=8x8-h100", "70B on 64 GPUs"),
+    State(
+        "answer-no-fit",
+        "/?model=llama-3-70b&cluster=1x8-h100&recompute=none&zero=0",
+        "nothing fits, and what would",
+        ("1440", "400"),
+    ),
+    State(
+        "answer-own-setup", "/?setup=dp=2,fsdp=8,recompute=full", "the plan against what is run now", ("1440", "400")
+    ),
     State("answer-bad-link", "/?model=mamba9&cluster=moon", "a link that asks for what is not there"),
     State(
         "answer-own-gpu",
