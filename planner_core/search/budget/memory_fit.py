@@ -64,10 +64,17 @@ def hopeless(problem: Problem, rough: Answer | None, budget: float, objective: s
     None. `rough`: the answer of a search without proof."""
     if not far_above(problem, budget) and (rough is None or rough.assignment or rough.least_memory <= FAR * budget):
         return None
-    near = _near_least(problem, objective)
+    near = _near_least(lightest(problem), objective)
     if near is None:
         return None
     return Answer(None, float("inf"), float("inf"), memory_of(near), smallest=near)
+
+
+def lightest(problem: Problem) -> Problem:
+    """The problem with one variant of each block, the one of the least bytes."""
+    least = {n: min(found, key=lambda v: max(found[v].least_bytes)) for n, found in problem.blocks.items()}
+    blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
+    return replace(problem, blocks=blocks, solved={}, quick={}, abandoned={}, refused={}, aimed={}, last=None)
 
 
 def _near_least(problem: Problem, objective: str) -> Assignment | None:
@@ -93,12 +100,12 @@ def fit(
     peak too, that of `smallest`.
     """
     known: Answer | None = problem.refused.get((objective, budget))
-    if known is not None and known.bound > abandon_above:
+    if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
     answer = hopeless(problem, None, budget, objective) or _fit(
         problem, graph, budget, objective, abandon_above, stop, work, prove, prices
     )
-    if answer.bound > abandon_above:
+    if answer.bound > abandon_above or answer.bound == float("inf"):
         problem.refused[objective, budget] = answer
     return answer
 

@@ -70,13 +70,16 @@ class Compiled:
         """[entry]: zero where an entry of `costs` is possible, else infinite."""
         return np.concatenate([f.barrier.ravel() for f in self.factors])
 
-    @property
+    @cached_property
     def least_bytes(self) -> Floats:
         """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
         ends = slice(Component.AFTER_FORWARD, Component.AFTER_BACKWARD + 1)
-        held = np.concatenate([(f.cost[ends] + f.barrier).reshape(2, -1) for f in self.factors], axis=1)
-        sizes = [f.allowed.size for f in self.factors]
-        return np.asarray(np.minimum.reduceat(held, np.cumsum([0, *sizes[:-1]]), axis=1).sum(axis=1))
+        found = np.zeros(2)
+        for f in self.factors:
+            held = f.cost[ends]
+            if held.any():  # most tables hold no memory
+                found += (held + f.barrier).reshape(2, -1).min(axis=1)
+        return found
 
     @property
     def sizes(self) -> dict[str, int]:
