@@ -12,6 +12,7 @@ from explorer.figures.palette import DEVICES, Theme
 from explorer.figures.style import style
 from explorer.text import units, words
 from planner_core.core import Cluster, Plan, Shard
+from planner_core.cost import zero_stage
 from planner_core.planning.analysis import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
 
 LABELS = {
@@ -24,30 +25,32 @@ NODES = (1, 2, 4, 8, 16)
 NAMED = {"inter": "GB/s between nodes", "intra": "GB/s inside a node", "batch": "batch", "nodes": "nodes"}
 NOTHING = "nothing fits"
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SHARDED = ("", ", states sharded", ", gradients and states sharded", ", weights sharded")
+"""What the optimizer's part of a plan adds to its name, by ZeRO stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """A kind of plan: over how many GPUs it splits the use of most matrices, the batch and the tokens; whether weights are
-    sharded and gathered at use; whether tensor parallelism reaches beyond a node."""
+    """A kind of plan: over how many GPUs it splits the use of most matrices, the batch and the tokens; the ZeRO stage of
+    most weights, 3 if a quarter of them is gathered at use; whether tensor parallelism reaches beyond a node."""
 
     tensor: int = 1
     data: int = 1
     tokens: int = 1
-    sharded: bool = False
+    stage: int = 0
     leaves: bool = False
 
     def __str__(self) -> str:
         parts = (("tensor parallel", self.tensor), ("data parallel", self.data), ("tokens split", self.tokens))
         text = " × ".join(f"{name} {n}" for name, n in parts if n > 1) or "everything whole"
-        return text + ", weights sharded" * self.sharded + ", tp between nodes" * self.leaves
+        return text + SHARDED[self.stage] + ", tp between nodes" * self.leaves
 
 
 def sort_of(plan: Plan) -> Hashable:
     """The kind of a plan. Which of the weights is left out, so that plans alike for a reader are of one kind."""
     ways = {"tensor": 1, "data": 1, "tokens": 1}
     per_node = int(plan.cluster["levels"][0]["size"])
-    sharded = leaves = False
+    gathers = leaves = False
     for axis, n in enumerate(plan.mesh.axis_sizes):
         if n == 1:
             continue
@@ -57,11 +60,11 @@ def sort_of(plan: Plan) -> Hashable:
         copies = sum(k for _, k in params)
         gathered = sum(k for p, k in params if axis in p.gathered)
         split = sum(k for p, k in params if isinstance(p.working[axis], Shard) and axis not in p.gathered)
-        sharded |= 4 * gathered > copies
+        gathers |= 4 * gathered > copies
         way = "data" if words.batch_share(plan, axis) > 0.5 else "tensor" if 2 * split > copies else "tokens"
         ways[way] *= n
         leaves |= way == "tensor" and n * plan.mesh.stride(axis) > per_node
-    return Sort(**ways, sharded=sharded, leaves=leaves)
+    return Sort(**ways, stage=3 if gathers else zero_stage(plan), leaves=leaves)
 
 
 def axis_of(name: str, values: Mapping[str, Any], cluster: Cluster, batch: int) -> MapAxis:

@@ -69,6 +69,7 @@ from planner_core.core.plan import (
     glob_name,
     params_by_pattern,
     placements_by_pattern,
+    states_by_pattern,
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import (
@@ -160,6 +161,7 @@ __all__ = [
     "save_plan",
     "short",
     "slow_numbers",
+    "states_by_pattern",
     "timing",
     "unfold",
     "with_result",

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from planner_core.core.errors import InputError
 
+MOST_AXES = 3
+"""Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMesh:
@@ -34,8 +37,14 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
         sizes = tuple(int(part) for part in text.lower().replace("×", "x").split("x"))
     except ValueError:
         raise InputError(f"mesh {text!r} is not of the form 8 or 2x8") from None
-    if len(sizes) > 3 or any(s < 1 for s in sizes):
-        raise InputError(f"mesh {text!r} needs one to three positive sizes, e.g. 2x8")
+    if any(s < 1 for s in sizes):
+        raise InputError(f"mesh {text!r} needs positive sizes, e.g. 2x8")
+    if len(sizes) > MOST_AXES:
+        joined = "x".join(map(str, (math.prod(sizes[: 1 - MOST_AXES]), *sizes[1 - MOST_AXES :])))
+        raise InputError(
+            f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MOST_AXES} are searched: with more there are too many ways from one "
+            f"placement to another; join the outer axes, as in --mesh {joined}"
+        )
     if math.prod(sizes) != num_devices:
         raise InputError(
             f"mesh {text!r} has {math.prod(sizes)} devices but the cluster has {num_devices} GPUs; "

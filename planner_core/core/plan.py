@@ -243,8 +243,15 @@ def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
 
 
 def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
-    """The stored placements of every parameter, by name pattern: a list with one entry per mesh axis."""
-    return {name: [str(p) for p in param.stored] for name, param in params_by_pattern(plan).items()}
+    """How every parameter is kept for its uses, by name pattern: a list with one entry per mesh axis. In ZeRO-1 and ZeRO-2 it is whole,
+    and only the part that the optimizer keeps is sharded (`states_by_pattern`)."""
+    return {name: [str(p) for p in param.working] for name, param in params_by_pattern(plan).items()}
+
+
+def states_by_pattern(plan: Plan) -> dict[str, list[str]]:
+    """What the optimizer keeps of each parameter, by name pattern, where its placements are not those of `placements_by_pattern`."""
+    found = params_by_pattern(plan)
+    return {name: [str(p) for p in param.stored] for name, param in found.items() if param.stored != param.working}
 
 
 # --- JSON -----------------------------------------------------------------------------------------

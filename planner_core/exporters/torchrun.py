@@ -9,7 +9,7 @@ import ast
 import inspect
 
 import planner_core.runtime.program as program
-from planner_core.core import InputError, Plan, params_by_pattern, placements_by_pattern
+from planner_core.core import InputError, Plan, params_by_pattern
 from planner_core.exporters.source import train_template as template
 from planner_core.models import graph_of
 from planner_core.planning.pricing import model_flops
@@ -67,8 +67,8 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     n = plan.mesh.num_devices
     used = _gathered(plan)
     rows = [
-        f"    {name:56} {', '.join(p):14} {used.get(name, '')}".rstrip()
-        for name, p in placements_by_pattern(plan).items()
+        f"    {name:56} {', '.join(map(str, p.stored)):14} {used.get(name, '')}".rstrip()
+        for name, p in params_by_pattern(plan).items()
     ]
     traffic = [
         f"    {phase:10} {kind:15} {row['count']:6} x {row['bytes']:>18,} bytes"

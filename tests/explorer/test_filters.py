@@ -32,7 +32,7 @@ from tests.support.plans import planned
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    return planned(Request("llama-3-8b"))
+    return planned(Request("llama-3-8b", zero=3))
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,9 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
 
 
 def test_kinds_are_named_in_the_fields_terms() -> None:
-    best = whatif.best(Request("llama-3-8b", memory_gb=73.6))
+    best = whatif.best(Request("llama-3-8b", memory_gb=73.6, zero=None))
+    assert str(regions.sort_of(best)) == "data parallel 16, gradients and states sharded"
+    best = whatif.best(Request("llama-3-8b", memory_gb=73.6, zero=3))
     assert str(regions.sort_of(best)) == "data parallel 16, weights sharded"
     wide = regions.Sort(tensor=16, leaves=True)
     assert str(wide) == "tensor parallel 16, tp between nodes"

@@ -17,7 +17,7 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from tests.support.plans import planned
 
-ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024)
+ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024, zero=3)
 
 
 @pytest.fixture(scope="module")

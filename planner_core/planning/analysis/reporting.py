@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import Plan, Workload, glob_name, placements_by_pattern
+from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
@@ -79,6 +79,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
         "optimizer_time_s": c.optimizer_time_s, "micro_batch": micro_batch(plan),
         "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
         "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes), "placements": placements_by_pattern(plan),
+        "states": states_by_pattern(plan),
         "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
     }  # fmt: skip
 
@@ -171,7 +172,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_numbers(w)}, {w.optimizer}"
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
-    placed = [["weight", *best.mesh.axis_names]] + [[n, *p] for n, p in placements_by_pattern(best).items()]
+    placed = _placed(best)
     unknown = [unknown_ops(result)] if result.unknown_ops else []
     total = seconds(result.timings_s["total"])
     scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
@@ -193,6 +194,18 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         table(placed),
     ]
     return "\n".join(parts)
+
+
+def _placed(plan: Plan) -> list[list[str]]:
+    """A row for each weight: how it is kept for its uses on each mesh axis, and what the optimizer keeps of it where that differs."""
+    states = states_by_pattern(plan)
+    return [
+        ["weight", *plan.mesh.axis_names, *(["optimizer keeps"] if states else [])],
+        *(
+            [name, *kept, *([", ".join(states.get(name, []))] if states else [])]
+            for name, kept in placements_by_pattern(plan).items()
+        ),
+    ]
 
 
 def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:

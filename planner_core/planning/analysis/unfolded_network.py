@@ -20,6 +20,7 @@ import numpy as np
 
 from planner_core.core import Call
 from planner_core.cost import Component, Shares
+from planner_core.planning.methods import EXACT
 from planner_core.planning.session import Planner, meshes
 from planner_core.search import Assignment, Objective, best_shares, objective_of, search, solve
 from planner_core.search.network import Factor, Network, Problem, tensor_name
@@ -29,11 +30,13 @@ INFINITE = 1e12
 
 
 def network_json(planner: Planner) -> dict[str, Any]:
-    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims."""
-    problem = planner.problem(meshes(planner.request, planner.cluster)[0])
-    kind = planner.request.objective
+    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims. If
+    the search chooses the ZeRO stage, it is the network of the best stage."""
+    mesh, kind = meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
-    answer = search(problem, objective=kind, budget=budget)
+    problems = [planner.problem(mesh, zero=zero) for zero in planner.stages_of(EXACT)]
+    found = [(search(problem, objective=kind, budget=budget), problem) for problem in problems]
+    answer, problem = min(found, key=lambda f: f[0].value)
     objective = relaxation(problem, kind, answer.assignment, answer.prices)
     relaxed = solve(problem, objective)
     data = unfold_problem(problem, objective, answer.assignment)
