@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,12 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=DEFAULT_PRECISION,
         help="mixed (weights, moments and gradients in float32; the default) | pure (all in the dtype)",
     )
+    p.add_argument(
+        "--expert-imbalance",
+        type=float,
+        default=1.0,
+        help="where experts are dealt out: load of the fullest GPU over the mean; default 1, balanced routing",
+    )
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
@@ -188,25 +195,7 @@ def _stage(text: str) -> int | None:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    names = (
-        "model",
-        "cluster",
-        "mesh",
-        "batch",
-        "seq",
-        "dtype",
-        "optimizer",
-        "zero",
-        "recompute",
-        "accumulate",
-        "precision",
-        "memory_gb",
-        "layers",
-        "method",
-        "objective",
-        "layout",
-        "tool",
-    )
+    names = [f.name for f in fields(Request)]
     return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
 
 

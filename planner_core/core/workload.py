@@ -22,6 +22,7 @@ RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "ful
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
+MOST_IMBALANCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Workload:
     `batch`: samples of one step over all GPUs. `seq`: tokens of a sample. A step runs forward and backward for `accumulate`
     micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the ZeRO stage that weights may
     have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights. A plan that states no
-    `precision` is pure, as all were once.
+    `precision` is pure, as all were once. `expert_imbalance`: how many times the mean the fullest GPU gets where experts are dealt out
+    over GPUs; 1: routing is balanced.
     """
 
     batch: int
@@ -44,6 +46,7 @@ class Workload:
     precision: str = "pure"
     compiled: bool = False
     attention: str = "flash2"
+    expert_imbalance: float = 1.0
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
@@ -54,6 +57,11 @@ class Workload:
             raise InputError(
                 f"--accumulate {self.accumulate} does not divide --batch {self.batch}; give a divisor of it"
             )
+        if not 1 <= self.expert_imbalance <= MOST_IMBALANCE:
+            raise InputError(
+                f"--expert-imbalance {self.expert_imbalance} is not between 1 and {MOST_IMBALANCE}: the fullest GPU gets the mean or more; "
+                "give e.g. --expert-imbalance 1.5"
+            )
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
             ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
@@ -63,6 +71,16 @@ class Workload:
             if value not in allowed:
                 shown = repr(value[:100]) if isinstance(value, str) else str(value)
                 raise InputError(f"--{name} {shown} is not one of {', '.join(map(str, allowed))}")
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Sentences about what is assumed of the data."""
+        if self.expert_imbalance == 1:
+            return ()
+        return (
+            f"where experts are dealt out over GPUs, the fullest is taken to compute and send {self.expert_imbalance:g} times the mean "
+            "(--expert-imbalance); memory is counted at equal loads",
+        )
 
     @property
     def graph_batch(self) -> int:
@@ -79,5 +97,5 @@ class Workload:
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as plans and reports keep it."""
-        return asdict(self)
+        """Plain data, as plans and reports keep it. Balanced routing is not said, as in files that were made before it could be."""
+        return {k: v for k, v in asdict(self).items() if k != "expert_imbalance" or v != 1}

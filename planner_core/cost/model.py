@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from planner_core.core import Cluster, DeviceMesh, Plan, Timing, Workload, timing
 from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.step_time import StepTime
+from planner_core.ops import Row
 
 Array = NDArray[np.float64]
 
@@ -48,6 +49,10 @@ class CostModel:
         """The factor by which compute takes longer, since the slowest node keeps the others waiting."""
         nodes = self.cluster.num_gpus / self.cluster.levels[0].size
         return 1 + self.timing.straggler * math.log2(nodes)
+
+    def load(self, row: Row) -> float:
+        """How many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
+        return self.workload.expert_imbalance if row.routed else 1.0
 
     @property
     def fused(self) -> float:

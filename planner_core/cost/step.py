@@ -102,12 +102,12 @@ def step_seconds(units: Iterable[Unit], model: CostModel) -> float:
 
 def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axis."""
-    counts: Counter[tuple[str, str, int, int, float]] = Counter()
+    counts: Counter[tuple[str, str, int, int, float, float]] = Counter()
     for m in found:
-        counts[m.phase, m.kind, m.axis, m.num_bytes, m.share] += m.count
+        counts[m.phase, m.kind, m.axis, m.num_bytes, m.share, m.load] += m.count
     traffic: dict[tuple[str, str, int], Traffic] = {}
-    for (phase, kind, axis, num_bytes, share), count in counts.items():
-        seconds, algorithm = collective_time(kind, num_bytes, model.links[axis], share)
+    for (phase, kind, axis, num_bytes, share, load), count in counts.items():
+        seconds, algorithm = collective_time(kind, load * num_bytes, model.links[axis], share)
         wire = wire_bytes(kind, num_bytes, model.sizes[axis])
         old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
         traffic[phase, kind, axis] = Traffic(

@@ -36,7 +36,7 @@ class Message:
 
     `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
-    message (see `units.bucket_share`).
+    message (see `units.bucket_share`). `load`: how many times its bytes the fullest GPU sends or gets.
     """
 
     site: str
@@ -50,6 +50,7 @@ class Message:
     label: str = ""
     weight: str = ""
     share: float = 1.0
+    load: float = 1.0
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
@@ -59,7 +60,7 @@ def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
 
 def message_time(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step."""
-    return m.count * collective_time(m.kind, m.num_bytes, model.links[m.axis], m.share)[0]
+    return m.count * collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
 
 
 def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
@@ -152,7 +153,10 @@ def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: boo
             )
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
             for phase in phases:
-                yield Message(op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT)
+                yield Message(
+                    op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT,
+                    load=model.load(row) if c.kind == "all_to_all" else 1.0,
+                )  # fmt: skip
 
 
 def sent(

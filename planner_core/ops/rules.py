@@ -59,7 +59,8 @@ class Split:
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
     maps the position of an operand to the sizes of the fused parts along its split dim. `own_results`: inside the op its
     first operand and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
-    that no other mesh axis may split beside this one.
+    that no other mesh axis may split beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
+    `Workload.expert_imbalance` times the mean.
     """
 
     label: str
@@ -71,6 +72,7 @@ class Split:
     internal: tuple[Internal, ...] = ()
     own_results: bool = False
     alone: tuple[str, ...] = ()
+    routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Row:
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     own_results: bool = False
     alone: tuple[str, ...] = ()
+    routed: bool = False
 
     @property
     def splits_work(self) -> bool:
@@ -148,7 +151,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     internal = tuple(found for c in s.internal for found in c.sized(ends))
     return Row(
         s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results, s.alone,
+        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results, s.alone, s.routed,
     )  # fmt: skip
 
 

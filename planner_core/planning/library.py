@@ -40,7 +40,8 @@ def plan(
             float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb`
             (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout`
             ("dp=2,fsdp=8", see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan",
-            ...): only plans that this tool can be told.
+            ...): only plans that this tool can be told. `expert_imbalance` (1.0): how many times the mean the fullest GPU
+            computes and gets, where experts are dealt out over GPUs.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

@@ -106,7 +106,8 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     say("candidates")
     scored = block_candidates(planner, chosen)
     slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
-    notes = (*told, *_memory_notes(planner, chosen), *slow, *planner.graph.assumptions, *without(planner, others))
+    assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
+    notes = (*told, *_memory_notes(planner, chosen), *slow, *assumed, *without(planner, others))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,

@@ -329,6 +329,7 @@ def prepare(
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
         request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
+        expert_imbalance=request.expert_imbalance,
     )  # fmt: skip
     asked.check()
     if graph is None:

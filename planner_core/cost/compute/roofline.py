@@ -53,8 +53,9 @@ def kernel_seconds(op: Op, values: Sequence[Value], chosen: Sequence[Row], model
     """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
-    forward = sum(_seconds(k, dtype, whole, model) for k in work.forward)
-    return forward, sum(_seconds(k, dtype, whole, model) for k in work.backward)
+    fullest = max((model.load(row) for row, n in zip(chosen, model.sizes, strict=False) if n > 1), default=1.0)
+    forward = fullest * sum(_seconds(k, dtype, whole, model) for k in work.forward)
+    return forward, fullest * sum(_seconds(k, dtype, whole, model) for k in work.backward)
 
 
 def op_time(

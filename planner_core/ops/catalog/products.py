@@ -209,7 +209,7 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     width = Split(
         "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
     )  # fmt: skip
-    experts = split("experts", [None, None, None, 0, 0, *[0] * len(none)], [None], up[0])
+    experts = Split("experts", (None, None, None, 0, 0, *[0] * len(none)), (None,), (up[0],), routed=True)
     return Rule((tokens, width, experts, _dispatch(ins)))
 
 
@@ -231,7 +231,13 @@ def _dispatch(ins: Shapes) -> Split:
         for end in (0, len(ins))
     ]
     return Split(
-        DISPATCH, (0,) * len(ins), (0,), (tokens, ins[3][0]), internal=(gathered, *sent), alone=(DISPATCH, "experts")
+        DISPATCH,
+        (0,) * len(ins),
+        (0,),
+        (tokens, ins[3][0]),
+        internal=(gathered, *sent),
+        alone=(DISPATCH, "experts"),
+        routed=True,
     )
 
 

@@ -215,6 +215,7 @@ class GroupWork:
                     shrunk = np.array([x[k].label in c.shrinks for x in self.strategy.rows])
                     own = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     others = joint_parts(shrunk, self.index, self.model.sizes) / own
-                    seconds = c.count * collective_times(c.kind, c.num_bytes / others, link)
+                    load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0
+                    seconds = c.count * collective_times(c.kind, load * c.num_bytes / others, link)
                     total[int(c.phase != "forward")] += np.where(here, seconds, 0.0)
         return total

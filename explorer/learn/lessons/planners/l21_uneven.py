@@ -211,7 +211,7 @@ def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
         ("more, if every layer had your hottest expert (not priced)", units.seconds(extra)),
     ]
     says = (
-        "**The planner takes routing to be balanced**, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
+        "**The planner takes routing to be balanced** unless `--expert-imbalance` says how full the fullest GPU is, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
         "deal whole experts out to GPUs, with the tokens travelling to them (lesson 12) or not, or cut each one, and prices all three. So read its times for "
         "mixtures of experts as those of a fair router. With experts dealt out, an unfair router would add at most what the last line says; under FSDP each GPU has all experts, and their loads do not matter to it."
     )
