@@ -331,4 +331,22 @@ def packed_sequence() -> Made:
     return Packed("LSTM"), _text()
 
 
-REFUSED = {"packed_sequence": "decides by the values of computed tensors"}
+class PackedByLengths(nn.Module):
+    """Packs by lengths that are given, as a loader returns them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.head = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, lengths: Tensor, y: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return F.cross_entropy(self.head(self.net(packed)[1][-1]), y)
+
+
+def packed_by_lengths() -> Made:
+    """pack_padded_sequence by an input of lengths, on the CPU."""
+    return PackedByLengths(), (numbers(8, 6, WIDTH), torch.tensor([6, 5, 4, 3, 6, 2, 1, 6]), classes(8))
+
+
+_PADDED = "give the padded batch to the layer, and mask the padding in the loss"
+REFUSED = {"packed_sequence": _PADDED, "packed_by_lengths": _PADDED}

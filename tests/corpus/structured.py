@@ -301,5 +301,5 @@ def picks_by_values() -> Made:
 
 REFUSED = {
     "graph_sparse": "near is a sparse tensor",
-    "picks_by_values": "decides by the values of computed tensors",
+    "picks_by_values": "multiply by the mask, or choose with torch.where",
 }

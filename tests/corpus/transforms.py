@@ -304,7 +304,7 @@ REFUSED = {
     "hook_on_a_tensor": "puts a hook on the gradient of a computed tensor",
     "decides_by_item": "decides by the values of computed tensors",
     "goes_through_numpy": "takes the values of computed tensors out of torch",
-    "nested_tensor": "decides by the values of computed tensors",
+    "nested_tensor": "give one padded tensor and a mask",
     "writes_a_weight": "writes into the parameter first.weight",
     "backward_hook": "has a hook on its backward pass",
     "gradient_hook_on_a_weight": "has a hook on its gradient",

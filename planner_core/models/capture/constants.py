@@ -18,6 +18,7 @@ SHAPES = frozenset(
 )
 META = torch.device("meta")
 CPU = torch.device("cpu")
+_MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
 _RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")
 
 
@@ -26,6 +27,8 @@ def run_constant(
 ) -> Any:
     """Call a function whose operands are all constants."""
     if any(t.is_meta for t in operands):
+        if func in _MOVES:
+            return operands[0]
         moved = stay_on_meta(to_meta(args))
         if func is torch.Tensor.__getitem__:
             moved = with_picks(args, moved)

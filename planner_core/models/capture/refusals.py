@@ -214,6 +214,13 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
 _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
 """ATen ops whose results have sizes, or a truth value, that depend on values."""
 _FORM = "use a form of the model without data-dependent control flow"
+_FORMS = {
+    "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
+    "nested_tensor": "give one padded tensor and a mask",
+    "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
+}
+"""What would do instead, by the function of torch, or the kernel, in which a capture ended."""
+_FORMS["masked_select"] = _FORMS["nonzero"]
 
 
 def explain(error: BaseException, model: str, unknown: int = 0) -> str:
@@ -221,7 +228,8 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
 
     `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed.
     """
-    where = shown(traceback.extract_tb(error.__traceback__))
+    stack = traceback.extract_tb(error.__traceback__)
+    where = shown(stack)
     text = " ".join(str(error).split()) or type(error).__name__
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
     if kernel and kernel[1] not in _OF_VALUES:
@@ -238,7 +246,7 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
                 f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
             )
-        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_FORM}"
+        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_instead(stack, kernel)}"
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
@@ -247,3 +255,8 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
         return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
     return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"
+
+
+def _instead(stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+    names = ([kernel[1]] if kernel else []) + [f.name for f in stack]
+    return next((_FORMS[name] for name in names if name in _FORMS), _FORM)
