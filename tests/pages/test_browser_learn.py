@@ -92,7 +92,9 @@ def change(visit: Visit, lesson: Lesson) -> None:
     control = movable(lesson)
     at = visit.page.locator(f".st-key-w_{lesson.number}_{control.key}")
     other = next(o for o in control.options if o != control.default)
-    if control.kind == "slider":
+    if control.kind == "draw":
+        at.get_by_role("button").click()
+    elif control.kind == "slider":
         at.locator("input[type=range]").focus()
         visit.page.keyboard.press("ArrowLeft" if control.options.index(control.default) else "ArrowRight")
     elif len(control.options) < 4:
