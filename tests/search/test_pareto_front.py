@@ -33,13 +33,20 @@ def problem_of(graph: Any, mesh: str = "8", cluster: str = "1x8-h100", **options
 
 
 def assert_complete(problem: Problem, found: ParetoFront, objective: str, points: list[int]) -> None:
-    """One byte under a point's memory (in parts of it, as an integer program counts), the least cost is that of the next."""
+    """A little under a point's memory, by more than HiGHS may break a limit (1e-6 of it), the least cost is that of the next."""
     net = unfold_problem(problem, objective_of(problem, objective))
     for i in points:
-        budget = found.memory_bytes[i] * (1 - 1e-6)
+        budget = found.memory_bytes[i] * (1 - 5e-6)
         near = float(found.cost_s[min(i + 1, len(found.cost_s) - 1)])
         want = float("inf") if i == len(found.cost_s) - 1 else float(found.cost_s[i + 1])
         assert highs(net, {"after_forward": budget}, of=objective, near=near) == pytest.approx(want, rel=1e-5, abs=1e-7)
+
+
+def some_points(found: ParetoFront) -> list[int]:
+    """A few of the points that an integer program tells from the next one, and the last."""
+    steps = np.diff(found.memory_bytes) / found.memory_bytes[:-1]
+    apart = [i for i in range(len(found.cost_s) - 1) if steps[i] < -1e-5]
+    return [*apart[:: max(1, len(apart) // 4)], len(found.cost_s) - 1]
 
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
@@ -47,9 +54,7 @@ def assert_complete(problem: Problem, found: ParetoFront, objective: str, points
 def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
     problem = problem_of(random_graph(seed))
     found = front(problem, objective)
-    steps = np.diff(found.memory_bytes) / found.memory_bytes[:-1]
-    apart = [i for i in range(len(found.cost_s) - 1) if steps[i] < -1e-5]  # what an integer program tells apart
-    assert_complete(problem, found, objective, [*apart[:: max(1, len(apart) // 4)], len(found.cost_s) - 1])
+    assert_complete(problem, found, objective, some_points(found))
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large"])
@@ -57,7 +62,7 @@ def test_front_of_one_layer_is_complete(name: str) -> None:
     problem = problem_of(load_snapshot(name, layers=1))
     found = front(problem)
     assert found.exact
-    assert_complete(problem, found, "communication", [*range(0, len(found.cost_s), max(1, len(found.cost_s) // 4))])
+    assert_complete(problem, found, "communication", some_points(found))
 
 
 @pytest.mark.parametrize("uniform", [True, False])
