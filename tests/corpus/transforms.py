@@ -65,6 +65,11 @@ class Changed(nn.Module):
         with torch.enable_grad():
             return self.first(x) / (1 + scale)
 
+    def _start(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = torch.tanh(self.first(x))
+        return self.first(h)
+
     def _sign(self, x: Tensor) -> Tensor:
         return Sign.apply(self.first(x))
 
@@ -222,6 +227,11 @@ def autocast_switched_off() -> Made:
 def no_grad_inside() -> Made:
     """no_grad and enable_grad inside forward."""
     return _changed("inference")
+
+
+def start_without_grad() -> Made:
+    """A layer runs under no_grad, then again on what came out."""
+    return _changed("start")
 
 
 def function_sign() -> Made:
