@@ -106,7 +106,7 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
             alt="Memory per GPU of each plan by kind",
         )
     with right:
-        kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
             "**What each GPU sends in a step**",
             help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),

@@ -23,7 +23,13 @@ MEMORY_NAMES = {
 MEMORY_COLOURS = dict(zip(MEMORY_KINDS, ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"), strict=True))
 MEMORY_INK = {kind: "#ffffff" if kind == "params" else "#000000" for kind in MEMORY_KINDS}
 """Of words on these colours (WCAG AA)."""
-KIND_COLOURS = {"all_reduce": "#D55E00", "all_gather": "#0072B2", "reduce_scatter": "#009E73", "all_to_all": "#CC79A7"}
+KIND_COLOURS = {
+    "all_reduce": "#D55E00",
+    "all_gather": "#0072B2",
+    "reduce_scatter": "#009E73",
+    "all_to_all": "#CC79A7",
+    "send_recv": "#E69F00",
+}
 
 
 @dataclass(frozen=True, slots=True)

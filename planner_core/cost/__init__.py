@@ -50,8 +50,17 @@ from planner_core.cost.step import (
     units_of,
     weight_seconds,
 )
-from planner_core.cost.step_messages import BESIDE, ONCE, WAIT, Message, message_time, messages, recomputed
-from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime
+from planner_core.cost.step_messages import (
+    BESIDE,
+    ONCE,
+    WAIT,
+    Message,
+    message_time,
+    message_waits,
+    messages,
+    recomputed,
+)
+from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime, waited_seconds
 from planner_core.cost.units import ops_before_the_units, sent_share
 
 __all__ = [
@@ -87,6 +96,7 @@ __all__ = [
     "exposed_parts",
     "local_bytes",
     "message_time",
+    "message_waits",
     "messages",
     "micro_batch",
     "named_mesh",
@@ -105,6 +115,7 @@ __all__ = [
     "touch_time",
     "unit_totals",
     "units_of",
+    "waited_seconds",
     "weight_roles",
     "weight_seconds",
     "weight_traffic",

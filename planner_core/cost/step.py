@@ -32,6 +32,7 @@ from planner_core.cost.step_messages import (
     BESIDE,
     Message,
     message_time,
+    message_waits,
     messages,
     once_a_step,
     one_micro_batch,
@@ -153,7 +154,7 @@ def unit_totals(unit: Unit, model: CostModel) -> Floats:
         if unit.beside(message):
             totals[c.FORWARD_TRAFFIC if forward else c.BACKWARD_TRAFFIC] += seconds
         else:
-            totals[c.FORWARD if forward else c.BACKWARD] += seconds
+            totals[c.FORWARD if forward else c.BACKWARD] += message_waits(message, model)
         totals[c.COMMUNICATION] += m * seconds
         if message.category == BESIDE and (forward or message.what.startswith("gradient")):
             ends += seconds

@@ -21,9 +21,11 @@ from planner_core.core import (
 )
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import step_bytes
+from planner_core.cost.compute import kernel_seconds
 from planner_core.cost.memory.saved import Rerun, run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, rows_at
+from planner_core.cost.step_time import waited_seconds
 from planner_core.cost.units import bucket_share
 
 WAIT, BESIDE, ONCE = "wait", "beside", "once"
@@ -36,7 +38,8 @@ class Message:
 
     `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
-    message (see `units.bucket_share`). `load`: how many times its bytes the fullest GPU sends or gets.
+    message (see `units.bucket_share`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
+    a kernel of the same operator that runs meanwhile.
     """
 
     site: str
@@ -51,6 +54,7 @@ class Message:
     weight: str = ""
     share: float = 1.0
     load: float = 1.0
+    behind_s: float = 0.0
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
@@ -61,6 +65,12 @@ def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
 def message_time(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step."""
     return m.count * collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
+
+
+def message_waits(m: Message, model: CostModel) -> float:
+    """Seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
+    each = collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
+    return m.count * float(waited_seconds(each, m.behind_s, model.contention))
 
 
 def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Iterator[Message]:
@@ -144,18 +154,21 @@ def _operand(
 
 def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
     chosen = rows_at(block, op, site)
-    for axis, row in enumerate(chosen):
-        for c in row.internal if model.sizes[axis] > 1 else ():
+    hides = any(c.share for row in chosen for c in row.internal)
+    kernels = kernel_seconds(op, block.values, chosen, model) if hides else (0.0, 0.0)
+    for axis, (row, n) in enumerate(zip(chosen, model.sizes, strict=True)):
+        for c in row.internal if n > 1 else ():
             others = math.prod(
-                n
-                for a, (r, n) in enumerate(zip(chosen, model.sizes, strict=True))
+                size
+                for a, (r, size) in enumerate(zip(chosen, model.sizes, strict=True))
                 if a != axis and r.label in c.shrinks
             )
+            behind = c.share * kernels[c.phase != "forward"] / n
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(
-                    op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.count, WAIT,
-                    load=model.load(row) if c.kind == "all_to_all" else 1.0,
+                    op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.runs(n), WAIT,
+                    load=model.load(row) if c.kind == "all_to_all" else 1.0, behind_s=behind,
                 )  # fmt: skip
 
 

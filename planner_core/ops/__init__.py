@@ -48,10 +48,10 @@ from planner_core.ops.registry import (
     whole_bytes,
     work_of,
 )
-from planner_core.ops.rules import Pair, Row
+from planner_core.ops.rules import Pair, Row, together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
 from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
-from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Scan, Work
+from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
 
 __all__ = [
     "DISPATCH",
@@ -70,6 +70,7 @@ __all__ = [
     "Local",
     "LocalBytes",
     "MemoryPasses",
+    "Merge",
     "Operator",
     "Pair",
     "Row",
@@ -93,6 +94,7 @@ __all__ = [
     "rows",
     "rule_of",
     "splits_kept",
+    "together",
     "whole_bytes",
     "work_of",
     "writes_in_place",

@@ -32,24 +32,35 @@ Shapes: TypeAlias = list[tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Internal:
     """A collective inside a row (parallel cross-entropy). `num_bytes` is its global size. Splits of the dims `shrinks` on other axes
-    make it smaller. If it sends value number `sends` of the op (operands, then results), or its gradient, a rule gives the number of
-    elements. `expand` makes bytes of it, and leaves out the gradient of a value that has none."""
+    make it smaller. On an axis of n ranks it runs `count` + `each_rank` · n times.
+
+    If it sends the values number `sends` of the op (operands, then results), or their gradients, a rule gives the number of elements.
+    `expand` makes bytes of it, in `least_item` bytes an element or more. In backward it leaves it out if none of them has a gradient.
+    `share`: it is issued before the kernel of one of n blocks and waited for behind it, and this share of the kernel hides it."""
 
     phase: str
     kind: str
     num_bytes: int
     shrinks: tuple[str, ...] = ()
     count: int = 1
-    sends: int | None = None
+    sends: tuple[int, ...] = ()
+    each_rank: int = 0
+    least_item: int = 1
+    share: float = 0.0
 
     def sized(self, ends: Sequence[Value]) -> tuple[Internal, ...]:
         """The same collective with its size in bytes, or none. `ends` are the op's operands and results."""
-        if self.sends is None:
+        if not self.sends:
             return (self,)
-        sent = ends[self.sends]
-        if self.phase != "forward" and not sent.grad:
+        sent = [ends[i] for i in self.sends]
+        if self.phase != "forward" and not any(v.grad for v in sent):
             return ()
-        return (replace(self, num_bytes=self.num_bytes * ITEM_BYTES[sent.meta.dtype], sends=None),)
+        item = max(self.least_item, ITEM_BYTES[sent[0].meta.dtype])
+        return (replace(self, num_bytes=self.num_bytes * item, sends=()),)
+
+    def runs(self, n: int) -> int:
+        """How often it runs on an axis of n ranks."""
+        return self.count + self.each_rank * n
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +68,8 @@ class Split:
     """One dim of the op's equation that may be split: its position in each operand and result (None: not there).
 
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
-    maps the position of an operand to the sizes of the fused parts along its split dim. `own_results`: inside the op its
-    first operand and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
+    maps the position of an operand to the sizes of the fused parts along its split dim. `exchanged`: inside the op these
+    operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
     that no other mesh axis may split beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
     `Workload.expert_imbalance` times the mean.
     """
@@ -70,7 +81,7 @@ class Split:
     bias: tuple[int, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     internal: tuple[Internal, ...] = ()
-    own_results: bool = False
+    exchanged: tuple[int, ...] = ()
     alone: tuple[str, ...] = ()
     routed: bool = False
 
@@ -102,7 +113,7 @@ class Row:
     divides: tuple[int, ...] = ()
     internal: tuple[Internal, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    own_results: bool = False
+    exchanged: tuple[int, ...] = ()
     alone: tuple[str, ...] = ()
     routed: bool = False
 
@@ -110,6 +121,11 @@ class Row:
     def splits_work(self) -> bool:
         """Whether each device does only its part of the work."""
         return self.label not in ("R", "P", "G")
+
+
+def together(chosen: Sequence[Row]) -> bool:
+    """Whether an operator can run these rows at once, one for each axis (see `Split.alone`)."""
+    return not any(other.label in row.alone for i, row in enumerate(chosen) for k, other in enumerate(chosen) if i != k)
 
 
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -151,7 +167,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     internal = tuple(found for c in s.internal for found in c.sized(ends))
     return Row(
         s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.own_results, s.alone, s.routed,
+        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.exchanged, s.alone, s.routed,
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class Attention:
 
     `causal`: query i sees the keys 0 to i, as in torch. `window`: the numbers of keys (before, behind) its own position that a query
     sees; None: all. `first` is the position of the first query, if the kernel has only some of the queries. The backward kernel
-    computes the scores again.
+    computes the scores again. `times`: how often the kernel runs.
     """
 
     batch: int
@@ -87,6 +87,7 @@ class Attention:
     window: tuple[int | None, int | None] = (None, None)
     backward: bool = False
     first: int = 0
+    times: int = 1
 
     @property
     def pairs(self) -> float:
@@ -115,7 +116,7 @@ class Attention:
     def flops(self) -> int:
         """Two products forward (scores, values). Five backward: the scores again, and the gradients of both products' factors."""
         widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
-        return int(2 * self.batch * self.heads * self.pairs * widths)
+        return int(2 * self.batch * self.heads * self.pairs * widths) * self.times
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,20 @@ class Scan:
     flops: int
 
 
-Kernel: TypeAlias = Gemm | GroupedGemm | Attention | Scan
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Kernels that join the results of others: `num_bytes` that each reads and writes, and how many there are."""
+
+    num_bytes: int
+    times: int
+
+    @property
+    def flops(self) -> int:
+        """They are bound by memory."""
+        return 0
+
+
+Kernel: TypeAlias = Gemm | GroupedGemm | Attention | Scan | Merge
 
 
 @dataclass(frozen=True, slots=True)

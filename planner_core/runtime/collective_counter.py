@@ -40,19 +40,22 @@ class CountCollectives(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("_c10d_functional", "c10d") and not name.startswith(("wait", "_wrap", "barrier", "monitored")):
-            self._count(KINDS.get(name, name), func, args, out)
+            kind = KINDS.get(name, name)
+            self._count("send_recv" if kind == "all_to_all" and _to_one_other(args) else kind, func, args, out)
         return out
 
     def _count(self, kind: str, func: Any, args: Any, out: Any) -> None:
         group = _group(args)
         n = group.size()
         num_bytes = _bytes(args[1] if func._schema.name.endswith(("_base_",)) else args[0])
-        if kind in ("all_gather", "all_to_all"):
+        if kind in ("all_gather", "all_to_all", "send_recv"):
             num_bytes *= n
         axis = self._axes.get(group.group_name, -1)
         if kind == "all_to_all":
             self.exchanges.append((self.phase, axis, num_bytes))
-        wire = {"all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": sent_in_exchange(num_bytes, n)}
+        wire = {
+            "all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": sent_in_exchange(num_bytes, n), "send_recv": num_bytes // n,
+        }  # fmt: skip
         row = self.rows.setdefault((self.phase, kind, axis), [0, 0, 0])
         for i, amount in enumerate(
             (self.packed(group.group_name), num_bytes, wire.get(kind, (n - 1) * num_bytes // n))
@@ -90,6 +93,17 @@ def _group(args: Any) -> dist.ProcessGroup:
                 continue
     name = [a for a in args if isinstance(a, str)][-1]
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def _to_one_other(args: Any) -> bool:
+    """Whether an all_to_all sends everything to the next rank around its group, and receives everything from the one before."""
+    splits = [a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(n, int) for n in a)]
+    if len(splits) != 2:
+        return False
+    group = _group(args)
+    size, rank = group.size(), dist.get_rank(group)
+    came, sent = ([r for r, count in enumerate(s) if count] for s in splits)
+    return size > 1 and (came, sent) == ([(rank - 1) % size], [(rank + 1) % size])
 
 
 def _bytes(item: Any) -> int:

@@ -24,9 +24,9 @@ def difference(wanted: Sequence[Event], recorded: Sequence[Event], prefixes: Ite
     """A sentence about the first difference between a run's order and the schedule; empty if there is none.
 
     Weight traffic must be issued and waited for at the scheduled place among the units. A collective for which an operator waits must
-    be waited for at once, inside its unit. In forward these follow the order of the operators; several of one operator may have any
-    order. In backward autograd chooses the order, so any order is right. If a unit begins backward twice, since two of its results
-    have gradients, it counts once.
+    be waited for at once, inside its unit; only the sends of a ring are waited for behind the kernel of a block. In forward these
+    follow the order of the operators; several of one operator may have any order. In backward autograd chooses the order, so any order
+    is right. If a unit begins backward twice, since two of its results have gradients, it counts once.
     """
     known = set(prefixes)
     ours, theirs = _windows(wanted, known), _windows(recorded, known)
@@ -60,7 +60,9 @@ def _windows(events: Sequence[Event], known: set[str]) -> list[Window]:
         elif e.packed:
             found[-1].traffic.append(f"{e.what} {e.kind} of {e.packed} on {e.axis}: {e.num_bytes}")
         elif e.what == "issue":
-            waited = at + 1 < len(events) and (events[at + 1].what, events[at + 1].kind) == ("wait", e.kind)
+            waited = e.kind == "send_recv" or (
+                at + 1 < len(events) and (events[at + 1].what, events[at + 1].kind) == ("wait", e.kind)
+            )
             late = "" if waited else ", waited for late"
             found[-1].values.append((getattr(e, "site", ""), f"{e.kind} on {e.axis}: {e.num_bytes}{late}"))
     return found

@@ -6,7 +6,6 @@ layer whose result is called Replicate, or sharded query heads with Replicate ke
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +29,7 @@ from planner_core.core import (
     local_shape,
 )
 from planner_core.models import graph_of
-from planner_core.ops import Kind, Pair, operator, rows
+from planner_core.ops import Kind, Pair, Row, operator, rows, together
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
@@ -73,11 +72,13 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
         site = bp.sites.get(op.name)
         if site is None or not _fits(op, site):
             continue
-        known, chosen = rows(op, block.values), []
+        known = rows(op, block.values)
+        chosen: list[Row] = []
         for axis, size in enumerate(sizes):
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
             made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
             same = [row for row in known if (row.inputs, row.outputs) == (taken, made)]
+            chosen += same[:1] if size > 1 else []
             uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
                 yield (
@@ -86,8 +87,7 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
-            chosen += same[:1] if size > 1 else []
-        if any(b.label in a.alone for a, b in itertools.permutations(chosen, 2)):
+        if not together(chosen):
             yield f"{where}: {op.name} splits {' and '.join(r.label for r in chosen)}, which do not go together on two mesh axes"
 
 

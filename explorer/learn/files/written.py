@@ -13,7 +13,7 @@ from explorer.learn.lesson import Choice, Values
 from explorer.learn.lessons import LESSONS
 from planner_core.core import InputError, Plan
 
-SENDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+SENDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from explorer.figures.svg_tensors import (
 )
 from explorer.learn.blocks.arranged import HALVES, Arranged, PlacedMessage
 
-SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "AA"}
+SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "AA", "send_recv": "SR"}
 CUTS = {"R": "whole", "S(0)": "columns", "S(1)": "rows"}
 """What a placement of a weight is called in the lessons."""
 MATRIX_W, MATRIX_H, PITCH = 88.0, 38.0, 62.0

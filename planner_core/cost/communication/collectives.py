@@ -2,7 +2,7 @@
 
 `bytes` is always B, the full (unsharded along that axis) tensor on one rank; n is the size of the axis.
 
-    wire bytes per rank   all_gather, reduce_scatter (n-1)/n·B    all_reduce 2(n-1)/n·B    all_to_all (n-1)/n²·B
+    wire bytes per rank   all_gather, reduce_scatter (n-1)/n·B    all_reduce 2(n-1)/n·B    all_to_all (n-1)/n²·B    send_recv B/n
     time                  a + x + curve · sqrt(a · x)
 
 `a` is the latency of the launch and of all hops. `x` is the transfer: the bytes on the slowest link over the link's rate. Links
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from planner_core.cost.communication.links import AxisLink
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 Array: TypeAlias = NDArray[np.float64]
 
 
@@ -54,9 +54,12 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
     """Bytes that one of n ranks sends for a full tensor of `num_bytes`, by the ring formulas, rounded down.
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005):
-    all_gather and reduce_scatter send n-1 pieces of B/n, all_reduce both, all_to_all n-1 pieces of B/n².
+    all_gather and reduce_scatter send n-1 pieces of B/n, all_reduce both, all_to_all n-1 pieces of B/n². In a send_recv each rank
+    sends its part to the next one.
     """
     _check(kind, n)
+    if kind == "send_recv":
+        return num_bytes // n if n > 1 else 0
     factor = {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1, "all_to_all": n - 1}[kind]
     return factor * num_bytes // (n * n if kind == "all_to_all" else n)
 
@@ -89,6 +92,8 @@ def algorithms(kind: str, link: AxisLink) -> tuple[Algorithm, ...]:
         return (_pairwise(link),)
     if kind == "all_reduce":
         return (_sum(link),)
+    if kind == "send_recv":
+        return (_next(link),)
     return (_ring(link),)
 
 
@@ -130,6 +135,12 @@ def _pairwise(link: AxisLink) -> Algorithm:
     together, so there is one latency and not n-1.
     """
     return Algorithm("pairwise", link.launch_s + link.exchange_s, link.exchange_s_per_byte, link.curve)
+
+
+def _next(link: AxisLink) -> Algorithm:
+    """send_recv: every rank sends B/n to the next rank around the axis. The slowest hop counts, at the rate that one GPU gets of it: a
+    GPU sends through its own network card, and not, like a ring of NCCL, through all cards of its node."""
+    return Algorithm("neighbour", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)
 
 
 def _check(kind: str, n: int) -> None:

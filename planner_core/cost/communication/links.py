@@ -40,7 +40,8 @@ class AxisLink:
     """One mesh axis on one cluster, as its groups see it when all of them run at once.
 
     `levels` are the names of the levels that the groups cross, innermost first. `bytes_per_s` and `latency_s` hold for one flat
-    ring: its slowest share of a link, and its slowest hop. `exchange_s_per_byte` is the time of an all_to_all per byte of B.
+    ring: its slowest share of a link, and its slowest hop. `send_bytes_per_s` is what one GPU gets of the links that the groups cross,
+    when all send at once. `exchange_s_per_byte` is the time of an all_to_all per byte of B.
     `stages` has one entry per crossed level if every group lies evenly on the levels. It is empty if some do not.
 
     Latencies: `launch_s` of any collective; `ring_s`, `sum_s` and `exchange_s` of the hops of one turn of a ring, of an
@@ -51,6 +52,7 @@ class AxisLink:
     size: int
     levels: tuple[str, ...] = ()
     bytes_per_s: float = math.inf
+    send_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     exchange_s_per_byte: float = 0.0
     stages: tuple[Stage, ...] = ()
@@ -75,7 +77,7 @@ def volume_link(size: int) -> AxisLink:
     A planner that does not know the topology assumes this (TAP). The rate is 1 GB/s, so that seconds read as gigabytes.
     """
     stage = Stage("volume", size, 1e9, 0.0)
-    return AxisLink(size, ("volume",), 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
+    return AxisLink(size, ("volume",), 1e9, 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
 
 
 def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
@@ -109,7 +111,8 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     summing = measured.summing if measured else 1.0
     switch = measured is not None and local >= SWITCH_GPUS
     return AxisLink(
-        size, tuple(cluster.levels[i].name for i in crossed), ring, slowest.latency_s, exchange, stages,
+        size, tuple(cluster.levels[i].name for i in crossed), ring,
+        min(rate / cluster.unit_gpus(i) for i, rate in enumerate(rates) if i <= max(crossed)), slowest.latency_s, exchange, stages,
         cluster.gpu.launch_s if measured is None else measured.base_s,
         ring_s=_turn(stages) if stages else size * slowest.latency_s,
         sum_s=_rise(stages, summing) if stages else 2 * math.log2(size) * _tree(slowest),

@@ -13,7 +13,7 @@ HEAD_DIM = 128
 
 @lru_cache(maxsize=20_000)
 def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> float:
-    """Seconds of one attention kernel `name` (flash1, flash2, cudnn, flash3).
+    """Seconds of one run of an attention kernel `name` (flash1, flash2, cudnn, flash3).
 
         seconds = FLOPs under the mask / (peak · the kernel's share) · (1 + ramp_keys / keys) · (1 + units / tiles)
 
@@ -25,4 +25,4 @@ def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> flo
     rate = gpu.attention_flops_per_s(dtype, name, kernel.backward) * narrow
     tiles = kernel.batch * kernel.heads * max(1.0, kernel.q_len / HEAD_DIM)
     fill = (1 + form.ramp_keys / kernel.kv_len) * (1 + gpu.products.units / tiles if form.rates else 1.0)
-    return kernel.flops / rate * fill
+    return kernel.flops / kernel.times / rate * fill

@@ -18,7 +18,7 @@ from planner_core.core import Op, Value
 from planner_core.cost.compute.attention import attention_seconds
 from planner_core.cost.compute.products import product_seconds, work_seconds
 from planner_core.cost.model import Array, CostModel
-from planner_core.ops import OWN_KERNEL, Attention, Kernel, Row, Scan, Work, operator, work_of
+from planner_core.ops import OWN_KERNEL, Attention, Kernel, Merge, Row, Scan, Work, operator, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,10 @@ def _seconds(kernel: Kernel, dtype: str, whole: bool, model: CostModel) -> float
     """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere."""
     gpu = model.cluster.gpu
     if isinstance(kernel, Attention):
-        return attention_seconds(kernel, model.workload.attention, dtype, gpu)
+        once = attention_seconds(kernel, model.workload.attention, dtype, gpu)
+        return once if kernel.times == 1 else kernel.times * max(once, gpu.launch_s)
+    if isinstance(kernel, Merge):
+        return kernel.times * max(kernel.num_bytes / gpu.bytes_per_s, gpu.launch_s)
     if isinstance(kernel, Scan):
         return kernel.flops / gpu.flops_per_s(dtype)
     return product_seconds(kernel, dtype, gpu) if whole else work_seconds(kernel, dtype, gpu)

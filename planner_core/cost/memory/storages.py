@@ -27,7 +27,7 @@ from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
 
 Key = tuple[str, object] | tuple[str, object, int]
 EXCHANGED = -1
-"""The number of an extra storage: the first operand, as the op has exchanged it (`Split.own_results`)."""
+"""The number of an extra storage: the first operand, as the op has exchanged it (`Split.exchanged`). Others have -2, -3 and so on."""
 
 
 @dataclass
@@ -65,7 +65,8 @@ class Storages:
         for key in self._sent_on(op, kept):
             own = ("extra", op.name, len(extras))
             self.size[own] = self.size[key]
-            self.size["extra", op.name, EXCHANGED] = self.bytes_of(op.inputs[0], site.inputs[0].dst.forward)
+            for i in self._exchanged(op):
+                self.size["extra", op.name, EXCHANGED - i] = self.bytes_of(op.inputs[i], site.inputs[i].dst.forward)
             extras.append(own)
             kept = [k for k in kept if k != key]
         self.saved[op.name] = tuple(dict.fromkeys([*kept, *extras]))
@@ -187,10 +188,14 @@ class Storages:
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
     def _sent_on(self, op: Op, kept: Sequence[Key]) -> list[Key]:
-        """The results of which an operator keeps a tensor of its own, as large (`Split.own_results`)."""
+        """The results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
         keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in kept]
-        rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True) if keys else ()
-        return keys if any(row.own_results and n > 1 for row, n in rows) else []
+        return keys if keys and self._exchanged(op) else []
+
+    def _exchanged(self, op: Op) -> list[int]:
+        """The operands that an operator exchanges inside, on any axis of several ranks."""
+        rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True)
+        return sorted({i for row, n in rows if n > 1 for i in row.exchanged})
 
     def held(self, op: Op) -> tuple[Key, ...]:
         """What is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it has
@@ -198,8 +203,8 @@ class Storages:
         if op.name not in self.plan.kept:
             return ()
         own = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
-        exchanged: Key = ("extra", op.name, EXCHANGED)
-        sent = [exchanged] if exchanged in self.size else []
+        received: list[Key] = [("extra", op.name, EXCHANGED - i) for i in range(len(op.inputs))]
+        sent = [key for key in received if key in self.size]
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own, *sent]))
 
     def forward_work(self, op: Op) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from planner_core.core import BlockPlan, Graph
 from planner_core.cost.model import CostModel
 from planner_core.cost.step import Unit, unit_totals, units_of
-from planner_core.cost.step_messages import message_time
+from planner_core.cost.step_messages import message_time, message_waits
 from planner_core.cost.step_time import Component, Floats
 from planner_core.ops import CoarseGraph
 
@@ -68,7 +68,7 @@ def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
     for message in unit.each:
         if not unit.beside(message):
             what = f"{message.kind} of {message.what}"
-            seconds = m * message_time(message, model)
+            seconds = m * message_waits(message, model)
             yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)
     traffic = weight_traffic(unit, model)
     for phase in ("forward", "backward"):

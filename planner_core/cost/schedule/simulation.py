@@ -19,7 +19,7 @@ from planner_core.cost.schedule.events import Rank
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, units_of
 from planner_core.cost.step import all_seconds
 from planner_core.cost.step import units_of as priced_units
-from planner_core.cost.step_messages import message_time, recomputed
+from planner_core.cost.step_messages import message_waits, recomputed
 
 STEADY = 4
 """Number of micro-batches that are simulated: the first, two between, and the last. Each other one takes as long as the second of the
@@ -88,5 +88,5 @@ class _Clock(Rank):
             bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
             again = recomputed(block, bp)
             self.known[key] = sum(all_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
-            self.known[key] += sum(message_time(m, self.model) for m in (unit.backward if back else unit.forward))
+            self.known[key] += sum(message_waits(m, self.model) for m in (unit.backward if back else unit.forward))
         return self.known[key]

@@ -1,8 +1,11 @@
-"""Attention as one fused kernel. Samples, heads and queries may be sharded.
+"""Attention as one fused kernel. Samples, heads and queries may be sharded, and keys and values beside the queries.
 
 A causal mask gives late queries more keys than early ones. So a split of causal queries is balanced (`context`): of 2n blocks of
 queries GPU i computes blocks 2i and 2n-1-2i, which see 2n+1 blocks of keys together, whatever i is. It holds blocks 2i and 2i+1, so
 it exchanges the second one with GPU n-1-i, its mirror: queries before the kernels and results behind them. Keys and values are whole.
+
+A ring (`ring`) shards keys and values too. Blocks of them go round the ranks, each behind the kernel of the block before. Causal, a rank
+exchanges halves of queries, keys and values with its mirror first. Then each step has half of the pairs of two blocks, on every rank.
 
 Example: 8 queries on two GPUs, in blocks of 2. GPU 0 holds blocks 0 and 1, and GPU 1 blocks 2 and 3. GPU 0 computes blocks 0 and 3,
 which see 2 and 8 keys; GPU 1 computes blocks 2 and 1, which see 6 and 4.
@@ -16,10 +19,18 @@ from dataclasses import replace
 from planner_core.core import Attr, Op
 from planner_core.ops.operators import Kind, Local, Operator
 from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, split
-from planner_core.ops.work import Attention, Part, Sizes, fused
+from planner_core.ops.work import Attention, Merge, Part, Sizes, fused
 
 CONTEXT = "context"
 """The label of a split of causal queries."""
+RING = "ring"
+"""The label of a split of queries, keys and values alike."""
+ALONG = (RING, CONTEXT, "queries")
+"""The splits of a sequence that do not go together with a ring on another axis."""
+SUMS = 4
+"""Bytes of an element, at least, of the sums of gradients that go round."""
+MERGED, SUMMED = 18, 10
+"""Bytes of memory traffic for an element in half precision: to cast it and merge it into a result, and to add it to a sum."""
 
 
 def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -39,17 +50,48 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         found.append(split("queries", at(2, None, None), [2], q[2]))
     if op.attrs.get("is_causal") and q[2] == k[2] and q[2] % 2 == 0 and op.attrs.get("window_size") is None:
         found.append(_context(q, outs[0], len(ins)))
+    if len(ins) == 3 and q[2] > 1 and k[2] > 1 and op.attrs.get("window_size") is None:
+        causal = bool(op.attrs.get("is_causal"))
+        if not causal or (q[2] == k[2] and q[2] % 2 == 0):
+            found.append(_ring(ins, outs[0], causal))
     return Rule(tuple(found))
 
 
 def _context(q: tuple[int, ...], out: tuple[int, ...], num_inputs: int) -> Split:
     """The split of causal queries. Each part is two blocks, of which one is exchanged."""
-    sent = [
-        Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", CONTEXT), sends=value)
+    sent = _mirrored(CONTEXT, ((0, q),), num_inputs, out)
+    return Split(CONTEXT, (2, None, None), (2,), (q[2], q[2] // 2), internal=sent, exchanged=(0,))
+
+
+def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
+    """The split of queries, keys and values. Keys and values go round, and in backward they and their gradients.
+
+    On n ranks each block takes n - 1 sends. So do its gradients, and one more to come home. If causal, each part is two blocks, of which
+    one is exchanged first.
+    """
+    q, k, v = ins
+    sizes = (math.prod(k) + math.prod(v), ("batch", "heads", RING))
+    blocks = Internal("forward", "send_recv", *sizes, count=-1, sends=(1,), each_rank=1, share=1.0)
+    again = replace(blocks, phase="backward", sends=(0, 1, 2), share=1 / 3)
+    follow = replace(again, sends=(1, 2), least_item=SUMS, share=2 / 3)
+    round_trip = (blocks, again, follow, replace(follow, count=1, each_rank=0, share=0.0))
+    if not causal:
+        return Split(RING, (2, 2, 2), (2,), (q[2], k[2]), internal=round_trip, alone=ALONG)
+    sent = _mirrored(RING, tuple(enumerate(ins)), 3, out)
+    return Split(
+        RING, (2, 2, 2), (2,), (q[2], q[2] // 2), internal=(*sent, *round_trip), exchanged=(0, 1, 2), alone=ALONG
+    )
+
+
+def _mirrored(
+    label: str, operands: tuple[tuple[int, tuple[int, ...]], ...], num_inputs: int, out: tuple[int, ...]
+) -> tuple[Internal, ...]:
+    """The exchange of halves with the mirror: of some operands and the result forward, and of their gradients backward."""
+    return tuple(
+        Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", label), sends=(value,))
         for phase in ("forward", "backward")
-        for value, shape in ((0, q), (num_inputs, out))
-    ]
-    return Split(CONTEXT, (2, None, None), (2,), (q[2], q[2] // 2), internal=tuple(sent), own_results=True)
+        for value, shape in (*operands, (num_inputs, out))
+    )
 
 
 def attention_shape(op: Op, sizes: Sizes) -> Attention:
@@ -84,11 +126,25 @@ def _bounded(keys: Attr) -> int | None:
 def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """One kernel. If causal queries are split, two: those of the first GPU, which has the first block of queries and the last."""
     whole = attention_shape(op, sizes)
+    n = sizes.whole[1][-2] // whole.kv_len
+    if n > 1:
+        return _ring_work(whole, n)
     kernels = [whole]
     if whole.causal and sizes.whole[0][-2] != whole.q_len:
         block, keys = whole.q_len // 2, whole.kv_len
         kernels = [replace(whole, q_len=block, kv_len=block), replace(whole, q_len=block, first=keys - block)]
     return tuple(fused(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
+
+
+def _ring_work(own: Attention, n: int) -> tuple[Part, ...]:
+    """The rank's own block, n - 1 other blocks, and their merging: of results forward, and of all gradients backward."""
+    half = replace(own, kv_len=own.kv_len // 2, causal=False) if own.causal else own
+    other = replace(half, times=n - 1)
+    rows, keys = own.batch * own.heads * own.q_len, own.batch * own.kv_heads * own.kv_len
+    merged = Merge(MERGED * rows * own.value_dim, n - 1)
+    summed = Merge(SUMMED * (rows * own.head_dim + keys * (own.head_dim + own.value_dim)), n)
+    kernels = [fused(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in (own, other)]
+    return *kernels, fused(merged, summed, (0, 1, 2))
 
 
 OPERATORS = (

@@ -224,9 +224,9 @@ def _dispatch(ins: Shapes) -> Split:
     """
     (tokens, width), (_, k) = ins[0], ins[1]
     copies = tokens * k * width
-    gathered = Internal("forward", "all_gather", tokens * k, ("tokens",), sends=1)
+    gathered = Internal("forward", "all_gather", tokens * k, ("tokens",), sends=(1,))
     sent = [
-        Internal(phase, "all_to_all", copies, ("tokens",), sends=end)
+        Internal(phase, "all_to_all", copies, ("tokens",), sends=(end,))
         for phase in ("forward", "backward")
         for end in (0, len(ins))
     ]

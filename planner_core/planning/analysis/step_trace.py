@@ -28,6 +28,7 @@ from planner_core.cost import (
     block_of,
     cost_model_of,
     message_time,
+    message_waits,
     op_seconds,
     recomputed,
     units_of,
@@ -288,7 +289,7 @@ class _Step:
     def _wait(self, m: Message, who: str) -> _Piece:
         sent = f"{m.kind} of {m.what}"
         return _Piece(
-            WAITS, f"waits for {sent}", message_time(m, self.model), f"{who}; {m.site}, {_over(m, self.plan)}", sent
+            WAITS, f"waits for {sent}", message_waits(m, self.model), f"{who}; {m.site}, {_over(m, self.plan)}", sent
         )
 
     def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
@@ -310,7 +311,7 @@ class _Step:
 
     def _held(self, unit: Unit, phase: str, edge: bool) -> float:
         """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
-        waits = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
+        waits = sum(message_waits(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
         sent = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and unit.beside(m))
         sent += sum(message_time(m, self.model) for m in unit.once if m.phase == phase and edge)
         busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)

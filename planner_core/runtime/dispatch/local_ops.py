@@ -19,15 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Shard
 
 from planner_core.runtime.dispatch.experts import dispatched_experts, own_experts
-from planner_core.runtime.dispatch.redistribute import all_gather, all_reduce, exchange
+from planner_core.runtime.dispatch.redistribute import all_gather, all_reduce, exchange, send_recv
 from planner_core.runtime.plan_reader import Placements, Row
-from planner_core.runtime.program.functions import (
-    batch_norm,
-    causal_attention,
-    cross_entropy,
-    embedding,
-    nll_loss,
-)
+from planner_core.runtime.program.operators.attention import causal_attention
+from planner_core.runtime.program.operators.functions import batch_norm, cross_entropy, embedding, nll_loss
+from planner_core.runtime.program.operators.ring import ring_attention
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,10 @@ class MeshAxis:
     ) -> torch.Tensor:
         """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
         return exchange(pieces, counts, self.mesh, self.axis, received)
+
+    def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Send a flat tensor to the next rank, and receive one as long from the rank before."""
+        return send_recv(x, self.mesh, self.axis)
 
 
 @dataclass
@@ -286,8 +286,18 @@ def _split_batch_norm(
 
 @_rule("scaled_dot_product_attention")
 def _attention(call: OpCall) -> torch.Tensor:
+    ring = call.ranks(call.operand(1), 2)
+    if ring:
+        return _in_a_ring(ring, *call.args, **call.kwargs)
     queries = call.ranks(call.operand(0), 2)
     return _split_attention(queries, *call.args, **call.kwargs) if queries else attention(*call.args, **call.kwargs)
+
+
+def _in_a_ring(
+    ring: list[MeshAxis], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    return ring_attention(query, key, value, ring=ring, is_causal=is_causal, dropout_p=dropout_p, **options)
 
 
 def _split_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +30,9 @@ class RankAxis(Protocol):
     ) -> torch.Tensor:
         """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it (default: as many); in order
         of ranks. `back`: the pieces return to where they came from, so the plan knows the size of what is received."""
+
+    def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Send a flat tensor to the next rank, and receive one as long from the rank before. Waits when the result is called."""
 
 
 Axes = Sequence[RankAxis]

@@ -8,7 +8,7 @@ A dim with segments (q, k, v in one projection) is sharded segment by segment: e
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
+from planner_core.runtime.program.collectives import neighbours
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
@@ -81,6 +82,13 @@ def exchange(
     """Send `counts[r]` of the pieces along dim 0 to each rank r of a mesh axis, and receive `received[r]` from it (default: as
     many); in order of ranks."""
     return _done(collectives.all_to_all_single(pieces.contiguous(), received or counts, counts, (mesh, axis)))
+
+
+def send_recv(x: torch.Tensor, mesh: DeviceMesh, axis: int) -> Callable[[], torch.Tensor]:
+    """Send a flat tensor to the next rank of a mesh axis, and receive one as long from the rank before. The result waits for it."""
+    there, here = neighbours(x.numel(), mesh.size(axis), mesh.get_local_rank(axis))
+    coming = collectives.all_to_all_single(x, here, there, (mesh, axis))
+    return lambda: _done(coming)
 
 
 def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: Segments) -> torch.Tensor:

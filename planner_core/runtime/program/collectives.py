@@ -102,6 +102,14 @@ class Axis:
         """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
         return pieces if self.size == 1 else self.start_all_to_all(pieces, counts, received, back=back)()
 
+    def start_send_recv(self, x: torch.Tensor) -> Finish:
+        """Send a flat tensor to the next rank, and receive one as long from the rank before."""
+        there, here = neighbours(x.numel(), self.size, self.rank)
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, here, there, self.group_name))
+        out = torch.empty_like(x)
+        return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
+
     def _issue(
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
     ) -> Finish:  # fmt: skip
@@ -112,7 +120,7 @@ class Axis:
         trace, self.packed = self.trace, max(1, packed)
         work = collective(*args, group=self.group, async_op=True)
         self.packed = 1
-        num_bytes = counted.nbytes * (self.size if kind == "all_to_all" else 1)
+        num_bytes = counted.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
         if trace is not None:
             trace.add("issue", kind, self.name, num_bytes, packed)
 
@@ -170,6 +178,13 @@ class Axis:
     def divide(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""
         return x / self.size
+
+
+def neighbours(length: int, size: int, rank: int) -> tuple[list[int], list[int]]:
+    """How many of `length` elements go to each rank and come from each rank, if all go to the next rank around a ring."""
+    there, here = [0] * size, [0] * size
+    there[(rank + 1) % size] = here[(rank - 1) % size] = length
+    return there, here
 
 
 def _traced(out: torch.Tensor) -> Finish:

@@ -321,6 +321,9 @@ def _holds_tensor(item: Any) -> bool:
 @_rule("scaled_dot_product_attention")
 def _attention(local: LocalCall) -> str:
     p = local.argument("dropout_p", 4, 0.0)
+    ring = local.axes(local.operand(1), 2)
+    if ring:
+        return _in_a_ring(local, ring, p)
     queries = local.axes(local.operand(0), 2) if local.argument("is_causal", 5, False) else []
     if not p and not queries:
         return local.plain()
@@ -333,3 +336,10 @@ def _attention(local: LocalCall) -> str:
         split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
         shown += ["seed=seed + {site}", f"split={local.named(split)}"]
     return f"{'attention' if p else 'causal_attention'}({', '.join(shown)})"
+
+
+def _in_a_ring(local: LocalCall, ring: list[int], dropout_p: float) -> str:
+    options = {"is_causal": local.argument("is_causal", 5, False), "dropout_p": dropout_p}
+    options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
+    shown = [f"{name}={literal(value, local.foreign)}" for name, value in options.items() if value]
+    return f"ring_attention({', '.join([*local.texts[:3], *shown])}, ring={local.named(ring)})"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, Op, Shard, root
-from planner_core.cost import Component, CostModel
+from planner_core.cost import Component, CostModel, waited_seconds
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
@@ -29,7 +29,7 @@ class Runs:
     same for each way to recompute the block. `factors` are those without a weight, by the unit's options and their place.
     """
 
-    seconds: dict[str, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
+    seconds: dict[str, tuple[Floats, Floats, Floats, Floats]] = field(default_factory=dict)
     index: dict[int, Ints] = field(default_factory=dict)
     factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
 
@@ -93,12 +93,12 @@ class GroupWork:
         for k, op in enumerate(self.strategy.ops):
             again = self.options.again.get(op.name)
             sends, computed = again is not None and again.sends, computes_again(op, self.options.again)
-            forward, backward, waits = self._run(k)
+            forward, backward, sent, waits = self._run(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
                 backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
             )
-            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (waits.sum(axis=0) + waits[0] * sends)
+            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * sends)
             roots = {root(self.block, v) for v in op.saved} | (
                 set(op.outputs) if op.name in self.options.kept else set()
             )
@@ -115,7 +115,7 @@ class GroupWork:
         return cost
 
     def _exchanged(self, k: int, kept: Collection[int]) -> Floats:
-        """[joint row]: bytes that op k keeps more if it exchanges its operand and its results inside (`Split.own_results`).
+        """[joint row]: bytes that op k keeps more if it exchanges operands and its results inside (`Split.exchanged`).
 
         `kept` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
         """
@@ -123,24 +123,29 @@ class GroupWork:
         for v in op.outputs:
             if v in op.saved and v not in kept:
                 total += self.made_bytes(k, v) * self.options.share(op)
-        if op.name in self.options.kept:
-            sharded = [isinstance(r[k].inputs[0][0], Shard) for r in self.strategy.rows]
-            total += self.block.values[op.inputs[0]].meta.num_bytes / self._parts(sharded)
+        for i in range(len(op.inputs)) if op.name in self.options.kept else ():
+            sharded = [isinstance(r[k].inputs[i][0], Shard) for r in self.strategy.rows]
+            local = self.block.values[op.inputs[i]].meta.num_bytes / self._parts(sharded)
+            total += np.where(self._any_axis([i in r[k].exchanged for r in self.strategy.rows]), local, 0.0)
         return total
 
     def own_results(self, k: int) -> Bools:
-        """[joint row]: whether op k keeps tensors of its own in place of its results (`Split.own_results`)."""
-        flags = np.array([rows[k].own_results for rows in self.strategy.rows])
-        found: Bools = np.asarray((flags[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
+        """[joint row]: whether op k keeps tensors of its own in place of its results (`Split.exchanged`)."""
+        return self._any_axis([bool(rows[k].exchanged) for rows in self.strategy.rows])
+
+    def _any_axis(self, flags: list[bool]) -> Bools:
+        """[joint row]: whether the row of some axis of several ranks has a flag; `flags` has one per row."""
+        found: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
         return found
 
-    def _run(self, k: int) -> tuple[Floats, Floats, Floats]:
-        """Seconds of op k [joint row], forward and backward, and those of the collectives inside it [phase, joint row]. They are the
-        same in all variants of a block."""
+    def _run(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds of op k [joint row], forward and backward; those of the collectives inside it [phase, joint row], and those that it
+        waits for them. They are the same in all variants of a block."""
         op = self.strategy.ops[k]
         known = self.runs.seconds
         if op.name not in known:
-            known[op.name] = *op_time(op, self._kernels(k), self._moved(k), self.model), self._internal(k)
+            kernels = self._kernels(k)
+            known[op.name] = *op_time(op, kernels, self._moved(k), self.model), *self._internal(k, kernels)
         return known[op.name]
 
     def made_bytes(self, k: int, value: int) -> Floats:
@@ -201,13 +206,13 @@ class GroupWork:
         found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.share(op)
         return found
 
-    def _internal(self, k: int) -> Floats:
-        """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1).
+    def _internal(self, k: int, kernels: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1), and those that it waits for them.
 
         `shrunk` are the rows that make the message smaller: the message is divided by the sizes of their axes, except the
         axis on which the collective runs.
         """
-        total = np.zeros((2, len(self.index)))
+        total, waits = np.zeros((2, 2, len(self.index)))
         for axis, link in enumerate(self.model.links):
             for r, rows in enumerate(self.strategy.rows):
                 here: Bools = self.index[:, axis] == r
@@ -216,6 +221,8 @@ class GroupWork:
                     own = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     others = joint_parts(shrunk, self.index, self.model.sizes) / own
                     load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0
-                    seconds = c.count * collective_times(c.kind, load * c.num_bytes / others, link)
-                    total[int(c.phase != "forward")] += np.where(here, seconds, 0.0)
-        return total
+                    each, phase = collective_times(c.kind, load * c.num_bytes / others, link), int(c.phase != "forward")
+                    runs, behind = c.runs(link.size), c.share * kernels[phase] / link.size
+                    total[phase] += np.where(here, runs * each, 0.0)
+                    waits[phase] += np.where(here, runs * waited_seconds(each, behind, self.model.contention), 0.0)
+        return total, waits

@@ -20,7 +20,7 @@ from planner_core.models.capture.attributes import describe
 from planner_core.models.hooks.moe import moe_experts
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.registry import rows
-from planner_core.ops.rules import Row
+from planner_core.ops.rules import Row, together
 
 Rank = tuple[int, ...]
 Pieces = dict[Rank, torch.Tensor]
@@ -282,6 +282,9 @@ def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tenso
 
 def _attention(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     """This rank's rows of a causal mask, written out."""
+    if w.num_parts(1, 2) > 1:
+        peers = w.peers(rank, "ring")
+        mine = [mine[0], *(torch.cat([w.operands[r][i] for r in peers], 2) for i in (1, 2))]
     if not w.op.attrs.get("is_causal") or w.num_parts(0, 2) == 1:
         return w.case.call(mine)
     query, key, value = mine
@@ -319,8 +322,7 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
                 need[v, p.dim] = need.get((v, p.dim), 1) * n
                 extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))
     busy = [r for r, n in zip(chosen, sizes, strict=True) if n > 1]
-    apart = all(b.label not in a.alone for a, b in itertools.permutations(busy, 2))
-    return apart and all(e % n == 0 for key, n in need.items() for e in extents[key])
+    return together(busy) and all(e % n == 0 for key, n in need.items() for e in extents[key])
 
 
 def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from planner_core.runtime.dispatch.ranks import part
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.functions import causal_attention
+from planner_core.runtime.program.operators.attention import causal_attention
 
 MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
 """Kinds that drop whole channels: the mask spans this many dims."""

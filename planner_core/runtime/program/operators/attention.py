@@ -1,0 +1,123 @@
+"""Causal attention of which each rank has some queries, and all keys and values."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from planner_core.runtime.dispatch.kept import passing
+from planner_core.runtime.dispatch.ranks import Axes, part, parts
+from planner_core.runtime.program.operators.blocks import flash_can_run
+
+Kernel = Callable[..., torch.Tensor]
+
+
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, queries: Axes, kernel: Kernel | None = None, **options: Any
+) -> torch.Tensor:  # fmt: skip
+    """Causal attention of this rank's queries [sample, head, token, width]; the axes `queries` shard the tokens of all queries.
+
+    Of 2n blocks of queries this rank holds 2i and 2i+1, and computes 2i and 2n-1-2i: each rank then has equally many pairs of a query
+    and a key (see `ops/catalog/attention.py`). `options` are those of torch's function. `kernel` runs in its place.
+    """
+    kernel = kernel or F.scaled_dot_product_attention
+    n, i, block = parts(queries), part(queries), query.shape[-2] // 2
+    ends = (block * (2 * i + 1), block * (2 * n - 2 * i))
+    blocks = _ToMirror.apply(query, -2, queries)
+    keys, values = _Beginnings.apply(key, ends), _Beginnings.apply(value, ends)
+    made = [_last_rows(kernel, *each, options).transpose(-2, -3) for each in zip(blocks, keys, values, strict=True)]
+    back: torch.Tensor = _FromMirror.apply(*made, -3, queries)
+    return back.transpose(-2, -3)  # laid out as a flash kernel lays it out
+
+
+def _last_rows(
+    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """Causal attention of the last queries: the last query sees all of these keys.
+
+    torch's function aligns a causal mask with the first key. The flash kernel aligns it with the last one, as is needed here. Where it
+    cannot run, the mask is a tensor.
+    """
+    rows, columns = query.shape[-2], key.shape[-2]
+    if query.is_meta or rows == columns:
+        return kernel(query, key, value, is_causal=True, **options)
+    dropout_p, scale = options.get("dropout_p", 0.0), options.get("scale")
+    if flash_can_run(query, key, value, dropout_p, bool(options.get("enable_gqa", False))):
+        out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, True, scale=scale
+        )[0]
+        return out
+    mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+    return kernel(query, key, value, attn_mask=mask, **options)
+
+
+def swap(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
+    """What this rank keeps, and what its mirror on all `axes` sends for what it gets. Both are parts of one new tensor."""
+    for axis in axes:
+        mirror = axis.size - 1 - axis.rank
+        counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
+        pair = (kept, sent) if axis.rank <= mirror else (sent, kept)
+        with passing():
+            pieces = torch.stack(pair)
+        first, second = axis.exchange(pieces, counts).unbind(0)
+        kept, sent = (first, second) if axis.rank <= mirror else (second, first)
+    return kept, sent
+
+
+class _ToMirror(torch.autograd.Function):
+    """The first half of a tensor along `dim`, and the second half of the mirror's."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.where = dim, axes
+        first, second = x.chunk(2, dim)
+        return swap(first, second, axes)
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
+        dim, axes = ctx.where
+        return torch.cat(swap(first, second, axes), dim), None, None
+
+
+class _FromMirror(torch.autograd.Function):
+    """The inverse of `_ToMirror`."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor, dim: int, axes: Axes) -> torch.Tensor:
+        ctx.where = dim, axes
+        with passing():
+            halves = swap(first, second, axes)
+        return torch.cat(halves, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        dim, axes = ctx.where
+        first, second = gradient.chunk(2, dim)
+        return *swap(first, second, axes), None, None
+
+
+class _Beginnings(torch.autograd.Function):
+    """The first tokens of keys or values up to each of two `ends`, as views. Backward adds both gradients into one tensor."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ends: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.length = x.shape[-2]
+        return x[..., : ends[0], :], x[..., : ends[1], :]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        short, long = sorted(gradients, key=lambda g: g.shape[-2])
+        whole = long.new_zeros((*long.shape[:-2], ctx.length, long.shape[-1]))
+        whole[..., : long.shape[-2], :] = long
+        whole[..., : short.shape[-2], :] += short
+        return whole, None

@@ -1,0 +1,118 @@
+"""Attention of queries to one block of keys, with the log-sum-exp by which blocks are merged, and its backward.
+
+torch's own kernels run where they can: flash attention on a GPU in half precision, and the flash kernel for CPUs. Elsewhere the block
+is written out, with scores of [queries, keys] for each head.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import torch
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def flash_can_run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, gqa: bool) -> bool:
+    """Whether the flash kernel of a GPU takes these operands."""
+    if not query.is_cuda or query.shape[-1] % 8:
+        return False
+    return bool(can_use_flash_attention(SDPAParams(query, key, value, None, dropout_p, False, gqa)))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which blocks are merged and gradients are summed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def laid_out(like: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor [sample, head, token, width] with the tokens of `like`, laid out as a flash kernel lays it out."""
+    samples, heads, tokens, _ = like.shape
+    return like.new_empty((samples, tokens, heads, width), dtype=dtype).transpose(1, 2)
+
+
+def block(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None) -> Pair:
+    """The result [sample, head, query, width] and the log-sum-exp [sample, head, query] of one block of keys.
+
+    `key` and `value` may have fewer heads than `query`. With `causal`, there are as many keys as queries, at the same positions.
+    """
+    if query.is_meta:
+        return laid_out(query, value.shape[-1], query.dtype), query.new_empty(query.shape[:-1], dtype=torch.float32)
+    if flash_can_run(query, key, value, 0.0, key.shape[1] != query.shape[1]):
+        made = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        return made[0], made[1]
+    key, value = _each_head(key, query), _each_head(value, query)
+    if _cpu_kernel(query, value):
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, scale=scale
+        )
+        return out, sums
+    scores = _scores(query, key, causal, scale)
+    sums = scores.logsumexp(-1)
+    return ((scores - sums[..., None]).exp() @ value.to(scores.dtype)).to(query.dtype), sums
+
+
+def block_backward(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, sums: torch.Tensor,
+    causal: bool, scale: float | None,
+) -> Three:  # fmt: skip
+    """The gradients of the queries, and what these queries add to those of the keys and values of one block.
+
+    `out` and `sums` are the result and the log-sum-exp over all blocks, and `gradient` is that of the result.
+    """
+    if query.is_meta:
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    sums = sums.contiguous()
+    if flash_can_run(query, key, value, 0.0, key.shape[1] != query.shape[1]):
+        chance = torch.empty(2, dtype=torch.uint64, device=query.device)  # is not read without dropout
+        flash: Three = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            gradient, query, key, value, out, sums, None, None, query.shape[2], key.shape[2], 0.0, causal, chance, chance, scale=scale,
+        )  # fmt: skip
+        return flash
+    heads = key.shape[1]
+    key, value = _each_head(key, query), _each_head(value, query)
+    if _cpu_kernel(query, value):
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, out, sums, 0.0, causal, scale=scale
+        )
+    else:
+        found = _written_out(gradient, query, key, value, out, sums, causal, scale)
+    return found[0], _summed_heads(found[1], heads), _summed_heads(found[2], heads)
+
+
+def _written_out(
+    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, sums: torch.Tensor,
+    causal: bool, scale: float | None,
+) -> Three:  # fmt: skip
+    weights = (_scores(query, key, causal, scale) - sums[..., None]).exp()
+    q, k, v, out, d = (t.to(weights.dtype) for t in (query, key, value, out, gradient))
+    share = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _scale(query, scale)
+    return (share @ k).to(query.dtype), (share.mT @ q).to(key.dtype), (weights.mT @ d).to(value.dtype)
+
+
+def _cpu_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
+    return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+
+
+def _scale(query: torch.Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5) if scale is None else scale
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+    dtype = wide(query.dtype)
+    scores = query.to(dtype) @ key.to(dtype).mT * _scale(query, scale)
+    if not causal:
+        return scores
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def _each_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Keys or values for each head of the queries."""
+    return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
+
+
+def _summed_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """The gradient of `heads` heads, each of which several heads of the queries have read."""
+    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)

@@ -1,0 +1,179 @@
+"""Attention of which each rank has a part of the queries and the same part of the keys and values: a ring.
+
+A rank computes its queries against its own block of keys and values. Meanwhile it sends the block to the next rank, and gets one
+from the rank before. After n - 1 sends every rank has seen every block. The parts of the result are merged by their log-sum-exp. In
+backward the blocks go round once more. The sums of their gradients follow them one step later, and a last send brings them home.
+
+Causal: a rank exchanges its second half with its mirror, as in `attention`. Then it has a low and a high part of the sequence. Of a
+block that comes from a lower rank all queries see the low half of the keys, and of any other block the high half of the queries sees all.
+So each step has half of the pairs of a block, on every rank.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from planner_core.runtime.dispatch.kept import passing
+from planner_core.runtime.dispatch.ranks import Axes, RankAxis
+from planner_core.runtime.program.operators.attention import swap
+from planner_core.runtime.program.operators.blocks import block, block_backward, laid_out, wide
+
+Coming = Callable[[], torch.Tensor]
+LOW, HIGH = 0, 1
+
+
+def ring_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, ring: Axes, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, dropout_p: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """Attention of this rank's queries [sample, head, token, width]. The axis `ring` shards queries, keys and values by token.
+
+    Heads of keys and values may be fewer than those of queries. Raises NotImplementedError for dropout, and on two axes.
+    """
+    if dropout_p:
+        raise NotImplementedError(
+            "attention whose keys and values are passed around a ring cannot drop weights out; set the model's attention dropout "
+            "to 0, or edit the plan so that this attention takes whole keys and values"
+        )
+    if len(ring) != 1:
+        raise NotImplementedError("attention can be passed around a ring along one mesh axis; plan this model again")
+    out: torch.Tensor = _Ring.apply(query, key, value, ring[0], is_causal, scale)
+    return out
+
+
+class _Ring(torch.autograd.Function):
+    _shardscope = True  # not an op of the model
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
+    ) -> torch.Tensor:  # fmt: skip
+        if causal:
+            query, key, value = (_to_ends(t, axis, -2) for t in (query, key, value))
+        with passing():
+            merged, sums = _around(query, key, value, axis, causal, scale)
+        own, sums = merged.to(query.dtype, copy=True), sums.clone()
+        out = _from_ends(own.transpose(1, 2), axis, -3).transpose(1, 2) if causal else own
+        ctx.save_for_backward(query, key, value, own, sums)
+        ctx.how = axis, causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        axis, causal, scale = ctx.how
+        saved = ctx.saved_tensors
+        if causal:
+            gradient = _to_ends(gradient.transpose(1, 2), axis, -3).transpose(1, 2)
+        summed = any(ctx.needs_input_grad[1:3])
+        found = _around_again(gradient, saved, axis, causal, scale, summed)
+        wanted = [g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)]
+        if causal:
+            wanted = [None if g is None else _from_ends(g, axis, -2) for g in wanted]
+        return *wanted, None, None, None
+
+
+def _around(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result over all blocks and its log-sum-exp, both in the dtype of sums."""
+    held = _packed(key, value)
+    merged, sums = laid_out(query, value.shape[-1], wide(query.dtype)), query.new_empty(0)
+    for step in range(axis.size):
+        coming = axis.start_send_recv(held) if step < axis.size - 1 else None
+        rows, keys = _seen(axis, step, causal)
+        k, v = (_half(t, keys) for t in _unpacked(held, key, value))
+        part, part_sums = block(_half(query, rows), k, v, causal and not step, scale)
+        if step:
+            _merge(_half(merged, rows), _half(sums[..., None], rows), part, part_sums[..., None])
+        else:
+            merged.copy_(part)
+            sums = part_sums.to(merged.dtype)
+        held = held if coming is None else coming()
+    return merged, sums
+
+
+def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_sums: torch.Tensor) -> None:
+    """Add the part of one block to a result, in place. Both are weighted by their sums of exponentials."""
+    total = torch.logaddexp(sums, part_sums)
+    merged.lerp_(part.to(merged.dtype), (part_sums - total).exp())
+    sums.copy_(total)
+
+
+def _around_again(
+    gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], axis: RankAxis, causal: bool, scale: float | None, summed: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The gradients of queries, keys and values. Without `summed` those of keys and values are not sent, and mean nothing."""
+    query, key, value, out, sums = saved
+    held = _packed(key, value)
+    of_queries = torch.zeros_like(query, dtype=wide(query.dtype))
+    of_block = torch.zeros_like(held, dtype=wide(query.dtype))
+    for step in range(axis.size):
+        coming = axis.start_send_recv(held) if step < axis.size - 1 else None
+        following = axis.start_send_recv(of_block) if step and summed else None
+        rows, keys = _seen(axis, step, causal)
+        k, v = (_half(t, keys) for t in _unpacked(held, key, value))
+        at_rows = [_half(t, rows) for t in (gradient, query, out, sums[..., None])]
+        dq, dk, dv = block_backward(
+            at_rows[0], at_rows[1], k, v, at_rows[2], at_rows[3].squeeze(-1), causal and not step, scale
+        )
+        held = held if coming is None else coming()
+        of_block = of_block if following is None else following()
+        _half(of_queries, rows).add_(dq)
+        for total, more in zip(_unpacked(of_block, key, value), (dk, dv), strict=True):
+            _half(total, keys).add_(more)
+    if summed:
+        of_block = axis.start_send_recv(of_block)()
+    of_keys, of_values = _unpacked(of_block, key, value)
+    return of_queries.to(query.dtype), of_keys.to(key.dtype), of_values.to(value.dtype)
+
+
+def _packed(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A block of keys and values as one flat tensor, so that it is one message."""
+    return torch.cat([key.flatten(), value.flatten()])
+
+
+def _unpacked(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of a block, as views."""
+    keys, values = held.split([key.numel(), value.numel()])
+    return keys.view(key.shape), values.view(value.shape)
+
+
+# --- who sees what ------------------------------------------------------------------------------------------
+
+
+def _seen(axis: RankAxis, step: int, causal: bool) -> tuple[int | None, int | None]:
+    """Which half of the queries, and which half of the keys, take part in a step; None: all."""
+    if not causal or step == 0:
+        return None, None
+    sender = (axis.rank - step) % axis.size
+    return (None, LOW) if _low(sender, axis.size) < _low(axis.rank, axis.size) else (HIGH, None)
+
+
+def _low(rank: int, size: int) -> int:
+    """The number of the lower of the two blocks that a rank has after the exchange, of 2 · size blocks."""
+    return min(2 * rank, 2 * size - 1 - 2 * rank)
+
+
+def _half(x: torch.Tensor, which: int | None) -> torch.Tensor:
+    """One half of the tokens (dim -2), or all, as a view."""
+    return x if which is None else x.narrow(-2, which * (x.shape[-2] // 2), x.shape[-2] // 2)
+
+
+def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
+    """From this rank's part of a sequence to its lower and its higher block, in this order."""
+    with passing():
+        first, second = x.chunk(2, dim)
+        kept, got = swap(first, second, [axis])
+    return torch.cat((kept, got) if 2 * axis.rank < axis.size else (got, kept), dim)
+
+
+def _from_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
+    """The inverse of `_to_ends`."""
+    low, high = x.chunk(2, dim)
+    with passing():
+        halves = swap(low, high, [axis]) if 2 * axis.rank < axis.size else swap(high, low, [axis])
+    return torch.cat(halves, dim)
