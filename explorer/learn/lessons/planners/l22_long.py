@@ -249,7 +249,7 @@ def _planner(learner: Learner) -> Step:
                     )
                 )
     says = (
-        "**The planner has no ring.** Where it chooses freely, it may exchange heads, or deal out the queries front and back and gather keys and values whole. A layout that you state with "
+        "**The planner has a ring too.** Where it chooses freely, it may take the ring, exchange heads, or deal out the queries front and back and gather keys and values whole. A layout that you state with "
         "`cp` (context parallelism, the tokens of a text over so many GPUs) is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, for two lengths, with recomputation: one text for each GPU, and a text shared by the "
         "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, let the planner choose freely (Plans)."
     )
