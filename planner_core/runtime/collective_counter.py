@@ -96,7 +96,10 @@ def _group(args: Any) -> dist.ProcessGroup:
 
 
 def _to_one_other(args: Any) -> bool:
-    """Whether an all_to_all sends everything to the next rank around its group, and receives everything from the one before."""
+    """Whether an all_to_all of a flat tensor sends everything to the next rank around its group, and receives everything from the one
+    before. (Tokens that a router deals out have rows.)"""
+    if any(isinstance(a, torch.Tensor) and a.dim() != 1 for a in args):
+        return False
     splits = [a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(n, int) for n in a)]
     if len(splits) != 2:
         return False

@@ -67,7 +67,8 @@ def test_the_cases_split_what_can_be_split() -> None:
     """A judge that is shown no splits proves nothing: the labels that matter are there."""
     expected = {
         "linear with bias": {"R", "d0", "d1", "out", "in"}, "addmm": {"R", "rows", "out", "in"}, "embedding": {"R", "G", "d0", "d1", "vocab", "width"},
-        "attention grouped": {"R", "batch", "heads", "context"}, "attention": {"R", "batch", "heads", "queries"}, "cross_entropy": {"R", "tokens", "classes"},
+        "attention grouped": {"R", "batch", "heads", "context", "ring"}, "attention": {"R", "batch", "heads", "queries", "ring"},
+        "cross_entropy": {"R", "tokens", "classes"},
         "moe_experts": {"R", "tokens", "inner", "experts", "dispatch"}, "batch_norm": {"R", "d0", "d1"}, "conv2d depthwise": {"R", "d0", "channel"},
         "conv2d": {"R", "d0", "out", "in"}, "mul (4, 8, 4) (4,) ap": {"R", "d0", "d1", "d2", "P", "G"}, "cat of two 0": {"R", "d0", "d1", "P", "G"},
         "split 29": {"R", "d0", "d1", "d2", "P", "G"}, "sum (1,)": {"R", "d0", "d1", "d2", "P", "G"},
