@@ -59,7 +59,8 @@ def test_a_lasso_marks_candidates_plans_and_the_graph_and_the_link_keeps_it(visi
 def test_the_first_picture_does_not_wait_for_the_plotting_library(visit: Visit) -> None:
     page, held = visit.page, []
     page.route("**/PlotlyChart*", lambda route: held.append(route))
-    page.goto(visit.base + "/plans")
+    with page.expect_request("**/PlotlyChart*"):
+        page.goto(visit.base + "/plans")
     first = page.locator(".sketch")
     first.nth(1).wait_for()
     expect(first.nth(0)).to_contain_text("Megatron-LM + sequence parallel")
