@@ -15,7 +15,7 @@ from planner_core.ops.rules import Row
 from planner_core.runtime.dispatch import local_ops
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.local_judge import all_gather, all_reduce, exchange, judge_local
+from tests.support.operators.local_judge import MESSAGES, exchange, judge_local
 
 TOKENS, WIDTH, INNER, EXPERTS = 24, 8, 4, 12
 
@@ -51,7 +51,7 @@ def row(case: Case) -> Row:
 
 @pytest.fixture(autouse=True)
 def between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in (all_gather, all_reduce, exchange):
+    for send in MESSAGES:
         monkeypatch.setattr(local_ops, send.__name__, send)
 
 

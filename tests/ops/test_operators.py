@@ -24,7 +24,7 @@ from planner_core.ops.rules import unknown
 from planner_core.runtime.dispatch import local_ops
 from tests.support.operators.cases import CASES, t
 from tests.support.operators.judge import LOCAL, Case, all_rows, even, judge
-from tests.support.operators.local_judge import all_gather, all_reduce, exchange, judge_local
+from tests.support.operators.local_judge import MESSAGES, judge_local
 from tests.support.operators.more_cases import MORE
 
 # --- one entry ---------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_every_operator_runs_as_itself_or_has_a_local_form() -> None:
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_the_runtime_computes_every_row(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in (all_gather, all_reduce, exchange):
+    for send in MESSAGES:
         monkeypatch.setattr(local_ops, send.__name__, send)
     op, values = case.op()
     for row in all_rows(case):
@@ -159,7 +159,7 @@ def test_the_runtime_computes_every_row(case: Case, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("case", OWN_FORM, ids=str)
 def test_a_local_form_computes_rows_on_two_axes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in (all_gather, all_reduce, exchange):
+    for send in MESSAGES:
         monkeypatch.setattr(local_ops, send.__name__, send)
     op, values = case.op()
     pairs = list(itertools.product(all_rows(case), repeat=2))
@@ -170,7 +170,7 @@ def test_a_local_form_computes_rows_on_two_axes(case: Case, monkeypatch: pytest.
 
 def test_the_judge_of_local_forms_sees_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: without its local form each of these computes something else, or nothing."""
-    for send in (all_gather, all_reduce, exchange):
+    for send in MESSAGES:
         monkeypatch.setattr(local_ops, send.__name__, send)
     rules: dict[str, Any] = dict(local_ops._RULES)
     named = {str(c): c for c in EVERY}

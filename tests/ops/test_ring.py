@@ -18,7 +18,7 @@ from planner_core.runtime.dispatch import local_ops
 from planner_core.runtime.program.operators import blocks
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.local_judge import exchange, judge_local, send_recv
+from tests.support.operators.local_judge import MESSAGES, judge_local
 
 SDPA = F.scaled_dot_product_attention
 
@@ -39,8 +39,8 @@ def ring(case: Case) -> Row:
 
 @pytest.fixture(autouse=True)
 def _between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_ops, "exchange", exchange)
-    monkeypatch.setattr(local_ops, "send_recv", send_recv)
+    for send in MESSAGES:
+        monkeypatch.setattr(local_ops, send.__name__, send)
 
 
 def test_everything_is_split_by_sequence() -> None:

@@ -140,7 +140,7 @@ def _pairwise(link: AxisLink) -> Algorithm:
 def _next(link: AxisLink) -> Algorithm:
     """send_recv: every rank sends B/n to the next rank around the axis. The slowest hop counts, at the rate that one GPU gets of it: a
     GPU sends through its own network card, and not, like a ring of NCCL, through all cards of its node."""
-    return Algorithm("neighbour", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)
+    return Algorithm("ring", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)
 
 
 def _check(kind: str, n: int) -> None:

@@ -78,6 +78,10 @@ def send_recv(x: torch.Tensor, mesh: ThreadMesh, axis: int) -> Callable[[], torc
     return lambda: got
 
 
+MESSAGES = (all_gather, all_reduce, exchange, send_recv)
+"""What stands in for the functions of the same names that `local_ops` sends by."""
+
+
 def _meet(given: Any, mesh: ThreadMesh, axis: int) -> list[Any]:
     """What every rank of the axis hands in, in order."""
     meeting = mesh.meetings[axis, (*mesh.rank[:axis], *mesh.rank[axis + 1 :])]
