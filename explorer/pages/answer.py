@@ -9,6 +9,7 @@ from explorer.components import frame
 from explorer.components.answers import answer, machines, ways_out, why
 from explorer.components.plans import sweep_panel
 from explorer.session import state
+from planner_core.planning.analysis import choice
 
 FOLD = "explorer/pages/fold.py"
 
@@ -21,18 +22,19 @@ def page() -> None:
         st.switch_page(to)
     result = frame.open_page(state.ANSWER, head=answer.purpose, short=ways_out.short)
     plans = state.plan_ids(result.plans)
-    best = next(iter(plans))
-    if not plans[best].fits:
+    if not result.best.fits:
         ways_out.panel(result)
         return
-    answer.recommendation(result, plans[best])
-    answer.figures(result, plans, best)
+    found = choice(result)
+    run, fastest = (next(n for n, p in plans.items() if p.name == name) for name in (found.recommended, found.fastest))
+    answer.recommendation(plans, run, fastest)
+    answer.figures(result, plans, run)
     with st.container(key="wide"):
         left, right = st.columns([7, 3], gap="large")
     with left:
-        why.why(result, plans, best)
+        why.why(result, plans, run, fastest)
     with right:
-        answer.sure(result, plans, best)
+        answer.sure(result, plans, run, found)
     machines.panel(result)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 

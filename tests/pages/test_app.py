@@ -41,6 +41,17 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     assert "8.03 B parameters" in words(at)
 
 
+def test_a_newcomer_sees_the_simplest_of_the_fastest_plans() -> None:
+    """The exact plan is faster by less than the prediction's doubt: it stands beside the headline, with what it gains."""
+    at = open_page("answer")
+    said = words(at).replace("\\", "").replace("\u00a0", " ")
+    assert "The simplest of the fastest plans for Llama-3-8B" in said and "FSDP over 16, <span" in said
+    assert re.search(r"The exact plan \(FSDP over 16 with [^)]+\) is faster by \d+\sms: it ", said)
+    assert "FSDP is the simplest: stock tools run it as it is." in said
+    at.button(key="answer_export").click().run()
+    assert at.session_state["values"]["plan"] == "fsdp"
+
+
 @pytest.mark.parametrize(
     ("model", "page"),
     [

@@ -72,7 +72,7 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     assert [words.title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
     assert answer._proof(result.best, None).startswith("**A tie.** The fastest plan, on mesh ")
     assert answer._proof(plans[FASTEST], None).startswith("**Proven.**")
-    told = answer._ties(choice(result), plans, result.best.name)
+    told = answer._ties(choice(result), plans)
     assert "as fast as the fastest plan: " in told and told.endswith("not slower by the simulation.")
 
 

@@ -18,7 +18,7 @@ from explorer.text import recipe, units, words
 from planner_core.core import Graph, Plan
 from planner_core.cost import simulated
 from planner_core.planning import TIE, Request, Result, leads
-from planner_core.planning.analysis import Choice, choice
+from planner_core.planning.analysis import Choice
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
 
@@ -67,20 +67,27 @@ def budget() -> Budget | None:
 # --- the recommendation ------------------------------------------------------------------------------
 
 
-def recommendation(result: Result, plan: Plan) -> None:
+def recommendation(plans: Mapping[str, Plan], run: str, fastest: str) -> None:
     """What to run, in one line, and the way to do it."""
-    v = state.values()
+    v, plan = state.values(), plans[run]
     with st.container(key="recommendation", height=RECIPE, border=False):
         left, right = st.columns([6, 1], vertical_alignment="bottom")
     with left:
-        proven = "The fastest plan" if plan.objective == "time" else "The plan of least communication"
+        proven = "The fastest plan" if run == fastest else "The simplest of the fastest plans"
+        if plan.objective != "time":
+            proven = "The plan of least communication"
         proven += f" that {TOOLS[v['tool']]} runs," if v["tool"] else ""
         st.html(
             f"<p class='kicker'>{proven} for {html.escape(model_name(v['model']))} on {html.escape(cluster_words_of(v))}</p>"
             f"<h2 class='recipe'>{_unbroken(html.escape(_sentence_case(recipe.recipe(plan))))}</h2>"
         )
     with right:
-        turn("Export", EXPORT, "answer_export", kind="primary", icon=":material/download:", plan="")
+        turn("Export", EXPORT, "answer_export", kind="primary", icon=":material/download:", plan=address(plans, run))
+
+
+def address(plans: Mapping[str, Plan], run: str) -> str:
+    """The plan to run as the address of a page has it; the first plan is not named there."""
+    return "" if run == next(iter(plans)) else run
 
 
 def _unbroken(markup: str) -> str:
@@ -116,29 +123,29 @@ def turn(
 # --- figures -----------------------------------------------------------------------------------------
 
 
-def figures(result: Result, plans: Mapping[str, Plan], best: str) -> None:
+def figures(result: Result, plans: Mapping[str, Plan], run: str) -> None:
     """Time, speed, utilisation, memory and money, each with a way to what explains it."""
-    plan, rival = plans[best], answer.strongest(plans, best)
-    s = speed(plan, result)
-    both: dict[str, Any] = {"compare": (best, rival)} if rival else {}
+    plan, rival = plans[run], answer.strongest(plans, run)
+    s, at = speed(plan, result), address(plans, run)
+    both: dict[str, Any] = {"compare": (run, rival)} if rival else {}
     with st.container(key="figures"):
         one, two, three, four, five = st.columns(5, gap="small", border=True)
     with one:
         _card("One training step", units.seconds(s.step_time_s), f"nine in ten runs: {_range(s)}")
-        turn("Where the time goes", COMPARE, "answer_step", **both)
+        turn("Where the time goes", COMPARE, "answer_step", plan=at, **both)
     with two:
         total = s.tokens_per_s_per_gpu * result.cluster.num_gpus
         _card("Tokens per second", units.count(total), f"{units.significant(s.tokens_per_s_per_gpu)} on each GPU")
-        turn("All plans by speed", PLANS, "answer_speed", plan="")
+        turn("All plans by speed", PLANS, "answer_speed", plan=at)
     with three:
         _card(
             "Utilisation", units.percent(s.mfu), f"of the GPUs’ peak; {_percents(s)}", "Model FLOPs utilisation (MFU)"
         )
-        turn("Operation by operation", PLANS, "answer_mfu", opened="step", plan="")
+        turn("Operation by operation", PLANS, "answer_mfu", opened="step", plan=at)
     with four:
         peak, limit = plan.cost.memory_bytes["peak"], answer.limit_bytes(result)
         _card("Memory per GPU", units.memory(peak), f"of {units.memory(limit)} that a plan may take", bar=peak / limit)
-        turn("What fills it", PLANS, "answer_memory", opened="memory", plan="")
+        turn("What fills it", PLANS, "answer_memory", opened="memory", plan=at)
     with five:
         _money(result, s)
 
@@ -209,19 +216,18 @@ def _take_tokens(text: str) -> None:
 # --- how sure ----------------------------------------------------------------------------------------
 
 
-def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
+def sure(result: Result, plans: Mapping[str, Plan], run: str, found: Choice) -> None:
     """Proof, band and ties."""
-    plan = plans[best]
+    plan, fastest = plans[run], next(p for p in plans.values() if p.name == found.fastest)
     s = speed(plan, result)
     st.markdown("**How sure**")
     lines = [
-        _proof(plan, result.request.tool),
+        _proof(plan, result.request.tool) if leads(plan) else _proof(fastest, result.request.tool, run=plan),
         _band(s),
-        f"**Simulated** in the order in which a run issues its work: {in_order(best, plan, result)}.",
+        f"**Simulated** in the order in which a run issues its work: {in_order(run, plan, result)}.",
     ]
-    found = choice(result)
     if found.ties:
-        lines.append(f"**Ties.** {frame.text(_ties(found, plans, best))}")
+        lines.append(f"**Ties.** {frame.text(_ties(found, plans))}")
     lines.append(f"**In full.** {frame.text(words.describe(plan))}.")
     for line in lines:
         st.markdown(line.replace(" %", "\u00a0%"))
@@ -231,36 +237,39 @@ def sure(result: Result, plans: Mapping[str, Plan], best: str) -> None:
         st.caption(f"Note: {frame.text(state.in_words(note))}")
 
 
-def _ties(found: Choice, plans: Mapping[str, Plan], best: str) -> str:
-    """The plans that the prediction's doubt does not tell apart, and which of them to run."""
+def _ties(found: Choice, plans: Mapping[str, Plan]) -> str:
+    """The plans that the prediction's doubt does not tell apart, and why one of them is to be run."""
     title = {p.name: words.title(p) for p in plans.values()}
-    names = ", ".join(f"{title[t.name]} (+{100 * t.slower:.1f} %)" for t in found.ties)
-    told = f"As far as the prediction can tell, as fast: {names}."
+    fastest = title[found.fastest]
+    names = {t.name: f"{title[t.name]} (+{100 * t.slower:.1f} %)" for t in found.ties}
+    told = f"As far as the prediction can tell, as fast as the {fastest[:1].lower()}{fastest[1:]}: {', '.join(names.values())}."
     simple = next((t for t in found.ties if t.name == found.recommended), None)
-    if simple is not None and found.one_axis:
-        fastest = title[found.fastest].lower()
-        return (
-            f"As far as the prediction can tell, as fast as the {fastest}: {names}. {title[simple.name]} needs one mesh axis, and is not "
-            "slower by the simulation."
-        )
     if simple is None:
-        return (
-            f"{told} {'This plan is the simplest of them.' if plans[best].method in BASELINES else 'Choose by memory.'}"
-        )
+        plain = next(p for p in plans.values() if p.name == found.fastest).method in BASELINES
+        return f"{told} {'This plan is the simplest of them.' if plain else 'Choose by memory.'}"
+    if found.one_axis:
+        return f"{told} {title[simple.name]} needs one mesh axis, and is not slower by the simulation."
     gain = f"{100 * simple.slower:.1f}"
-    more = "" if gain == "0.0" else f", and try this plan where {gain} % are worth it"
-    return f"{told} {title[simple.name]} is the simplest, since stock tools run it as it is: start with it{more}."
+    more = "" if gain == "0.0" else f" The {fastest[:1].lower()}{fastest[1:]} may gain {gain} %."
+    return f"{told} {title[simple.name]} is the simplest: stock tools run it as it is.{more}"
 
 
-def _proof(plan: Plan, tool: str | None) -> str:
-    space = "" if plan.method == "exact" else f" in the space that {words.title(plan).removesuffix('’s plan')} searches"
+def _proof(best: Plan, tool: str | None, run: Plan | None = None) -> str:
+    """What is proven of the best plan; where another is to be `run`, also how far that one is from it."""
+    space = "" if best.method == "exact" else f" in the space that {words.title(best).removesuffix('’s plan')} searches"
     space += f" that {TOOLS[tool]} can be told and" if tool else ""
-    least = "takes less time" if plan.objective == "time" else "communicates less"
-    if plan.optimal:
+    least = "takes less time" if best.objective == "time" else "communicates less"
+    if best.optimal and run is not None and run.name != best.name:
+        share = units.percent(run.cost.step_time_s / best.cost.step_time_s - 1)
+        return (
+            f"**Proven to within {share}.** The {words.title(best).lower()} takes that much less time. No plan{space} that fits takes "
+            "less than that one, under the costs as stated."
+        )
+    if best.optimal:
         return f"**Proven.** No plan{space} that fits {least}, under the costs as stated."
-    if leads(plan):
-        return f"**A tie.** {frame.text(_sentence_case(plan.notes[0].removeprefix(TIE)))}."
-    return f"**Not proven.** {frame.text(_sentence_case('; '.join(plan.notes) or 'best found'))}."
+    if leads(best):
+        return f"**A tie.** {frame.text(_sentence_case(best.notes[0].removeprefix(TIE)))}."
+    return f"**Not proven.** {frame.text(_sentence_case('; '.join(best.notes) or 'best found'))}."
 
 
 def _band(s: Speed) -> str:

@@ -15,7 +15,8 @@ from explorer.components.answers.answer import COMPARE, turn
 from explorer.session import state, stated
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
-from planner_core.planning import Request, Result
+from planner_core.planning import Request, Result, leads
+from planner_core.planning.methods import BASELINES
 
 PART_WORDS = {
     answer.COMPUTE: "The GPU computes",
@@ -27,23 +28,26 @@ PART_WORDS = {
 NO_DIFFERENCE = 0.0005
 """A share of the step that is not told as a percentage: it would read 0 %."""
 SHOWN = 3
-"""Rivals that are shown."""
+"""Plans that stand beside the one to run."""
 
 
-def why(result: Result, plans: Mapping[str, Plan], best: str) -> None:
-    """What is run now, the strongest rival, the cause of each difference, and the parts of every step."""
+def why(result: Result, plans: Mapping[str, Plan], run: str, fastest: str) -> None:
+    """What is run now, the strongest rival, the fastest plan where a simpler one is to be `run`, the cause of each difference, and the
+    parts of every step."""
     with_own = stated.beside(plans, result)
-    others = answer.rivals(with_own, best)[:SHOWN]
-    rival = answer.strongest(plans, best)
-    names = [best, *others]
-    found = answer.shown({n: _parts_of(n, result) for n in names}, best)
+    others = answer.rivals(with_own, run)
+    rival = answer.strongest(plans, run)
+    names = list(dict.fromkeys((run, fastest, *others)))[: 1 + SHOWN]
+    found = answer.shown({n: _parts_of(n, result) for n in names}, run)
     st.markdown("**Why this one**")
     if setups.NAME in with_own:
-        st.markdown(frame.text(against_own(found, with_own, best)))
-    st.markdown(frame.text(reason(found, plans, best, rival)))
-    st.html(steps(found, with_own, names, others[0] if setups.NAME in others else rival, {best: "This plan"}))
+        st.markdown(frame.text(against_own(found, with_own, run)))
+    st.markdown(frame.text(reason(found, plans, run, rival)))
+    if fastest != run:
+        st.markdown(frame.text(against_fastest(found, plans, run, fastest)))
+    st.html(steps(found, with_own, names, setups.NAME if setups.NAME in others else rival, {run: "This plan"}))
     with st.container(horizontal=True):
-        turn("Compare them in full", COMPARE, "answer_compare", compare=(best, *others[:3]))
+        turn("Compare them in full", COMPARE, "answer_compare", compare=tuple(names))
         setup.control(result)
 
 
@@ -79,17 +83,31 @@ def against_own(found: answer.Shown, plans: Mapping[str, Plan], best: str) -> st
     )
 
 
+def against_fastest(found: answer.Shown, plans: Mapping[str, Plan], run: str, fastest: str) -> str:
+    """A sentence: what the fastest plan would gain on one that is simpler."""
+    gain = found.total(run) - found.total(fastest)
+    name = f"The {words.title(plans[fastest]).lower()} ({recipe.layout(plans[fastest])})"
+    simple = "needs one mesh axis" if leads(plans[run]) else "is run by stock tools as it is"
+    if gain == 0:
+        return f"{name} takes as long, and this one {simple}."
+    return (
+        f"{name} is faster by {found.text(gain)}: it {answer.causes(found, fastest, run)}. That is less than the prediction’s doubt, "
+        f"and this one {simple}."
+    )
+
+
 def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str | None) -> str:
     """One or two sentences: the time against the strongest rival's, and what it comes from."""
     if rival is None:
         return _no_rival(plans, best)
     mine, theirs = plans[best], plans[rival]
     name = words.inside(theirs)
+    usual = f"the fastest {'other ' if mine.method in BASELINES else ''}usual layout that fits"
     difference = found.total(rival) - found.total(best)
     if mine.blocks == theirs.blocks and mine.mesh == theirs.mesh:
         return f"It is {name}’s own layout: no other is faster here."
     if difference == 0:
-        return f"It takes as long as {name}, the fastest usual layout that fits, and {words.sizes(mine, theirs)}."
+        return f"It takes as long as {name}, {usual}, and {words.sizes(mine, theirs)}."
     ratio = abs(theirs.cost.step_time_s - mine.cost.step_time_s) / theirs.cost.step_time_s
     told = f"{units.percent(ratio)} {'less' if difference > 0 else 'more'} time than"
     if difference < 0 and ratio >= 1:
@@ -98,7 +116,7 @@ def reason(found: answer.Shown, plans: Mapping[str, Plan], best: str, rival: str
         told = "about as long as"
     tie = " That is a tie." if words.tied(mine, theirs) else ""
     return (
-        f"It takes {told} {name}, the fastest usual layout that fits ({found.text(found.total(best))} against "
+        f"It takes {told} {name}, {usual} ({found.text(found.total(best))} against "
         f"{found.text(found.total(rival))}): it {answer.causes(found, best, rival)}.{tie} It {words.sizes(mine, theirs)}."
     )
 
