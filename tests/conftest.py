@@ -17,7 +17,7 @@ from hypothesis import settings
 from tests.support.ports import free_port
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, BrowserContext, ViewportSize
 
     from tests.support.visiting import Visit
 
@@ -26,6 +26,7 @@ FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+WINDOW: "ViewportSize" = {"width": 1440, "height": 1000}
 START_S = 60
 PATIENCE_MS = 90_000
 """How long a browser test waits for what must come: shared machines stall now and then."""
@@ -90,19 +91,36 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
+@pytest.fixture(scope="module")
+def window(chromium: "Browser") -> Iterator["BrowserContext"]:
+    """A browser's window that has read the explorer's scripts; each test has a page of its own in it."""
+    context = chromium.new_context(viewport=WINDOW, accept_downloads=True)
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def visit(chromium: "Browser", app: str) -> Iterator["Visit"]:
-    """A person with a fresh window, who must have met no error and asked no other host for anything."""
+def visit(window: "BrowserContext", app: str) -> Iterator["Visit"]:
+    """A person with a fresh page and nothing stored, who must have met no error and asked no other host for anything."""
     from tests.support.visiting import Visit
 
-    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, accept_downloads=True)
-    page = context.new_page()
+    page = window.new_page()
     page.set_default_timeout(PATIENCE_MS)
     person = Visit(page, app)
     yield person
-    context.close()
+    forget(window)
     assert person.abroad == [], "a request left this machine"
     assert person.errors == [], "the browser's console holds errors"
+
+
+def forget(window: "BrowserContext") -> None:
+    """Close the pages of a window, and leave nothing that they stored but the files in its cache."""
+    for page in window.pages:
+        if page.url.startswith("http"):
+            page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+        page.close()
+    window.clear_cookies()
+    window.clear_permissions()
 
 
 def wait_for_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
