@@ -15,6 +15,7 @@ shows both for a matrix product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -71,7 +72,7 @@ class Split:
     maps the position of an operand to the sizes of the fused parts along its split dim. `exchanged`: inside the op these
     operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
     that no other mesh axis may split beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
-    `Workload.expert_imbalance` times the mean.
+    `Workload.expert_imbalance` times the mean. `within`: a label and a number of parts into which the mesh axes before must split it.
     """
 
     label: str
@@ -84,6 +85,7 @@ class Split:
     exchanged: tuple[int, ...] = ()
     alone: tuple[str, ...] = ()
     routed: bool = False
+    within: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Row:
     exchanged: tuple[int, ...] = ()
     alone: tuple[str, ...] = ()
     routed: bool = False
+    within: tuple[str, int] | None = None
 
     @property
     def splits_work(self) -> bool:
@@ -123,9 +126,16 @@ class Row:
         return self.label not in ("R", "P", "G")
 
 
-def together(chosen: Sequence[Row]) -> bool:
-    """Whether an operator can run these rows at once, one for each axis (see `Split.alone`)."""
-    return not any(other.label in row.alone for i, row in enumerate(chosen) for k, other in enumerate(chosen) if i != k)
+def together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
+    """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
+    for i, row in enumerate(chosen):
+        if any(other.label in row.alone for k, other in enumerate(chosen) if i != k):
+            return False
+        if row.within:
+            label, parts = row.within
+            if math.prod(n for other, n in zip(chosen[:i], sizes[:i], strict=True) if other.label == label) != parts:
+                return False
+    return True
 
 
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -168,6 +178,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     return Row(
         s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
         tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.exchanged, s.alone, s.routed,
+        s.within,
     )  # fmt: skip
 
 

@@ -135,7 +135,9 @@ def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: di
         taken = State(tuple(x.inputs[position][0] for x in rows), tuple(x.inputs[position][1] for x in rows))
         edge = _operand(site, value, taken)
         if site.block.values[value].kind == "parameter":
-            gathered.setdefault(value, set()).update(s.axis for s in edge.forward if s.collective)
+            gathered.setdefault(value, set()).update(
+                a for a, p in enumerate(edge.dst.forward) if not isinstance(p, Shard)
+            )
         inputs.append(edge)
     outputs = []
     for position, value in enumerate(op.outputs):

@@ -67,7 +67,7 @@ def test_it_goes_together_with_every_other_row_that_leaves_the_sequence(case: Ca
     refused = set()
     for other in all_rows(case):
         for chosen in itertools.permutations((ring(case), other)):
-            if not together(chosen):
+            if not together(chosen, (2, 2)):
                 refused.add(other.label)
             elif even(op, values, chosen, (2, 2)):
                 assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.label

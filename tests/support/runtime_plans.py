@@ -5,7 +5,6 @@ That state can be read by every row, so any combination of rows is a plan, and a
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SiteP
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import moves
 from planner_core.ops.registry import rows
-from planner_core.ops.rules import Row
+from planner_core.ops.rules import Row, together
 
 Choose = Callable[[Op, tuple[Row, ...], int], Row]
 """Which row an op runs by on a mesh axis."""
@@ -45,8 +44,7 @@ def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
     same: dict[str, int] = {}
     for r, n in zip(picked, sizes, strict=True):
         same[r.label] = same.get(r.label, 1) * n
-    apart = all(b.label not in a.alone for a, b in itertools.permutations(picked, 2))
-    return apart and all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
+    return together(picked, sizes) and all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
 
 
 def make_plan(

@@ -50,19 +50,29 @@ def view_groups(src: tuple[int, ...], dst: tuple[int, ...]) -> list[tuple[list[i
     return groups
 
 
-def _major(dims: list[int], shape: tuple[int, ...]) -> DimOf:
-    return next((d for d in dims if shape[d] > 1), None)
-
-
 def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The outermost dim of a run of merged dims may be sharded. To shard another one would move elements."""
+    """The outermost dim of a run of merged dims may be sharded. To shard another one would move elements.
+
+    The next dim may be sharded where the mesh axes before shard the outermost one into single elements: then nothing moves.
+    Example: two samples of 8 tokens, [2, 8] to [16]. On a mesh of 2 x 4 each GPU has two tokens of one sample, [1, 2] to [2].
+    """
     found = []
     rest: list[DimOf] = [None] * (len(ins) - 1)
     for a, b in view_groups(ins[0], outs[0]):
-        i, j = _major(a, ins[0]), _major(b, outs[0])
-        if i is not None and j is not None:
-            found.append(split(f"d{i}", [i, *rest], [j], ins[0][i], outs[0][j]))
+        merged, cut = ([d for d in dims if shape[d] > 1] for dims, shape in ((a, ins[0]), (b, outs[0])))
+        if not merged or not cut:
+            continue
+        (i, *inner), (j, *under) = merged, cut
+        found.append(split(f"d{i}", [i, *rest], [j], ins[0][i], outs[0][j]))
+        if inner and not under:
+            found.append(_within(f"d{inner[0]}", (inner[0], *rest), j, ins[0][inner[0]], (f"d{i}", ins[0][i])))
+        elif under and not inner:
+            found.append(_within(f"d{i}.{under[0]}", (i, *rest), under[0], outs[0][under[0]], (f"d{i}", outs[0][j])))
     return Rule(tuple(found), linear=(0,))
+
+
+def _within(label: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
+    return Split(label, ins, (out,), (extent,), within=outer)
 
 
 def _permute(op: Op, ins: Shapes, outs: Shapes) -> Rule:

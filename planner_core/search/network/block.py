@@ -246,7 +246,7 @@ class _Builder:
         return even & apart
 
     def _apart(self, s: GroupStrategy, index: Ints) -> Bools:
-        """[joint row]: whether no row stands beside another that it excludes (`Split.alone`)."""
+        """[joint row]: whether the rows go together on their axes (`Split.alone`, `Split.within`), as `ops.together` says of one."""
         found, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):
             strict = np.array([bool(rows[k].alone) for rows in s.rows])
@@ -255,6 +255,11 @@ class _Builder:
                 here = np.array([rows[k].label in excluded for rows in s.rows])
                 alone = (here[index] & several).sum(axis=1) == 1
                 found &= alone | ~(strict[index] & several).any(axis=1)
+            for r, (label, parts) in ((r, at) for r, rows in enumerate(s.rows) if (at := rows[k].within)):
+                outer = np.array([rows[k].label == label for rows in s.rows])[index]
+                split = np.where(outer, self.model.sizes, 1)
+                before = np.cumprod(split, axis=1) // split
+                found &= ~((index == r) & several & (before != parts)).any(axis=1)
         return found
 
     def _kept_by_reader(self, value: int) -> bool:

@@ -321,8 +321,10 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
             if isinstance(p, Shard):
                 need[v, p.dim] = need.get((v, p.dim), 1) * n
                 extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))
-    busy = [r for r, n in zip(chosen, sizes, strict=True) if n > 1]
-    return together(busy) and all(e % n == 0 for key, n in need.items() for e in extents[key])
+    busy = [(r, n) for r, n in zip(chosen, sizes, strict=True) if n > 1]
+    return together([r for r, _ in busy], [n for _, n in busy]) and all(
+        e % n == 0 for key, n in need.items() for e in extents[key]
+    )
 
 
 def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
