@@ -31,6 +31,7 @@ The order inside: `rules` (what a rule is) and `work` (kernels) < `operators` (`
 file for each kind) < `registry` (find one, ask it) < `recomputation` < `grouping` < `strategy`.
 """
 
+from planner_core.ops.catalog.attention import CONTEXT, RING
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
 from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, writes_in_place
@@ -54,8 +55,10 @@ from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
 
 __all__ = [
+    "CONTEXT",
     "DISPATCH",
     "OWN_KERNEL",
+    "RING",
     "Attention",
     "BlockStrategies",
     "CoarseBlock",

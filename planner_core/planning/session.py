@@ -32,7 +32,8 @@ from planner_core.cost import CostModel, cost_model, named_mesh, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
-from planner_core.planning.methods.layout import Layout, Space, check_layout, faults, parse_layout
+from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
+from planner_core.planning.methods.legality import faults, unseen
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import spaces
@@ -228,6 +229,8 @@ class Planner:
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
+        if unseen(self.graph, layout):
+            return None
         problem = self.of_space(layout.space())
         if problem.impossible:
             return None

@@ -19,7 +19,6 @@ class Timing:
     optimizer: float
     sharded_copy: float
     accumulate: float
-    rank_call_s: float
     fused_eager: float
     usable_memory: float
 

@@ -1,7 +1,8 @@
 """Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
-from planner_core.planning.methods.layout import EXAMPLE, Layout, Space, at_stage, check_layout, faults, parse_layout
+from planner_core.planning.methods.layout import CP_TYPES, EXAMPLE, Layout, Space, at_stage, check_layout, parse_layout
+from planner_core.planning.methods.legality import faults
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -21,6 +22,7 @@ from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, spaces
 __all__ = [
     "ALL",
     "BASELINES",
+    "CP_TYPES",
     "EXACT",
     "EXAMPLE",
     "FREE",

@@ -16,7 +16,7 @@ from typing import Any
 
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
 from planner_core.ops import Kind, Row, operator
-from planner_core.planning.methods.restrictions import AxisRules, PairTest, batch_split, summed, whole
+from planner_core.planning.methods.restrictions import AxisRules, batch_split, summed, whole
 from planner_core.search.network import AxisState, Network, Restriction
 
 TABLE = ASSETS / "hf_tp_plans.json"
@@ -88,13 +88,11 @@ class VendorRules(AxisRules):
     def _in_stream(self, value: Value) -> bool:
         return id(value) not in self.between and super()._in_stream(value)
 
-    def _row_passes(
-        self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
-    ) -> bool:
+    def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         attention = [r.label for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
-        if test is not batch_split and attention == ["R"]:
+        if self.activations[axis] is not batch_split and attention == ["R"]:
             return all(r.label == "R" for r in rows)
-        return super()._row_passes(where, net, ops, rows, test)
+        return super()._row_passes(where, net, ops, rows, axis)
 
 
 def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, int | None], set[int]]:

@@ -4,22 +4,28 @@
 
 `dp` ranks hold whole weights; their optimizer states follow the ZeRO stage `zero`. Over `fsdp` ranks the weights are sharded too
 (ZeRO-3). Both together are HSDP. Over `tp` ranks products are sharded as in Megatron-LM. With `sp` the activations between them
-are sharded by tokens. The mesh has an axis for each degree above 1. The tensor axis is innermost, where links are fastest.
+are sharded by tokens. Over `cp` ranks every sample is sharded by tokens, through attention too: keys and values go round (`ring`), or
+heads are exchanged for tokens (`ulysses`), or keys and values are gathered (`gather`). These ranks store weights as the data-parallel
+ranks do, and `zero=3` shards weights over them alone. Over `ep` of the data-parallel ranks experts are dealt out, and tokens sent to them.
+The mesh has an axis for each degree above 1. The tensor axis is innermost, where links are fastest, then the context axis.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from planner_core.core import Block, Cluster, DeviceMesh, Graph, InputError, Op, Shard, Value, nearest, short
-from planner_core.ops import Kind, operator
+from planner_core.core import Cluster, DeviceMesh, Graph, InputError, Shard, Value, nearest, short
+from planner_core.ops import CONTEXT, DISPATCH, RING, Kind
 from planner_core.planning.methods.restrictions import (
+    BY_HEADS,
     AxisRules,
     PairTest,
+    Runs,
     batch_split,
+    dealt_out,
     is_matrix,
     sequence_split,
     used_in_parts,
@@ -28,11 +34,19 @@ from planner_core.planning.methods.restrictions import (
 from planner_core.search.network import AxisState
 
 DEGREES = ("dp", "fsdp", "tp", "cp", "ep")
-WORDS = (*DEGREES, "sp", "zero", "hsdp")
+CP_TYPES: Mapping[str, frozenset[str]] = {
+    "ring": frozenset({RING}), "ulysses": frozenset({"heads"}), "gather": frozenset({CONTEXT, "queries"}),
+}  # fmt: skip
+"""How attention runs on a context axis: the labels of its rows. The first is the default, as in Megatron-LM."""
+PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
+"""The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""
+WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type")
 WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
+MOST_AXES = 3
+"""On more mesh axes an operator has too many strategies, and a weight too many states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +70,13 @@ class Layout:
     cp: int = 1
     ep: int = 1
     zero: int = 0
+    cp_type: str = "ring"
 
     def __str__(self) -> str:
         words = [f"{name}={n}" for name in DEGREES if (n := getattr(self, name)) > 1] or ["dp=1"]
-        return ",".join([*words, *(["sp"] if self.sp else []), *([f"zero={self.zero}"] if self.zero else [])])
+        words += ["sp"] if self.sp else []
+        words += [f"cp_type={self.cp_type}"] if self.cp_type != "ring" else []
+        return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
     def num_gpus(self) -> int:
@@ -73,19 +90,37 @@ class Layout:
 
     @property
     def degrees(self) -> tuple[tuple[str, int], ...]:
-        """(role, ranks) of each mesh axis, the outermost first. There is at least one axis."""
-        found = [(role, n) for role, n in (("data", self.dp), ("shard", self.fsdp), ("tensor", self.tp)) if n > 1]
-        return tuple(found) or (("data", 1),)
+        """(role, ranks) of each mesh axis, the outermost first. There is at least one axis. Raises InputError if experts cannot be
+        dealt to the ranks."""
+        dp, fsdp = self.dp, self.fsdp
+        if self.ep > 1 and (fsdp if fsdp > 1 else dp) % self.ep:
+            word, n = ("fsdp", fsdp) if fsdp > 1 else ("dp", dp)
+            raise InputError(
+                f"layout {self}: the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
+            )
+        dp, fsdp = (dp, fsdp // self.ep) if fsdp > 1 else (dp // self.ep, fsdp)
+        sizes = {"data": dp, "shard": fsdp, "expert": self.ep, "context": self.cp, "tensor": self.tp}
+        return tuple((role, n) for role, n in sizes.items() if n > 1) or (("data", 1),)
 
     @property
     def joined(self) -> tuple[int, ...]:
         """The mesh axes that operators treat as one with the axis before: in HSDP the axis of shards."""
-        return (1,) if self.dp > 1 and self.fsdp > 1 else ()
+        return (1,) if [role for role, _ in self.degrees[:2]] == ["data", "shard"] else ()
 
     @property
     def stages(self) -> tuple[int, ...]:
         """The ZeRO stages of its weights."""
-        return tuple(sorted({0, *([self.zero] if self.dp > 1 else []), *([3] if self.fsdp > 1 else [])}))
+        return tuple(sorted({0, self._whole_stage, self._context_stage, *([3] if self.fsdp > 1 else [])}))
+
+    @property
+    def _whole_stage(self) -> int:
+        """The stage over the ranks that hold whole weights."""
+        return self.zero if self.zero in WHOLE_STAGES and self.dp > 1 else 0
+
+    @property
+    def _context_stage(self) -> int:
+        """The stage over the ranks that share a sample."""
+        return 0 if self.cp == 1 else 3 if self.fsdp > 1 else self.zero
 
     def mesh(self) -> DeviceMesh:
         """The mesh, its axes named by their roles."""
@@ -102,10 +137,16 @@ class Layout:
 
     def restriction(self, graph: Graph) -> AxisRules:
         """The layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not restricted."""
-        rules = {"data": (batch_split, at_stage(self.zero)), "shard": (batch_split, at_stage(3)),
-                 "tensor": (sequence_split if self.sp else whole, used_in_parts)}  # fmt: skip
-        tests = [rules[role] for role, _ in self.degrees]
-        return AxisRules(graph, tuple(a for a, _ in tests), tuple(p for _, p in tests))
+        dealt = at_stage(3 if self.fsdp > 1 else self._whole_stage)
+        rules: dict[str, tuple[PairTest, PairTest, Mapping[Kind, Runs]]] = {
+            "data": (batch_split, at_stage(self._whole_stage), {}),
+            "shard": (batch_split, at_stage(3), {}),
+            "expert": (batch_split, dealt, {Kind.EXPERTS: Runs(frozenset({DISPATCH}), dealt_out)}),
+            "context": (sequence_split, at_stage(self._context_stage), {Kind.ATTENTION: Runs(CP_TYPES[self.cp_type])}),
+            "tensor": (sequence_split if self.sp else whole, used_in_parts, BY_HEADS),
+        }
+        activations, parameters, kinds = zip(*(rules[role] for role, _ in self.degrees), strict=True)
+        return AxisRules(graph, activations, parameters, kinds=kinds)
 
 
 def at_stage(stage: int) -> PairTest:
@@ -118,33 +159,6 @@ def at_stage(stage: int) -> PairTest:
     return test
 
 
-def faults(graph: Graph, layout: Layout) -> list[str]:
-    """The reasons why the model's operators cannot follow a layout."""
-    found = dict.fromkeys(_faults(graph, layout))
-    return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
-
-
-def _faults(graph: Graph, layout: Layout) -> Iterator[str]:
-    tp, batch = layout.tp, graph.workload["batch"]
-    if batch % layout.data:
-        yield f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp); give a multiple of {layout.data}"
-    for block, op in _ops(graph):
-        if operator(op.fn).kind is not Kind.ATTENTION:
-            continue
-        shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
-        for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
-            heads = shape[-3] if len(shape) > 3 else 1
-            if heads % tp:
-                yield f"{heads} {what} cannot be dealt to tp={tp} ranks; give a divisor of {heads}"
-    if layout.sp and graph.workload["seq"] % tp:
-        yield f"a sequence of {graph.workload['seq']} tokens cannot be split over tp={tp} ranks; give a divisor"
-
-
-def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
-    for block in (graph.top, *graph.blocks.values()):
-        yield from ((block, op) for op in block.ops)
-
-
 def parse_layout(text: str) -> Layout:
     """Read `dp=2,fsdp=8,tp=4,sp,zero=1`. Raises InputError for the first word that is wrong."""
     found: dict[str, Any] = {}
@@ -152,21 +166,29 @@ def parse_layout(text: str) -> Layout:
         if word in found:
             raise InputError(f"layout {text[:80]!r}: {word} is given twice; leave one out")
         found[word] = value
-    if found.get("zero") == 3:
-        raise InputError(
-            f"layout {text[:80]!r}: zero=3 shards the weights too; say fsdp={found.get('dp', 8)} instead of dp={found.get('dp', 8)},zero=3"
-        )
     layout = Layout(**found)
-    if layout.sp and layout.tp == 1:
-        raise InputError(
-            f"layout {text[:80]!r}: sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"
-        )
+    told = _wrong(layout)
+    if told:
+        raise InputError(f"layout {text[:80]!r}: {told}")
     return layout
+
+
+def _wrong(layout: Layout) -> str:
+    """What contradicts itself in a layout, and what would do; empty if nothing does."""
+    over = layout.dp if layout.dp > 1 else 8
+    if layout.zero == 3 and (layout.cp == 1 or layout.fsdp > 1):
+        return f"zero=3 shards the weights too; say fsdp={over} instead of dp={over},zero=3"
+    if layout.sp and layout.tp == 1:
+        return "sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"
+    if layout.cp_type != "ring" and layout.cp == 1:
+        return "cp_type says how attention runs over the context ranks; give cp=2 or more, or leave cp_type out"
+    return ""
 
 
 def _words(text: str) -> Iterator[tuple[str, Any]]:
     for part in text.replace(" ", "").split(","):
         word, _, value = part.partition("=")
+        where = f"layout {text[:80]!r}: {word} is {short(value)}, but"
         if word not in WORDS:
             raise InputError(
                 f"layout {text[:80]!r}: {short(word)} is not a word; {nearest(word, WORDS)}, as in {EXAMPLE}"
@@ -174,19 +196,19 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
         if word == "hsdp":
             sizes = re.fullmatch(r"(\d{1,6})x(\d{1,6})", value)
             if not sizes:
-                raise InputError(
-                    f"layout {text[:80]!r}: hsdp is {short(value)}, but must be replicas x shards, e.g. hsdp=2x8"
-                )
+                raise InputError(f"{where} must be replicas x shards, e.g. hsdp=2x8")
             yield from (("dp", int(sizes[1])), ("fsdp", int(sizes[2])))
         elif word == "sp":
             if value not in ("", "1", "0"):
-                raise InputError(
-                    f"layout {text[:80]!r}: sp is {short(value)}, but takes no value; write sp, or leave it out"
-                )
+                raise InputError(f"{where} takes no value; write sp, or leave it out")
             yield "sp", value != "0"
+        elif word == "cp_type":
+            if PEERS_TYPES.get(value, value) not in CP_TYPES:
+                raise InputError(f"{where} must be {', '.join(CP_TYPES)}, or Megatron-LM's p2p, a2a, all_gather")
+            yield "cp_type", PEERS_TYPES.get(value, value)
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"
-            raise InputError(f"layout {text[:80]!r}: {word} is {short(value)}, but must be {wanted}, as in {EXAMPLE}")
+            raise InputError(f"{where} must be {wanted}, as in {EXAMPLE}")
         else:
             yield word, int(value)
 
@@ -196,10 +218,9 @@ def _in_range(word: str, value: int) -> bool:
 
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:
-    """Raise InputError for a layout that does not suit the cluster, or that cannot be priced yet."""
-    for word, what in (("cp", "context parallelism"), ("ep", "an expert axis of its own")):
-        if getattr(layout, word) > 1:
-            raise InputError(f"layout {layout}: {word} asks for {what}, which cannot be priced yet; leave {word} out")
+    """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
+    if told := _wrong(layout):
+        raise InputError(f"layout {layout}: {told}")
     if layout.num_gpus != cluster.num_gpus:
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)
         held = replace(layout, fsdp=fill)
@@ -210,4 +231,10 @@ def check_layout(layout: Layout, cluster: Cluster) -> None:
         )
         raise InputError(
             f"layout {layout} takes {layout.num_gpus} GPUs, but {cluster.name} has {cluster.num_gpus}; {hint}"
+        )
+    if len(layout.degrees) > MOST_AXES:
+        roles = ", ".join(role for role, _ in layout.degrees)
+        raise InputError(
+            f"layout {layout} makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks "
+            "of dp as fsdp, or leave one of ep, cp and tp out"
         )

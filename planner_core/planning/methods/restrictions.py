@@ -6,8 +6,8 @@ So a baseline is never worse than its author's plan under the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,28 +20,43 @@ PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPER
 """Kinds of operators whose results may have any state on a tensor axis. The operators between them follow the residual stream."""
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How the operators of one kind run on an axis: the labels that their rows may have, and the test of their weights (None: the test
+    that the axis has for all parameters)."""
+
+    labels: frozenset[str]
+    weights: PairTest | None = None
+
+
+BY_HEADS: Mapping[Kind, Runs] = {Kind.ATTENTION: Runs(frozenset({"heads"}))}
+"""What a tensor axis does to attention."""
+
+
 @dataclass
 class AxisRules(Restriction):
     """For each mesh axis a test of activations and a test of parameters.
 
     An axis with the test `batch_split` is a data axis: every tensor with a batch dim is made and delivered sharded by it. On any
-    other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. Attention runs
-    there with sharded heads, and experts without an all_to_all of tokens.
+    other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for each
+    axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a data
+    axis, and experts without an all_to_all of tokens.
     """
 
     graph: Graph
     activations: tuple[PairTest, ...]
     parameters: tuple[PairTest, ...]
+    kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
-        weights = {v for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
+        read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():
             index = int(name[1:])
             value = where.values[index]
             if value.kind == "parameter":
-                tests = [t if t is not used_in_parts or index in weights else None for t in self.parameters]
+                tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
             elif self._carries_batch(value):
@@ -49,18 +64,30 @@ class AxisRules(Restriction):
                 self._forbid(net, name, states.index, batch)
         for name, node in net.nodes.items():
             s = node.strategy
-            passes = [[self._row_passes(where, net, s.ops, row, t) for row in s.rows] for t in self.activations]
+            passes = [
+                [self._row_passes(where, net, s.ops, row, k) for row in s.rows] for k in range(len(self.activations))
+            ]
             self._forbid(net, name, node.index, passes)
 
-    def _row_passes(
-        self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], test: PairTest
-    ) -> bool:
+    def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
+        """The test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
+        test, runs = self.parameters[axis], self._kinds(axis).get(reader) if reader else None
+        if runs and runs.weights:
+            return runs.weights
+        return test if test is not used_in_parts or reader else None
+
+    def _kinds(self, axis: int) -> Mapping[Kind, Runs]:
+        if self.kinds:
+            return self.kinds[axis]
+        return {} if self.activations[axis] is batch_split else BY_HEADS
+
+    def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
+        test, kinds = self.activations[axis], self._kinds(axis)
         free = test is not batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
-            if operator(op.fn).kind is Kind.ATTENTION and test is not batch_split and row.label != "heads":
-                return False
-            if row.label == DISPATCH:  # none of these layouts deals tokens out to experts
+            runs = kinds.get(operator(op.fn).kind)
+            if row.label not in runs.labels if runs else row.label == DISPATCH:
                 return False
             if test is whole and not free and row.label != "R" and any(map(self._in_stream, ends)):
                 return False
@@ -133,6 +160,11 @@ def summed(v: Value, pair: AxisState) -> bool:
 def sharded(v: Value, pair: AxisState) -> bool:
     """A matrix is sharded on this axis. Small parameters pass in every state."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
+
+
+def dealt_out(v: Value, pair: AxisState) -> bool:
+    """The weight of experts: each rank has some of the experts, and uses them where they are."""
+    return bool(pair[0] == Shard(0) and pair[3] == FREE)
 
 
 def used_in_parts(v: Value, pair: AxisState) -> bool:

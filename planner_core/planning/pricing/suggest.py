@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import Plan, PlannerError
-from planner_core.planning.methods import Layout
+from planner_core.planning.methods import CP_TYPES, Layout
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
 
@@ -62,10 +62,11 @@ def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
             yield words, stated.but(recompute=kind)
     yield from _states(stated, node)
     yield from _tensor(stated)
+    for kind in CP_TYPES if stated.layout.cp > 1 else ():
+        if kind != stated.layout.cp_type:
+            yield f"cp_type={kind}", stated.but(layout=replace(stated.layout, cp_type=kind))
     if not stated.compiled:
         yield "torch.compile", stated.but(compiled=True)
-    if stated.rank_by_rank:
-        yield "updated weights in buckets, as Megatron-LM and DeepSpeed send them", stated.but(rank_by_rank=False)
 
 
 def _micro_batches(stated: Statement) -> Iterator[tuple[str, Statement]]:
@@ -82,7 +83,7 @@ def _states(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
     """Other ways to store weights and optimizer states over the ranks that shard the batch."""
     now, ranks = stated.layout, stated.layout.data
     ways = [replace(now, dp=ranks, fsdp=1, zero=zero) for zero in (0, 1, 2)] + [replace(now, dp=1, fsdp=ranks, zero=0)]
-    inside = max(1, node // now.tp)
+    inside = max(1, node // (now.tp * now.cp))
     if ranks > inside > 1 and ranks % inside == 0:
         ways.append(replace(now, dp=ranks // inside, fsdp=inside, zero=0))
     for other in ways if ranks > 1 else []:

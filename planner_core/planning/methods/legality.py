@@ -1,0 +1,105 @@
+"""Why a model cannot follow a stated layout: each reason is a sentence with the value, and what would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner_core.core import Block, Graph, Op
+from planner_core.ops import DISPATCH, Kind, operator, rows
+from planner_core.planning.methods.layout import CP_TYPES, Layout
+
+OTHERS = {
+    "ring": "cp_type=ulysses or cp_type=gather",
+    "ulysses": "cp_type=ring or cp_type=gather",
+    "gather": "cp_type=ulysses",
+}
+
+
+def faults(graph: Graph, layout: Layout) -> list[str]:
+    """The reasons why the model's operators cannot follow a layout."""
+    found = dict.fromkeys(_faults(graph, layout))
+    return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
+
+
+def unseen(graph: Graph, layout: Layout) -> list[str]:
+    """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so."""
+    return list(dict.fromkeys(_unseen(graph, layout)))
+
+
+def _unseen(graph: Graph, layout: Layout) -> Iterator[str]:
+    experts = [(block, op) for block, op in _ops(graph) if operator(op.fn).kind is Kind.EXPERTS]
+    if layout.cp > 1 and all(operator(op.fn).kind is not Kind.ATTENTION for _, op in _ops(graph)):
+        yield f"cp={layout.cp} splits the tokens of attention, which {graph.name} does not have; leave cp out"
+    if layout.ep > 1 and not experts:
+        yield f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to; leave ep out"
+    micro = graph.workload["batch"] // layout.data
+    if (
+        layout.cp > 1 and micro > 1 and experts
+    ):  # of the tokens of all samples in a row a rank would have several pieces
+        yield (
+            f"a micro-batch of {micro} samples cannot be split by cp={layout.cp} where experts take the tokens of all samples in a row; "
+            f"give micro-batches of 1, {micro} times as many"
+        )
+
+
+def _faults(graph: Graph, layout: Layout) -> Iterator[str]:
+    batch = graph.workload["batch"]
+    if batch % layout.data:
+        yield f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp); give a multiple of {layout.data}"
+    attention = [(block, op) for block, op in _ops(graph) if operator(op.fn).kind is Kind.ATTENTION]
+    by_heads = {"tp": layout.tp, "cp": layout.cp if layout.cp_type == "ulysses" else 1}
+    for block, op in attention:
+        yield from _uneven_heads(block, op, by_heads)
+        if layout.cp > 1:
+            yield from _no_context(block, op, layout)
+    parts = layout.cp * (layout.tp if layout.sp else 1)
+    if graph.workload["seq"] % parts:
+        words = " x ".join(
+            w for w, n in ((f"cp={layout.cp}", layout.cp), (f"tp={layout.tp}", parts // layout.cp)) if n > 1
+        )
+        yield f"a sequence of {graph.workload['seq']} tokens cannot be split over {words} ranks; give a divisor"
+    yield from _unseen(graph, layout)
+    if layout.ep > 1:
+        yield from _uneven_experts(graph, layout)
+
+
+def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[str]:
+    """Attention with fewer heads than ranks that take a part of them."""
+    ranks, words = 1, list[str]()
+    for word, n in by_heads.items():
+        ranks, words = ranks * n, [*words, *([f"{word}={n}"] if n > 1 else [])]
+    shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
+    for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
+        heads = shape[-3] if len(shape) > 3 else 1
+        if heads % ranks:
+            yield f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks; give a divisor of {heads}"
+
+
+def _no_context(block: Block, op: Op, layout: Layout) -> Iterator[str]:
+    """Attention that cannot run so over the context ranks."""
+    ways = [row for row in rows(op, block.values) if row.label in CP_TYPES[layout.cp_type]]
+    if layout.cp_type == "ulysses":  # its heads are judged already
+        return
+    if not ways:
+        yield (
+            f"this model's attention takes a mask or a window that cp_type={layout.cp_type} cannot split; "
+            f"give {OTHERS[layout.cp_type]}"
+        )
+    for n in (n for row in ways for n in row.divides if n % layout.cp):
+        yield f"{n} blocks of tokens cannot be dealt to cp={layout.cp} ranks; give a divisor of {n}"
+
+
+def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
+    """Experts that cannot be dealt out."""
+    for block, op in _ops(graph):
+        if operator(op.fn).kind is Kind.EXPERTS:
+            ways = [row for row in rows(op, block.values) if row.label == DISPATCH]
+            if not ways:
+                yield f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time; leave ep out"
+            for n in (n for row in ways for n in row.divides[1:] if n % layout.ep):
+                yield f"{n} experts cannot be dealt to ep={layout.ep} ranks; give a divisor of {n}"
+
+
+def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
+    for block in (graph.top, *graph.blocks.values()):
+        yield from ((block, op) for op in block.ops)
