@@ -38,6 +38,10 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--attention",
         help="flash1 | flash2 | cudnn | flash3: the attention kernel; default flash2, flash1 for GPT-NeoX-like models",
     )
+    p.add_argument(
+        "--rank-by-rank", action="store_true", default=None, help="ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by "
+        "rank, as nanotron and InternEvo do; the default is buckets, as in Megatron-LM and DeepSpeed",
+    )  # fmt: skip
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
@@ -90,4 +94,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", "compiled", "attention", "optimizer", "dtype", "precision", "layers",
+    "rank_by_rank",
 )  # fmt: skip

@@ -22,6 +22,8 @@ RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "ful
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
+USUAL = {"expert_imbalance": 1, "rank_by_rank": False}
+"""Fields that plain data leaves out while they have these values."""
 MOST_IMBALANCE = 1000
 
 
@@ -33,7 +35,8 @@ class Workload:
     micro-batches, each of `graph_batch` samples over all GPUs, and then the optimizer. `zero`: the ZeRO stage that weights may
     have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights. A plan that states no
     `precision` is pure, as all were once. `expert_imbalance`: how many times the mean the fullest GPU gets where experts are dealt out
-    over GPUs; 1: routing is balanced.
+    over GPUs; 1: routing is balanced. `rank_by_rank`: ZeRO-1 and ZeRO-2 hand out the updated weights tensor by tensor and rank by rank,
+    as nanotron and InternEvo do, and not in buckets.
     """
 
     batch: int
@@ -47,6 +50,7 @@ class Workload:
     compiled: bool = False
     attention: str = "flash2"
     expert_imbalance: float = 1.0
+    rank_by_rank: bool = False
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
@@ -97,5 +101,5 @@ class Workload:
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as plans and reports keep it. Balanced routing is not said, as in files that were made before it could be."""
-        return {k: v for k, v in asdict(self).items() if k != "expert_imbalance" or v != 1}
+        """Plain data, as plans and reports keep it. What is usual is not said, as in files that were made before it could be."""
+        return {k: v for k, v in asdict(self).items() if k not in USUAL or v != USUAL[k]}

@@ -19,6 +19,7 @@ from planner_core.cost.communication.collectives import collective_time, wire_by
 from planner_core.cost.compute import (
     accumulated_seconds,
     copied_seconds,
+    handed_out_seconds,
     has_kernels,
     kernel_seconds,
     op_time,
@@ -175,6 +176,8 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
         if param is not None:
             elements = math.prod(local_shape(value.meta.shape, param.stored, model.sizes))
             total += float(optimizer_seconds(np.array(float(elements)), ITEM_BYTES[value.meta.dtype], model))
+            holders = math.prod(model.sizes[axis] for axis in param.gathered_once)
+            total += float(handed_out_seconds(np.array(float(holders)), model))
     return total
 
 

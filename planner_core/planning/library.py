@@ -101,7 +101,7 @@ def price(
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
-            ("mixed" or "pure") and `layers`.
+            ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do) and `layers`.
 
     Returns:
         The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.

@@ -15,6 +15,8 @@ SAMPLE = {
     "r0147": 0.09,  # MPT-13b, FSDP on 32 A100 of 40 GB, recomputed
     "r0093": 0.05,  # MPT-7b at 65 536 tokens, FSDP on 8 A100
     "r0220": 0.06,  # InternLM-7B, ZeRO-1 on 64 A100
+    "r0224": 0.08,  # the same on 1024 A100, its weights handed out rank by rank
+    "r0442": 0.06,  # nanotron's 1B, ZeRO-1 on 128 H100, its weights handed out rank by rank
     "r0234": 0.06,  # InternLM-7B, tensor parallel 2 and ZeRO-1 on 16 A100
     "r0282": 0.04,  # Llama-3.1-8B, torchtitan's FSDP on 8 H100, recomputed selectively
     "r0310": 0.03,  # Llama-2-13B, the same on 64 A100

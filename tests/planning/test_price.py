@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import ASSETS, InputError, Plan, load_cluster
+from planner_core.core import ASSETS, InputError, Plan, load_cluster, timing
 from planner_core.cost import axis_roles, zero_stage
 from planner_core.planning import Planner
 from planner_core.planning.analysis import price_report, price_text
@@ -187,6 +187,29 @@ def test_the_search_finds_what_the_plan_is_priced_at(text: str) -> None:
     plan = pricer.plan(run)
     assert plan is not None and answer.optimal
     assert plan.cost.step_time_s == pytest.approx(answer.value, rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["dp=16,zero=1", "dp=4,tp=4,zero=1"])
+def test_weights_handed_out_rank_by_rank_take_a_call_for_each_matrix_and_rank(text: str) -> None:
+    pricer, run = Pricer("llama-3-8b", load_cluster("2x8-h100")), stated(text, accumulate=2, seq=1024)
+    usual, looped = (pricer.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
+    assert usual is not None and looped is not None
+    matrices = 7 * LAYERS + 2
+    calls = matrices * run.layout.dp * timing().rank_call_s
+    assert looped.cost.step_time_s - usual.cost.step_time_s == pytest.approx(calls, rel=1e-6)
+    planner = pricer.planner(run.but(rank_by_rank=True))
+    answer = planner.solve(planner.of_space(run.layout.space()), "time")
+    assert answer.value == pytest.approx(looped.cost.step_time_s, rel=1e-5)
+    assert "rank_by_rank" in looped.workload and "rank_by_rank" not in usual.workload
+
+
+def test_weights_that_all_ranks_hold_are_not_handed_out() -> None:
+    for text in ("dp=16", "fsdp=16"):
+        run = stated(text, seq=1024)
+        pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
+        usual, looped = (pricer.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
+        assert usual is not None and looped is not None
+        assert usual.cost.step_time_s == looped.cost.step_time_s
 
 
 def test_states_take_the_memory_that_their_stage_says() -> None:

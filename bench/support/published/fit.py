@@ -20,7 +20,7 @@ from planner_core.core import load_gpu, timing
 Floats = NDArray[np.floating[Any]]
 PRIORS = {
     "contention": (0.12, 0.5), "straggler": (0.004, 1.0), "step_s": (0.02, 0.3), "optimizer": (1.52, 0.3),
-    "sharded_copy": (1.75, 0.5), "accumulate": (2.5, 0.5), "fused_eager": (0.43, 0.4),
+    "sharded_copy": (1.75, 0.5), "accumulate": (2.5, 0.5), "fused_eager": (0.43, 0.4), "rank_call_s": (6e-6, 0.5),
     "A100 flops_efficiency": (0.77, 0.5), "A100 memory_efficiency": (0.8, 0.1), "A100 flash1": (0.34, 0.2),
     "H100 flops_efficiency": (0.608, 0.5), "H100 memory_efficiency": (0.8, 0.1), "H100 flash1": (0.2, 0.2),
 }  # fmt: skip
@@ -39,16 +39,11 @@ ODD = {
     "r0080": "the states fill the memory: the allocator stalls",
 }
 """Runs that their own tables contradict, or whose cause no layout tells: not fitted, and counted in every error."""
-BROADCASTS = "ZeRO-1 over all ranks sends tensor by tensor, rank by rank: its time grows with ranks times tensors"
-MANY = 128
 
 
 def odd(run: Run) -> str:
     """Why a run is not fitted; "" if it is."""
-    if run.id in ODD:
-        return ODD[run.id]
-    loops = "nanotron" in run.source or run.row["notes"].startswith("zero1=-1")
-    return BROADCASTS if run.stated.layout.zero == 1 and loops and run.stated.layout.dp >= MANY else ""
+    return ODD.get(run.id, "")
 
 
 def current(name: str) -> float:

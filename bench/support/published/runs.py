@@ -101,7 +101,15 @@ def _statement(row: Row) -> Statement:
     return Statement(
         _layout(row), int(_number(row["micro_batch_seqs"])), int(_number(row["grad_accum"], 1)) or 1, int(row["seq_len"]),
         recompute=row["recompute"].split(" ")[0], compiled=row["compile"].lower().startswith(("yes", "1", "true")),
+        rank_by_rank=hands_out_rank_by_rank(row),
     )  # fmt: skip
+
+
+def hands_out_rank_by_rank(row: Row) -> bool:
+    """Whether the stack of a run hands out what ZeRO-1 updated tensor by tensor and rank by rank, as its code says: nanotron's
+    `all_gather_coalesced`, InternEvo's `broadcast_params`. Where InternEvo shards states over one node alone (zero1=8), it is eight ranks:
+    too few to tell, and the layout here says all."""
+    return row["zero_stage"][:1] == "1" and ("nanotron" in row["source"] or row["notes"].startswith("zero1=-1"))
 
 
 def _layout(row: Row) -> Layout:

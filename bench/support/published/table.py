@@ -29,6 +29,9 @@ compiled, and compared with the step time that its source measured. Errors are p
 *Fitted* is the model as it is in the product. *Groups out* is what it errs by on runs whose group (source, model, GPU,
 layout, recomputation) was left out of the fit of its constants, in five folds; *sources out* the same with all runs of a
 source left out at once. Runs that their own tables contradict are not fitted, and are counted in every error.
+
+nanotron and InternEvo hand out what ZeRO-1 updated tensor by tensor and rank by rank, by their code (`all_gather_coalesced`,
+`broadcast_params`), and are stated so (`price --rank-by-rank`). In the product its constant is fitted to InternEvo alone.
 """
 
 

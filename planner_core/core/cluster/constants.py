@@ -19,6 +19,7 @@ class Timing:
     optimizer: float
     sharded_copy: float
     accumulate: float
+    rank_call_s: float
     fused_eager: float
     usable_memory: float
 

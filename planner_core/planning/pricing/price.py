@@ -65,8 +65,8 @@ class Pricer:
         return speed_of(plan, model_flops(self.planner(stated).graph), self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """The best plan of the same workload over every mesh of at most two axes; or `known` if that is better."""
-        planner = self.planner(stated)
+        """The best plan of the same workload, its weights in buckets, over every mesh of at most two axes; or `known` if that is better."""
+        planner = self.planner(stated.but(rank_by_rank=False))
         options = meshes(planner.request, planner.cluster)
         found = choose(planner, options, self.say)
         if known is None or (found.fits and not known.fits):

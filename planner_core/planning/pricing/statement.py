@@ -46,6 +46,7 @@ class Statement:
     precision: str = DEFAULT_PRECISION
     layers: int | None = None
     attention: str | None = None
+    rank_by_rank: bool = False
 
     @property
     def graph_batch(self) -> int:
@@ -62,6 +63,7 @@ class Statement:
         return Workload(
             self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
             precision=self.precision, compiled=self.compiled, attention=self.attention or attention,
+            rank_by_rank=self.rank_by_rank,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -67,6 +67,8 @@ def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
             yield f"cp_type={kind}", stated.but(layout=replace(stated.layout, cp_type=kind))
     if not stated.compiled:
         yield "torch.compile", stated.but(compiled=True)
+    if stated.rank_by_rank:
+        yield "updated weights in buckets, as Megatron-LM and DeepSpeed send them", stated.but(rank_by_rank=False)
 
 
 def _micro_batches(stated: Statement) -> Iterator[tuple[str, Statement]]:

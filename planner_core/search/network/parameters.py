@@ -18,7 +18,7 @@ import numpy as np
 from planner_core.core import ITEM_BYTES, P, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import Moves, digit
-from planner_core.cost.compute import accumulated_seconds, copied_seconds, optimizer_seconds
+from planner_core.cost.compute import accumulated_seconds, copied_seconds, handed_out_seconds, optimizer_seconds
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
 from planner_core.search.network.factors import costs
@@ -49,6 +49,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     cost[Component.AFTER_FORWARD] = held + (gradients if w.accumulate > 1 else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
+        cost[Component.STEP] += handed_out_seconds(elements[0] / elements[2], model)
         gather = moves.weight.cost[states.stored, states.forward]
         reduce = moves.gradient.cost[states.gradient, states.stored]
         cost[Component.FORWARD_ONCE] = gather
