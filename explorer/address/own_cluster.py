@@ -9,18 +9,25 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner_core.core import Cluster, InputError
+from planner_core.planning.pricing.calibration import Fit, fits_of
+from planner_core.planning.pricing.calibration import with_gpu as with_constants
 
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own-clusters"
 NAME = re.compile(r"own-[0-9a-f]{16}")
 MAX_BYTES = 2**16
+GPU_SCHEMA = "shardscope.gpu/1"
 KEPT = 50
 """Files that are kept, the latest."""
 
 
-def keep(content: bytes) -> str:
-    """Store a cluster file; returns its name. Raises InputError with the first fault of one that is none."""
+def keep(content: bytes, here: Cluster | None = None) -> str:
+    """Store a cluster file; returns its name. Raises InputError with the first fault of one that is none.
+
+    The hardware file of a GPU, as `calibrate` writes it, becomes the cluster `here` with this GPU.
+    """
     if len(content) > MAX_BYTES:
         raise InputError(f"the file has {len(content)} bytes; a cluster file has at most {MAX_BYTES}")
     try:
@@ -29,6 +36,9 @@ def keep(content: bytes) -> str:
         raise InputError(
             f"the file is not JSON ({error}); give a file of the form of those in assets/clusters"
         ) from None
+    if here is not None and isinstance(data, dict) and data.get("schema") == GPU_SCHEMA:
+        data = _on(here, data)
+        content = json.dumps(data).encode()
     Cluster.from_json(data, where="the file")
     name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -36,6 +46,22 @@ def keep(content: bytes) -> str:
     for old in sorted(FOLDER.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)[KEPT:]:
         old.unlink(missing_ok=True)
     return name
+
+
+def _on(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
+    """The cluster's data with another GPU, whose sources are kept."""
+    there = Cluster.from_json({"gpu": gpu, "levels": here.to_json()["levels"]}, where="the file").gpu
+    data = with_constants(here, there).to_json()
+    about = f"{here.num_gpus} {there.name}"
+    return {**data, "gpu": {**data["gpu"], "sources": gpu.get("sources", {})}, "description": about[:200]}
+
+
+def fits(name: str) -> tuple[Fit, ...]:
+    """The fits of a cluster that was calibrated; none of any other."""
+    if not (is_own(name) and path(name).is_file()):
+        return ()
+    gpu = json.loads(path(name).read_bytes()).get("gpu")
+    return fits_of(gpu) if isinstance(gpu, dict) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,17 +232,19 @@ def _own_cluster(cluster: Cluster) -> None:
     """A cluster file of the visitor's, and this one as a file."""
     with st.expander("Your own cluster"):
         file = st.file_uploader(
-            "A cluster file (JSON)", type="json", key="own_cluster",
-            help="GPUs and links by their figures, as in the file below; read as data, kept on this machine.",
+            "A cluster file, or a GPU’s from `calibrate` (JSON)", type="json", key="own_cluster",
+            help="GPUs and links by their figures, as in the file below, or what `python -m planner_core calibrate` wrote, which takes "
+            "the GPU’s place here; read as data, kept on this machine.",
         )  # fmt: skip
         if file is not None:
             try:
-                name = own_cluster.keep(file.getvalue())
+                name = own_cluster.keep(file.getvalue(), cluster)
             except InputError as error:
                 st.error(state.in_words(str(error)))
             else:
                 if state.value("cluster") != name:
-                    st.button("Plan on this cluster", on_click=state.change, kwargs={"cluster": name}, type="primary")
+                    taken = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
+                    st.button("Plan on this cluster", on_click=state.change, kwargs=taken, type="primary")
         _own_gpu(cluster)
         st.download_button(
             "This cluster as a file", json.dumps(cluster.to_json(), indent=1), file_name="cluster.json", mime="application/json",

@@ -19,6 +19,7 @@ from explorer.text import units
 from explorer.text.words import title
 from planner_core.core import Plan
 from planner_core.planning.pricing import PublishedRun, published_runs
+from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
@@ -275,6 +276,26 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
     figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     return style(figure, theme, 460)
+
+
+def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
+    """Predicted against measured seconds of the timings of a calibration, hollow before it and filled after; a symbol for each group."""
+    figure = go.Figure()
+    ends = [t.measured for fit in fits for t in fit.timings]
+    low, high = min(ends) / 1.5, max(ends) * 1.5
+    figure.add_scatter(
+        x=[low, high], y=[low, high], mode="lines", hoverinfo="skip", showlegend=False, line={"color": theme.muted, "width": 1.2}
+    )  # fmt: skip
+    for fit, symbol in zip(fits, SYMBOLS, strict=False):
+        for name, colour, at in (("before", COMMUNICATION, 1), ("after", COMPUTE, 2)):
+            figure.add_scatter(
+                x=[t.measured for t in fit.timings], y=[t[at] for t in fit.timings], mode="markers", name=f"{fit.group}, {name}",
+                marker={"symbol": symbol + ("-open" if name == "before" else ""), "size": 9, "color": colour},
+                hovertemplate="measured %{x:.3s}s, predicted %{y:.3s}s<extra></extra>",
+            )  # fmt: skip
+    figure.update_xaxes(title="measured, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
+    figure.update_yaxes(title="predicted, s", type="log", dtick=1)
+    return style(figure, theme, 420)
 
 
 def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import streamlit as st
 
+from explorer.address import own_cluster
 from explorer.address.settings import FITS
 from explorer.components import frame
 from explorer.figures import scatter
@@ -129,12 +130,38 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
     frame.data("these runs", "published-runs", lambda: rows)
 
 
+def calibrated() -> None:
+    """Where the cluster is the visitor's own and was calibrated: its timings, predicted before and after."""
+    fits = [f for f in own_cluster.fits(state.value("cluster")) if f.timings]
+    if not fits:
+        return
+    st.markdown("**Your cluster, before and after its calibration**")
+    rows = [
+        {
+            "what": f.group, "timings": f.before.rows, "source": f.source, "median off before, %": 100 * f.before.median,
+            "after, %": 100 * f.after.median, "nine in ten before, %": 100 * f.before.nine_in_ten,
+            "nine in ten after, %": 100 * f.after.nine_in_ten,
+        }
+        for f in fits
+    ]  # fmt: skip
+    number = st.column_config.NumberColumn(format="%.1f")
+    columns = {name: number for name in rows[0] if name.endswith("%")}
+    st.dataframe(
+        rows, hide_index=True, row_height=34, column_config=columns, alt="The fits of your cluster’s calibration"
+    )
+    st.plotly_chart(
+        scatter.calibrated_scatter(fits, frame.theme()), theme=None, config=frame.CHART, key="calibrated_scatter",
+        alt="Predicted against measured timings of your cluster, before and after its calibration",
+    )  # fmt: skip
+
+
 def page() -> None:
     """The page."""
     state.begin("measured")
     for problem in state.problems():
         st.warning(problem)
     st.markdown("### How far are predicted steps from measured ones?")
+    calibrated()
     st.markdown(
         "Others trained models on real GPUs and published how fast. Each run is predicted from its model, GPUs, links and layout alone, "
         "and set against what its source measured."

@@ -24,6 +24,7 @@ from planner_core.planning.pricing.calibration import (
     read_nccl_tests,
     read_products,
     read_step,
+    sources_of,
 )
 
 SCHEMA = "shardscope.calibration/1"
@@ -68,6 +69,7 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
     if machine is not None and args.cluster is None:
         cluster, found = from_machine(machine, _said(args))
         data: dict[str, Any] = replace(cluster, name=args.name or cluster.name).to_json()
+        data["gpu"]["sources"] = sources_of(found, "an unknown machine")
     else:
         cluster, found = _known(args, machine, say)
         data = hardware_file(found, found[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
@@ -114,7 +116,7 @@ def _known(
 
 def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
     fits = [
-        {"group": c.group, "source": c.source, "before": c.before.to_json(), "after": c.after.to_json(),
+        {"group": c.fit.group, "source": c.fit.source, "before": c.fit.before.to_json(), "after": c.fit.after.to_json(),
          "constants": {name: {"before": a, "after": b} for name, (a, b) in c.changed.items()}}
         for c in found
     ]  # fmt: skip
@@ -124,9 +126,9 @@ def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
 def _text(output: str, found: Sequence[Calibrated]) -> str:
     rows = [["what", "rows", "median error before", "after", "nine in ten before", "after"]]
     for c in found:
-        sizes = (c.before.median, c.after.median, c.before.nine_in_ten, c.after.nine_in_ten)
-        rows.append([c.group, str(c.before.rows), *(f"{100 * x:.1f} %" for x in sizes)])
+        sizes = (c.fit.before.median, c.fit.after.median, c.fit.before.nine_in_ten, c.fit.after.nine_in_ten)
+        rows.append([c.fit.group, str(c.fit.before.rows), *(f"{100 * x:.1f} %" for x in sizes)])
     changed = [["what", "constant", "before", "after"]]
-    changed += [[c.group, name, f"{a:.4g}", f"{b:.4g}"] for c in found for name, (a, b) in c.changed.items()]
+    changed += [[c.fit.group, name, f"{a:.4g}", f"{b:.4g}"] for c in found for name, (a, b) in c.changed.items()]
     use = f"{output}: use it as --cluster NAME:gpu={output}; a cluster file as --cluster {output}"
     return "\n\n".join([table(rows, frozenset(range(1, 6))), table(changed, frozenset({2, 3})), use])

@@ -11,6 +11,7 @@ import pytest
 
 from explorer.address import own_cluster, settings
 from explorer.text import commands
+from planner_core.cli.main import main
 from planner_core.core import InputError, load_cluster
 from tests.pages.test_app import open_page, words
 
@@ -106,3 +107,49 @@ def test_a_link_to_a_cluster_of_another_machine_says_so() -> None:
     assert not at.exception
     assert any("not on this machine" in w.value for w in at.warning)
     assert at.selectbox(key="w_cluster").value == "2x8-h100"
+
+
+@pytest.fixture
+def hardware(tmp_path: Path) -> Path:
+    """What `calibrate` writes of an H100 whose large products take 1.4 times as long as usual."""
+    table, out = tmp_path / "gemm.csv", tmp_path / "ours.json"
+    table.write_text("m,n,k,time_us\n8192,8192,8192,1900\n4096,4096,4096,240\n8192,1024,4096,125\n")
+    assert main(["calibrate", "--cluster", "2x8-h100", "--gemm", str(table), "-o", str(out)]) == 0
+    return out
+
+
+def test_a_calibrated_gpu_takes_the_place_of_the_clusters(name: str, hardware: Path) -> None:
+    here = load_cluster("2x8-h100")
+    kept = own_cluster.keep(hardware.read_bytes(), here)
+    assert load_cluster(own_cluster.path(kept)).levels == here.levels
+    assert load_cluster(own_cluster.path(kept)).gpu == load_cluster(f"2x8-h100:gpu={hardware}").gpu != here.gpu
+    (fit,) = own_cluster.fits(kept)
+    assert (fit.group, fit.source, fit.before.rows) == ("products", "gemm.csv", 3)
+    assert [t.measured for t in fit.timings] == pytest.approx([1.9e-3, 2.4e-4, 1.25e-4])
+    assert fit.after.median < 0.05 < fit.before.median
+    assert own_cluster.fits(name) == () == own_cluster.fits("2x8-h100")
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [7, {"products": 7}, {"products": {"source": "x", "before": {}, "after": {}, "timings": []}},
+     {"step": {"source": "x", "before": {"rows": 1, "median": 0, "nine_in_ten": 0}, "after": {"rows": 1, "median": 0, "nine_in_ten": 0},
+               "timings": [[1, 2, -3]]}}],
+)  # fmt: skip
+def test_what_has_not_the_form_of_a_fit_is_left_out(sources: object, name: str, hardware: Path) -> None:
+    data = json.dumps({**json.loads(hardware.read_text()), "sources": sources}).encode()
+    assert own_cluster.fits(own_cluster.keep(data, load_cluster("2x8-h100"))) == ()
+
+
+def test_a_gpu_that_is_none_is_refused_with_a_sentence(name: str) -> None:
+    with pytest.raises(InputError, match="peak_flops"):
+        own_cluster.keep(b'{"schema": "shardscope.gpu/1"}', load_cluster("2x8-h100"))
+
+
+def test_measured_shows_a_calibration_before_and_after(name: str, hardware: Path) -> None:
+    kept = own_cluster.keep(hardware.read_bytes(), load_cluster("2x8-h100"))
+    at = open_page("measured", cluster=kept)
+    assert not at.exception and "before and after its calibration" in words(at)
+    (row,) = at.dataframe[0].value.to_dict("records")
+    assert row["what"] == "products" and row["after, %"] < 5 < row["median off before, %"]
+    assert "before and after its calibration" not in words(open_page("measured", cluster="2x8-h100"))

@@ -161,8 +161,8 @@ def test_timings_made_with_other_constants_are_met() -> None:
         known, base_s=2.5 * known.base_s, ring_hop_s=20 * known.ring_hop_s, efficiency=0.7, outer_efficiency=0.6
     )
     made = from_collectives(cluster, timings(cluster, other), "a test")
-    assert made.before.median > 0.2
-    assert made.after.median < 0.03 and made.after.nine_in_ten < 0.08
+    assert made.fit.before.median > 0.2
+    assert made.fit.after.median < 0.03 and made.fit.after.nine_in_ten < 0.08
     assert made.gpu.collectives is not None
     assert made.gpu.collectives.ring_hop_s == pytest.approx(other.ring_hop_s, rel=0.2)
     assert made.gpu.collectives.outer_efficiency == pytest.approx(0.6, rel=0.05)
@@ -180,7 +180,7 @@ def test_products_made_by_another_gpu_are_met() -> None:
     shapes = [(m, n, k) for m in (256, 2048, 16384) for n in (1024, 4096) for k in (128, 1024, 8192)]
     rows = [Product(m, n, k, "bfloat16", product_seconds(Gemm(m, n, k), "bfloat16", slower)) for m, n, k in shapes]
     made = from_products(gpu, rows, "a test")
-    assert made.before.median > 0.2 and made.after.median < 0.02
+    assert made.fit.before.median > 0.2 and made.fit.after.median < 0.02
     assert made.gpu.flops_efficiency * HOT == pytest.approx(0.5, rel=0.02)
     assert made.gpu.products.ramp_k == pytest.approx(300, rel=0.1)
     with pytest.raises(InputError, match="no peak for int3"):
@@ -205,8 +205,8 @@ def speed_on(cluster: str) -> float:
 def test_one_measured_step_is_met_and_its_file_prices_so(tmp_path: Path) -> None:
     wanted = 0.85 * speed_on("1x8-h100")
     made = from_step(read_step(step_file(tmp_path, wanted)), "a step")
-    assert made.before.median == pytest.approx(-np.log(0.85), rel=1e-6)
-    assert made.after.median < 1e-3
+    assert made.fit.before.median == pytest.approx(-np.log(0.85), rel=1e-6)
+    assert made.fit.after.median < 1e-3
     path = tmp_path / "ours.json"
     path.write_text(json.dumps(hardware_file([made], made.gpu, "our H100")))
     assert speed_on(f"1x8-h100:gpu={path}") == pytest.approx(wanted, rel=1e-3)

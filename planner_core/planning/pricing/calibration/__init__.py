@@ -7,7 +7,10 @@ from planner_core.planning.pricing.calibration.calibrate import (
     from_products,
     from_step,
     hardware_file,
+    sources_of,
+    with_gpu,
 )
+from planner_core.planning.pricing.calibration.fits import Fit, Timed, fits_of
 from planner_core.planning.pricing.calibration.measured import (
     Collective,
     Machine,
@@ -23,9 +26,12 @@ from planner_core.planning.pricing.calibration.measured import (
 __all__ = [
     "Calibrated",
     "Collective",
+    "Fit",
     "Machine",
     "MeasuredStep",
     "Product",
+    "Timed",
+    "fits_of",
     "from_collectives",
     "from_machine",
     "from_products",
@@ -36,4 +42,6 @@ __all__ = [
     "read_nccl_tests",
     "read_products",
     "read_step",
+    "sources_of",
+    "with_gpu",
 ]

@@ -16,9 +16,11 @@ from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError,
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.cost.compute import product_seconds
 from planner_core.ops import Gemm
-from planner_core.planning.pricing.calibration.fitting import Floats, Predict, Residual, fitted
+from planner_core.planning.pricing.calibration.fits import Fit
+from planner_core.planning.pricing.calibration.fitting import Floats, Predict, fitted
 from planner_core.planning.pricing.calibration.measured import Collective, Machine, MeasuredStep, Product
 from planner_core.planning.pricing.price import Pricer, check_statement
+from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.request import Progress
 
 INSIDE = ("base_s", "hop_s", "efficiency", "curve", "summing")
@@ -35,13 +37,10 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A GPU with new constants: which group of constants, from which measurement, and the residual before and after."""
+    """A GPU with new constants: the fit, and each constant before and after."""
 
     gpu: Gpu
-    group: str
-    source: str
-    before: Residual
-    after: Residual
+    fit: Fit
     changed: Mapping[str, tuple[float, float]]
 
 
@@ -125,8 +124,8 @@ def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
 def _told(
     gpu: Gpu, group: str, source: str, start: Mapping[str, float], found: Mapping[str, float], predict: Predict, measured: Floats
 ) -> Calibrated:  # fmt: skip
-    before, after = (Residual.of(predict(constants), measured) for constants in (start, found))
-    return Calibrated(gpu, group, source, before, after, {name: (start[name], found[name]) for name in start})
+    fit = Fit.of(group, source, measured, predict(start), predict(found))
+    return Calibrated(gpu, fit, {name: (start[name], found[name]) for name in start})
 
 
 def from_step(
@@ -140,7 +139,7 @@ def from_step(
     check_statement(step.stated, cluster)
     first = Pricer(step.model, cluster, None, say)
 
-    def speed(factor: float) -> float:
+    def speed(factor: float) -> Speed:
         gpu = replace(cluster.gpu, flops_efficiency=min(1.0, cluster.gpu.flops_efficiency * factor))
         pricer = replace(first, cluster=replace(cluster, gpu=gpu), planners={})
         plan = pricer.plan(step.stated)
@@ -148,26 +147,27 @@ def from_step(
             raise InputError(
                 f"layout {step.stated.layout} is not legal for {step.model}, so it was not measured; see price"
             )
-        return pricer.speed(plan, step.stated).tokens_per_s_per_gpu
+        return pricer.speed(plan, step.stated)
 
     low, high = LEAST_FACTOR, 1 / cluster.gpu.flops_efficiency
     slow, now, fast = speed(low), speed(1.0), speed(high)
-    if not slow < step.tokens_per_s_per_gpu < fast:
+    wanted, least, most = step.tokens_per_s_per_gpu, slow.tokens_per_s_per_gpu, fast.tokens_per_s_per_gpu
+    if not least < wanted < most:
         raise InputError(
-            f"{source}: {step.tokens_per_s_per_gpu:g} tokens/s/GPU cannot be reached with any speed of products, which gives "
-            f"{slow:.0f} to {fast:.0f}; check layout, micro-batch, recompute and GB/s of the links"
+            f"{source}: {wanted:g} tokens/s/GPU cannot be reached with any speed of products, which gives {least:.0f} to {most:.0f}; "
+            "check layout, micro-batch, recompute and GB/s of the links"
         )
     for _ in range(BISECTIONS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if speed(middle) < step.tokens_per_s_per_gpu else (low, middle)
+        low, high = (middle, high) if speed(middle).tokens_per_s_per_gpu < wanted else (low, middle)
         if high / low < 1 + CLOSE:
             break
     factor = (low * high) ** 0.5
     gpu = replace(cluster.gpu, flops_efficiency=cluster.gpu.flops_efficiency * factor)
-    measured = np.array([step.tokens_per_s_per_gpu])
-    before, after = (Residual.of(measured, np.array([s])) for s in (now, speed(factor)))
+    measured_s = now.step_time_s * now.tokens_per_s_per_gpu / wanted
+    seconds = (np.array([s]) for s in (measured_s, now.step_time_s, speed(factor).step_time_s))
     shares = {"flops_efficiency": (cluster.gpu.flops_efficiency, gpu.flops_efficiency)}
-    return Calibrated(gpu, "step", source, before, after, shares)
+    return Calibrated(gpu, Fit.of("step", source, *seconds), shares)
 
 
 def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrated]]:
@@ -202,8 +202,9 @@ def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrate
 def hardware_file(found: Sequence[Calibrated], gpu: Gpu, name: str) -> dict[str, Any]:
     """The GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
     data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
-    sources = {
-        c.group: {"source": c.source, "before": c.before.to_json(), "after": c.after.to_json(), "start": gpu.name}
-        for c in found
-    }
-    return {"schema": "shardscope.gpu/1", **data, "sources": sources}
+    return {"schema": "shardscope.gpu/1", **data, "sources": sources_of(found, gpu.name)}
+
+
+def sources_of(found: Sequence[Calibrated], start: str) -> dict[str, Any]:
+    """The fits as the `sources` of a hardware file. `start`: the GPU with whose constants they began."""
+    return {c.fit.group: {**c.fit.to_json(), "start": start} for c in found}

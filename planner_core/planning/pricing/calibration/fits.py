@@ -1,0 +1,70 @@
+"""What a calibrated hardware file says of its fits: whose measurements, the residual before and after, and the timings themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from planner_core.planning.pricing.calibration.fitting import Floats, Residual
+
+MOST_TIMINGS = 300
+"""Timings of one fit that a file keeps; of more, as many are taken at equal distances."""
+
+
+class Timed(NamedTuple):
+    """A timing in seconds: as it was measured, and as it is predicted by the constants before the fit and after it."""
+
+    measured: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One fit of a group of constants (collectives, products or step) to the measurements of a source."""
+
+    group: str
+    source: str
+    before: Residual
+    after: Residual
+    timings: tuple[Timed, ...]
+
+    @staticmethod
+    def of(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
+        """The fit to seconds [timing], as measured, and as predicted before and after."""
+        rows = np.stack([measured, before, after], axis=1)
+        kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_TIMINGS)).astype(int)]
+        timings = tuple(Timed(*row) for row in kept.tolist())
+        return Fit(group, source, Residual.of(before, measured), Residual.of(after, measured), timings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as a hardware file keeps it."""
+        timings = [[float(f"{x:.4g}") for x in timing] for timing in self.timings]
+        return {
+            "source": self.source, "before": self.before.to_json(), "after": self.after.to_json(), "timings": timings,
+        }  # fmt: skip
+
+
+def fits_of(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
+    """The fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
+    sources = gpu.get("sources")
+    found = []
+    for group, said in sources.items() if isinstance(sources, dict) else ():
+        try:
+            rows = [Timed(*map(float, row)) for row in said["timings"][:MOST_TIMINGS]]
+            fit = Fit(
+                str(group)[:40], str(said["source"])[:80], _residual(said["before"]), _residual(said["after"]), tuple(rows)
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if all(math.isfinite(x) and x > 0 for row in rows for x in row):
+            found.append(fit)
+    return tuple(found)
+
+
+def _residual(said: Mapping[str, Any]) -> Residual:
+    return Residual(int(said["rows"]), float(said["median"]), float(said["nine_in_ten"]))
