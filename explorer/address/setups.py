@@ -2,6 +2,7 @@
 
 fsdp=16                                  FSDP over 16 GPUs, in as many micro-batches as the recommended plan
 dp=2,fsdp=8,accumulate=4,recompute=full  HSDP in four micro-batches, every block recomputed
+fsdp=2,cp=8,cp_type=ulysses              FSDP over 16 GPUs, of which eight share the tokens of a sample
 """
 
 from __future__ import annotations

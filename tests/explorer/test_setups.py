@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from explorer.address import settings, setups
 from planner_core.core import RECOMPUTE, InputError
-from planner_core.planning.methods import Layout
+from planner_core.planning.methods import CP_TYPES, Layout
 from tests.pages.test_app import open_page, words
 
 TOML = b"""
@@ -26,7 +27,9 @@ mode = "full"
 enable = true
 """
 degrees = st.integers(1, 64)
-layouts = st.builds(Layout, degrees, degrees, st.integers(2, 64), st.booleans(), zero=st.sampled_from([0, 1, 2]))
+plain = st.builds(Layout, degrees, degrees, st.integers(2, 64), st.booleans(), zero=st.sampled_from([0, 1, 2]))
+long = st.builds(replace, plain, cp=st.integers(2, 64), cp_type=st.sampled_from(list(CP_TYPES)))
+layouts = plain | long | st.builds(replace, plain | long, ep=degrees)
 setup = st.builds(
     setups.Stated, layouts, st.none() | st.integers(1, 999), st.sampled_from([r for r in RECOMPUTE if r != "auto"])
 )
@@ -99,3 +102,24 @@ def test_the_smallest_machine_and_the_fewest_gpus_for_some_days_are_found() -> N
     at.button(key=f"take_machine_{len(rows) - 1}").click().run()
     assert not at.exception
     assert at.query_params["gpus"] == ("8" if int(told[1]) > 8 else told[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "there"), [("llama-3-8b", {"cp"}), ("mixtral-8x7b", {"cp", "ep"}), ("resnet50-100k", set())]
+)
+def test_the_form_asks_for_what_the_model_can_take(model: str, there: set[str]) -> None:
+    at = open_page("answer", model=model, batch="32")
+    asked = {f.key.removeprefix("w_own_") for f in at.number_input if f.key and f.key.startswith("w_own_")}
+    assert asked & {"cp", "ep"} == there
+    assert any(s.key == "w_own_cp_type" for s in at.selectbox) == ("cp" in there)
+
+
+def test_the_form_takes_context_ranks() -> None:
+    at = open_page("answer", model="llama-3-8b", batch="2", seq="32768")
+    for key, value in (("fsdp", 2), ("cp", 8)):
+        at.number_input(key=f"w_own_{key}").set_value(value)
+    at.selectbox(key="w_own_cp_type").set_value("ulysses")
+    next(b for b in at.button if b.label == "Measure against it").click().run(timeout=60)
+    assert not at.exception
+    assert at.query_params["setup"] in ("fsdp=2,cp=8,cp_type=ulysses", ["fsdp=2,cp=8,cp_type=ulysses"])
+    assert "Our current setup" in words(at)

@@ -64,6 +64,18 @@ fsdp_config:
 dynamo_config:
   dynamo_backend: INDUCTOR
 """
+TITAN_LONG = """
+[parallelism]
+data_parallel_shard_degree = 4
+context_parallel_degree = 8
+"""
+TITAN_EXPERTS = """
+[parallelism]
+data_parallel_replicate_degree = 2
+expert_parallel_degree = 8
+"""
+MEGATRON_LONG = "--context-parallel-size 4 --cp-comm-type a2a --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer"
+MEGATRON_EXPERTS = "--expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall --tensor-model-parallel-size 2 --sequence-parallel"
 TP_PLAN = {
     "layers.*.self_attn.q_proj": "colwise",
     "layers.*.self_attn.o_proj": "rowwise",
@@ -91,6 +103,18 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
         ("fsdp.yaml", ACCELERATE, "dp=4,fsdp=8", {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full"}),
         ("fsdp2.yml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n", "dp=32,zero=2",
          {"accumulate": 1, "compiled": False, "recompute": "none"}),
+        ("long.toml", TITAN_LONG, "fsdp=4,cp=8,cp_type=gather",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "compiled": False, "optimizer": "adamw"}),
+        ("ring.toml", "[parallelism]\ncontext_parallel_degree = 32\ncontext_parallel_rotate_method = 'alltoall'", "cp=32,zero=3",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "compiled": False, "optimizer": "adamw"}),
+        ("experts.toml", TITAN_EXPERTS, "dp=2,fsdp=16,ep=8",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "compiled": False, "optimizer": "adamw"}),
+        ("long.sh", MEGATRON_LONG, "dp=4,cp=4,cp_type=ulysses,tp=2,sp,zero=1",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
+        ("ring.sh", "--context-parallel-size 8 --use-megatron-fsdp", "fsdp=4,cp=8",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
+        ("experts.sh", MEGATRON_EXPERTS, "dp=16,ep=8,tp=2,sp",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
         ("plan.json", TP_PLAN, "tp=32,sp", {}),
         ("auto.json", {"tp_plan": "auto", "tp_size": 8}, "dp=4,tp=8", {}),
     ],
@@ -120,6 +144,18 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     (told,) = read(tmp_path, "run.sh", MEGATRON).notes
     assert "--recompute-method" in told and "--nproc_per_node" not in told
     assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
+
+
+def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> None:
+    assert read(tmp_path, "experts.sh", MEGATRON_EXPERTS).notes == ()
+    told = read(
+        tmp_path, "b.sh", "--expert-model-parallel-size 8 --context-parallel-size 2 --moe-expert-capacity-factor 1.25"
+    ).notes
+    assert any("allgather" in note and "priced as alltoall" in note for note in told)
+    assert any("to context ranks as well as data-parallel ones" in note for note in told)
+    assert any("no token were dropped" in note for note in told)
+    (told_titan,) = read(tmp_path, "c.toml", TITAN_EXPERTS + "tensor_parallel_degree = 2\n").notes
+    assert "priced over data-parallel ranks" in told_titan
 
 
 @pytest.mark.parametrize(
@@ -166,7 +202,13 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
         ("a.yaml", "x: 1", "has none of fsdp_config"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.sh", "echo hello", "has no options such as --tensor-model-parallel-size 8"),
-        ("a.sh", "--context-parallel-size 2", "asks for context parallelism, which cannot be priced"),
+        ("a.sh", "--context-parallel-size 5", "makes groups of 5 ranks, but 32 GPUs do not divide by that"),
+        (
+            "a.sh",
+            "--context-parallel-size 2 --cp-comm-type a2a+p2p",
+            "exchanges heads inside a ring, which cannot be priced",
+        ),
+        ("a.toml", "[parallelism]\ncontext_parallel_rotate_method = 'ring'", "must be one of allgather, alltoall"),
         ("a.sh", "--bf16 'open", "is not a list of arguments"),
     ],
 )

@@ -11,14 +11,22 @@ from explorer.components import frame
 from explorer.session import state
 from planner_core.core import RECOMPUTE, ZERO, InputError
 from planner_core.planning import Result
-from planner_core.planning.methods import Layout, check_layout
+from planner_core.planning.methods import Layout, check_layout, may_state
 
 FILES = ["toml", "json", "yaml", "yml", "sh", "txt"]
 DEGREES = (
     ("dp", "Ranks that keep whole weights", "Data parallel, DDP; with FSDP beside it: replicas (HSDP)"),
     ("fsdp", "Ranks that the weights are sharded over", "FSDP, ZeRO-3"),
     ("tp", "Tensor parallel ranks", "Megatron-LM’s, innermost: inside a node first"),
-)
+    ("cp", "Context parallel ranks", "They share the tokens of every sample, through attention too"),
+    ("ep", "Ranks that experts are dealt out over", "Some of the ranks that weights are sharded over, else of those that keep them"),
+)  # fmt: skip
+SOMETIMES = ("cp", "ep")
+"""Degrees that not every model can have."""
+ATTENTION = {
+    "ring": "pass keys and values round (ring, p2p)", "ulysses": "exchange heads for tokens (Ulysses, a2a)",
+    "gather": "gather keys and values (all_gather)",
+}  # fmt: skip
 
 
 def control(result: Result) -> None:
@@ -43,13 +51,21 @@ def _form(result: Result) -> None:
         else setups.Stated(Layout(fsdp=result.cluster.num_gpus))
     )
     with st.form("own_setup_form", border=False):
-        for name, label, help in DEGREES:
+        may = may_state(result.graph)
+        for name, label, help in (d for d in DEGREES if d[0] not in SOMETIMES or d[0] in may):
             st.number_input(
                 label, 1, 100_000, step=1, help=help, key=state.seed(f"w_own_{name}", getattr(now.layout, name))
             )
+        if "cp" in may:
+            st.selectbox(
+                "Attention over the context ranks", list(ATTENTION), format_func=ATTENTION.__getitem__,
+                key=state.seed("w_own_cp_type", now.layout.cp_type),
+            )  # fmt: skip
         st.checkbox("Sequence parallel too", key=state.seed("w_own_sp", now.layout.sp))
         st.selectbox(
-            "ZeRO stage of the ranks that keep whole weights", ZERO[:-1], key=state.seed("w_own_zero", now.layout.zero)
+            "ZeRO stage of the ranks that keep whole weights",
+            ZERO if "cp" in may else ZERO[:-1],
+            key=state.seed("w_own_zero", now.layout.zero),
         )
         st.number_input(
             "Micro-batches of a step", 1, setups.MOST_PARTS, value=None, step=1, key=state.seed("w_own_accumulate", now.accumulate),
@@ -67,6 +83,9 @@ def _take_form(result: Result) -> None:
     given: dict[str, Any] = {
         k: st.session_state[f"w_own_{k}"] for k in ("dp", "fsdp", "tp", "sp", "zero", "accumulate", "recompute")
     }
+    given |= {k: st.session_state[f"w_own_{k}"] for k in may_state(result.graph)}
+    if given.get("cp", 1) > 1:
+        given["cp_type"] = st.session_state["w_own_cp_type"]
     times, again = given.pop("accumulate"), given.pop("recompute")
     given["sp"] = given["sp"] and given["tp"] > 1
     _take(setups.Stated(Layout(**given), times, again), result)

@@ -1,8 +1,17 @@
 """Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
-from planner_core.planning.methods.layout import CP_TYPES, EXAMPLE, Layout, Space, at_stage, check_layout, parse_layout
-from planner_core.planning.methods.legality import faults
+from planner_core.planning.methods.layout import (
+    CP_TYPES,
+    EXAMPLE,
+    PEERS_TYPES,
+    Layout,
+    Space,
+    at_stage,
+    check_layout,
+    parse_layout,
+)
+from planner_core.planning.methods.legality import faults, may_state
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.methods.restrictions import (
@@ -27,6 +36,7 @@ __all__ = [
     "EXAMPLE",
     "FREE",
     "METHODS",
+    "PEERS_TYPES",
     "TOOLS",
     "AxisRules",
     "DataAxis",
@@ -43,6 +53,7 @@ __all__ = [
     "check_tool",
     "faults",
     "free",
+    "may_state",
     "parse_layout",
     "sequence_split",
     "sharded",

@@ -15,6 +15,13 @@ OTHERS = {
 }
 
 
+def may_state(graph: Graph) -> frozenset[str]:
+    """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
+    ways = {(operator(op.fn).kind, row.label) for block, op in _ops(graph) for row in rows(op, block.values)}
+    by_tokens = any((Kind.ATTENTION, label) in ways for labels in CP_TYPES.values() for label in labels - {"heads"})
+    return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in ways))
+
+
 def faults(graph: Graph, layout: Layout) -> list[str]:
     """The reasons why the model's operators cannot follow a layout."""
     found = dict.fromkeys(_faults(graph, layout))
