@@ -259,13 +259,15 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
     ],
 )
 def test_a_band_is_that_of_runs_like_it(cluster: str, text: str, kind: str, others: float) -> None:
-    """Nine in ten of its kind, beside the spread of software stacks and of a GPU that no run was measured on."""
-    kinds = json.loads((ASSETS / "bands.json").read_text(encoding="utf-8"))["kinds"]
-    size = math.hypot(kinds[kind]["p90"], 1.645 * others)
+    """Nine in ten of its kind, beside the spread of software stacks and of a GPU that no run was measured on. Tensor parallelism over
+    nodes was never measured faster than it is predicted."""
+    row = json.loads((ASSETS / "bands.json").read_text(encoding="utf-8"))["kinds"][kind]
+    assert ("faster" in row) == (kind == "tensor parallel over nodes")
+    faster, slower = (math.hypot(size, 1.645 * others) for size in (row.get("faster", row["p90"]), row["p90"]))
     _, plan = planned(cluster, text, seq=512)
     band = band_of(plan, load_cluster(cluster))
     assert band.kind == kind
-    assert (band.low, band.high) == (pytest.approx(math.exp(-size)), pytest.approx(math.exp(size)))
+    assert (band.low, band.high) == (pytest.approx(math.exp(-faster)), pytest.approx(math.exp(slower)))
 
 
 # --- what is told of a statement ------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """How sure a step's time is: the errors of published runs of the same kind (`assets/bands.json`).
 
 For each kind of run the asset holds two numbers about ln(predicted / measured): the median (`bias`), and the size within which
-nine in ten runs stay (`p90`). Two more errors are added as independent errors. Runs of one software stack share an error
+nine in ten runs stay (`p90`). Where nearly all runs are slower than predicted, `faster` takes its place on the side of the faster
+ones. Two more errors are added as independent errors. Runs of one software stack share an error
 (`stack_sigma`). A GPU on which no run was measured adds `gpu_sigma`.
 
     width = hypot(p90, 1.645 · stack_sigma, 1.645 · gpu_sigma if the GPU was not measured)
@@ -59,12 +60,12 @@ def band_of(plan: Plan, cluster: Cluster) -> Band:
     row = table["kinds"][kind]
     measured = any(cluster.gpu.name.startswith(name) for name in table["measured_gpus"])
     sigma = math.hypot(table["stack_sigma"], 0.0 if measured else table["gpu_sigma"])
-    size = math.hypot(row["p90"], NINE_IN_TEN * sigma)
-    high, step = math.exp(size), plan.cost.step_time_s
+    low = math.exp(-math.hypot(row.get("faster", row["p90"]), NINE_IN_TEN * sigma))
+    high, step = math.exp(math.hypot(row["p90"], NINE_IN_TEN * sigma)), plan.cost.step_time_s
     host_s = 0.0 if plan.workload.get("compiled") else calls_of(plan) * table["host"]["call_s"]
     if host_s <= high * step:
-        return Band(kind, row["n"], math.exp(-size), high, measured)
-    return Band(kind, row["n"], math.exp(-size), host_s / step, measured, host_s)
+        return Band(kind, row["n"], low, high, measured)
+    return Band(kind, row["n"], low, host_s / step, measured, host_s)
 
 
 def calls_of(plan: Plan) -> int:
