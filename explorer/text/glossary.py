@@ -34,6 +34,7 @@ AXES = {
     "shard": "GPUs that hold different samples and a slice of each weight, which is gathered at use",
     "context": "GPUs that share a sample: each has a part of its tokens",
     "expert": "GPUs that hold different experts",
+    "idle": "GPUs that do the same work: faster links would let them share it",
 }
 """What the GPUs along a mesh axis do, by its name."""
 PLANS = {

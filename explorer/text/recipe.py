@@ -10,7 +10,7 @@ from collections import Counter
 
 from explorer.text import words
 from planner_core.core import Partial, Plan, Shard
-from planner_core.cost import CONTEXT, DATA, EXPERT, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
+from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
 
 RECOMPUTED = {
     "none": "no recomputation",
@@ -39,8 +39,9 @@ def layout(plan: Plan) -> str:
 def _axes(plan: Plan) -> list[str]:
     """What the mesh axes of one kind do together; first who shares the samples, then who shares each sample."""
     roles = weight_roles(plan)
-    context, expert = ([a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT))
-    idle = [axis for axis, role in enumerate(roles) if role == TENSOR and not words.split_weights(plan, axis)]
+    context, expert, idle = (
+        [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)
+    )
     sizes = {
         kind: math.prod(
             n for a, n in enumerate(plan.mesh.axis_sizes) if roles[a] == kind and a not in (*idle, *context)

@@ -96,11 +96,6 @@ def _axis_words(plan: Plan, axis: int, size: int) -> str:
 WAYS = ("split", "gathered", "whole")
 
 
-def split_weights(plan: Plan, axis: int) -> bool:
-    """Whether any matrix is used in parts on an axis."""
-    return any("split" in ways for ways in _families(plan, axis).values())
-
-
 def named(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
     """What goes one way on one axis: families of weights; where the weights of a family go several ways, the most of it, or the
     weights by name. In `brief`, weights of which only some copies go this way are told as some of their family."""

@@ -3,6 +3,7 @@
     data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
     tensor   weights are used in shards                  context  weights are used whole, and attention has a part of a sample
     expert   experts are dealt out, and most other weights are used whole
+    idle     neither weights nor samples differ on the axis: its GPUs do the same work
 
 An axis has the role that most of its weights give it. Example: FSDP on a 2 x 4 mesh shards every weight on both axes and gathers it, so the
 axes are `shard_outer` and `shard_inner`, for names must differ.
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
 from planner_core.ops import Kind, operator
 
-DATA, SHARD, TENSOR, CONTEXT, EXPERT = "data", "shard", "tensor", "context", "expert"
+DATA, SHARD, TENSOR, CONTEXT, EXPERT, IDLE = "data", "shard", "tensor", "context", "expert", "idle"
 PLACES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
 """What is added to the names of axes of one role, by their number."""
 
@@ -83,7 +84,9 @@ def _role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     split = [
         p for p in queries if isinstance(p, Shard) and p.dim > 0
     ]  # by tokens, or by heads that were exchanged for tokens
-    return CONTEXT if role != TENSOR and 2 * len(split) > len(queries) else role
+    if role != TENSOR:
+        return CONTEXT if 2 * len(split) > len(queries) else role
+    return TENSOR if in_parts else IDLE
 
 
 def _used_in_parts(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:

@@ -84,7 +84,7 @@ def _kind(plan: Plan, cluster: Cluster) -> str:
     """The asset's kind of a plan: what the most distant ranks share.
 
     No published run deals out experts or splits a sample's tokens. Such traffic stands between operators, as that of tensor parallelism
-    does, so its runs are taken."""
+    does, so its runs are taken. An idle axis sends nothing."""
     axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]
     between = [axis for role, axis in axes if role in (TENSOR, CONTEXT, EXPERT)]
     if between:
