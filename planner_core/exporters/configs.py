@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import InputError, Plan, Shard
+from planner_core.core import InputError, Plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
@@ -17,15 +18,17 @@ from planner_core.exporters.parallelize_module import drop_summed, remarks_of
 from planner_core.exporters.tp_layout import (
     NothingSplit,
     TpLayout,
-    TurnedMatrices,
     by_hand,
+    degrees,
     patterns,
-    shards_of,
     split_site,
     starred,
     tensor_layout,
 )
+from planner_core.planning.methods import PEERS_TYPES
 
+COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
+"""Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
 HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
       "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip
 """Names of the styles in transformers 5."""
@@ -139,7 +142,7 @@ def _micro_batch(plan: Plan, layout: TpLayout) -> int:
 
 def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Arguments for Megatron-LM, which does not have a plan by weight: degrees and the architecture."""
-    layout = _degrees(plan)
+    layout = degrees(plan)
     config = _named(plan.model.get("config") or {})
     if "hidden_size" not in config or "num_attention_heads" not in config:
         raise InputError(
@@ -149,16 +152,20 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
     ]
+    left += _beside_experts(layout)
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1,
         **({"sequence-parallel": True} if layout.sequence else {}),
+        **({"context-parallel-size": layout.context, "cp-comm-type": COMM_TYPES[layout.cp_type]} if layout.context > 1 else {}),
+        **({"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"} if layout.expert > 1 else {}),
         **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
         "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
         **_architecture(plan, config),
         **recompute,
-        **({"overlap-grad-reduce": True} if layout.data > 1 else {}),
-        **({"use-distributed-optimizer": True, "overlap-param-gather": True} if layout.data > 1 and zero_stage(plan) else {}),
+        **({"overlap-grad-reduce": True} if layout.data * layout.context > 1 else {}),
+        **({"use-distributed-optimizer": True, "overlap-param-gather": True}
+           if layout.data * layout.context > 1 and zero_stage(plan) else {}),
     }  # fmt: skip
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
     return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
@@ -169,6 +176,19 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
             f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")]
           if "use-distributed-optimizer" in flags else []),
     ], left), layout  # fmt: skip
+
+
+def _beside_experts(layout: TpLayout) -> list[str]:
+    """What Megatron-LM does in another way where experts are dealt out. It wants tokens split over the tensor-parallel ranks then."""
+    told = []
+    if layout.expert > 1 and layout.size > 1 and not layout.sequence:
+        layout.sequence = True
+        told.append(
+            "tokens are whole between the blocks in the plan; beside experts Megatron-LM wants them split (--sequence-parallel)"
+        )
+    if layout.expert > 1 and layout.context > 1:
+        told.append("experts are dealt out over data-parallel ranks in the plan, over context ranks first here")
+    return told
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,23 +257,6 @@ def _has_bias(plan: Plan) -> bool:
     return any(f"{scope}.bias" in block.params for block, scope, fn in scopes if fn == "linear")
 
 
-def _degrees(plan: Plan) -> TpLayout:
-    """The layout; or a tensor-parallel degree of 1 if the plan does not shard a matrix."""
-    try:
-        return tensor_layout(plan)
-    except NothingSplit:
-        return TpLayout(-1, 1, plan.mesh.num_devices)
-    except TurnedMatrices as error:  # the tool has layers of its own in their place
-        size = plan.mesh.axis_sizes[error.axis]
-        return TpLayout(error.axis, size, plan.mesh.num_devices // size, sequence=_splits_tokens(plan, error.axis))
-
-
-def _splits_tokens(plan: Plan, axis: int) -> bool:
-    """Whether norms run on a part of the tokens."""
-    norms = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1].endswith("_norm"))
-    return any(s.outputs[0].dst.forward[axis] == Shard(1) for s in norms)
-
-
 def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
     found = {
@@ -288,13 +291,16 @@ TITAN_POLICIES = ("none", "selective", "full")
 
 def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
-    layout = _degrees(plan)
+    layout = degrees(plan)
     own = _titan_config(dict(plan.model.get("config") or {}))
-    shards, load = shards_of(plan, layout), plan.workload
+    left = _titan_ranks(layout)
+    load = plan.workload
     options = {
-        "parallelism.data_parallel_replicate_degree": layout.data // shards,
-        "parallelism.data_parallel_shard_degree": shards,
+        "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
+        "parallelism.data_parallel_shard_degree": layout.shards,
         "parallelism.tensor_parallel_degree": layout.size,
+        **({"parallelism.context_parallel_degree": layout.context} if layout.context > 1 else {}),
+        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
         "training.local_batch_size": _micro_batch(plan, layout),
         "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
     }  # fmt: skip
@@ -304,11 +310,8 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     policies = [p for p, _ in _recomputed(plan).most_common()] or ["none"]
     policy = policies[0] if len(policies) == 1 and policies[0] in TITAN_POLICIES else "full"
     lines.append(f"activation-checkpoint:{policy}")
-    left = (
-        []
-        if [policy] == policies
-        else [f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"]
-    )
+    if [policy] != policies:
+        left.append(f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute")
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
@@ -319,6 +322,27 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
           if own else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]),
         "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
     ], left), layout  # fmt: skip
+
+
+def _titan_ranks(layout: TpLayout) -> list[str]:
+    """What torchtitan does in another way over context and expert ranks; `layout` becomes what it does."""
+    told = []
+    if layout.context > 1 and layout.cp_type != "gather":
+        told.append(
+            f"attention runs by {layout.cp_type} over the context ranks in the plan; torchtitan 0.3 gathers keys and values"
+        )
+        layout.cp_type = "gather"
+    if layout.shards % layout.expert:
+        told.append(
+            "weights are whole on the ranks that experts are dealt out over; torchtitan shards weights over these ranks"
+        )
+        layout.shards = math.lcm(layout.shards, layout.expert)
+    if layout.expert > 1 and layout.size * layout.context > 1:
+        told.append(
+            "experts are dealt out over data-parallel ranks in the plan, and each is split by the tensor axis; torchtitan deals whole "
+            "experts to tensor-parallel and context ranks first; the price below is the plan's way"
+        )
+    return told
 
 
 def _columns(layout: TpLayout) -> list[str]:

@@ -10,10 +10,22 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from planner_core.core import Block, Cluster, DeviceMesh, Graph, Plan, R, Shard, Value, axis_names, join_name
+from planner_core.core import (
+    Block,
+    Cluster,
+    DeviceMesh,
+    Graph,
+    InputError,
+    Plan,
+    R,
+    Shard,
+    Value,
+    axis_names,
+    join_name,
+)
 from planner_core.cost import CostModel, block_of, cost_model, cost_model_of, local_bytes
 from planner_core.cost.communication import collective_time, wire_bytes
-from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, shards_of, split_site, starred
+from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
 from planner_core.models import graph_of
 from planner_core.ops import operator
 from planner_core.planning import Planner, Request, prepare
@@ -152,11 +164,16 @@ def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int =
     stores weights sharded over the data axes, they have ZeRO stage `may_shard`."""
     planner = _planner(plan)
     stage = may_shard if _shards_data(plan, layout) else 0
-    fsdp = shards_of(plan, layout) if stage == 3 else 1
+    fsdp = layout.shards if may_shard == 3 else 1
     told = Layout(
-        dp=layout.data // fsdp, fsdp=fsdp, tp=layout.size, sp=sequence and layout.size > 1, zero=1 if stage == 1 else 0
-    )
-    found = planner.of_layout(told, "by degrees")
+        dp=layout.data // fsdp, fsdp=fsdp, tp=layout.size, sp=sequence and layout.size > 1, cp=layout.context,
+        cp_type=layout.cp_type if layout.context > 1 else "ring", ep=layout.expert,
+        zero=3 if may_shard == 3 and fsdp == 1 < layout.context else 1 if stage == 1 else 0,
+    )  # fmt: skip
+    try:
+        found = planner.of_layout(told, "by degrees")
+    except InputError:  # experts that do not go by its ranks
+        return None
     return (found, _priced(plan, found, planner)) if found else None
 
 
@@ -203,8 +220,12 @@ def _planner(plan: Plan) -> Planner:
 
 
 def _shards_data(plan: Plan, layout: TpLayout) -> bool:
-    stored = (p.stored for block in plan.blocks.values() for p in block.params.values())
-    return any(isinstance(p, Shard) for s in stored for a, p in enumerate(s) if a != layout.axis)
+    """Whether weights that are used whole on another axis than the tensor axis are stored in parts there."""
+    params = (p for block in plan.blocks.values() for p in block.params.values())
+    return any(
+        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.gathered_once)
+        for p in params for a, s in enumerate(p.stored)
+    )  # fmt: skip
 
 
 def _follows(graph: Graph, layout: TpLayout) -> PairTest:

@@ -125,7 +125,8 @@ def remarks_of(layout: TpLayout, more: Sequence[str], left: Sequence[str] = ()) 
     if layout.data > 1:
         lines.insert(
             0,
-            f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}",
+            f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}"
+            + (f", context parallelism over {layout.context}" if layout.context > 1 else ""),
         )
     return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *left)))
 

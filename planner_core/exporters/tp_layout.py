@@ -17,7 +17,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core import BlockPlan, Edge, InputError, Plan, Replicate, Shard, SitePlan, join_name
+from planner_core.core import BlockPlan, Edge, InputError, Partial, Plan, Replicate, Shard, SitePlan, join_name
+from planner_core.cost import CONTEXT, EXPERT, TENSOR, axis_roles
 
 WEIGHT = {"linear": 1, "addmm": 2}
 """Products with a weight, and the position of the weight among the operands: `addmm(bias, input, weight)`."""
@@ -25,6 +26,11 @@ ATTENTION = "scaled_dot_product_attention"
 SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
 """The dim of the weight that a style shards."""
 SHOWN = 6
+APART = {
+    CONTEXT: "tokens of a sample are split over context ranks in the plan; here those ranks take samples of their own",
+    EXPERT: "experts are dealt out over ranks in the plan, and tokens sent to them; here every rank has all of them",
+}
+"""What a form that knows a tensor axis only does not say of the other axes, by their roles."""
 
 
 class NothingSplit(InputError):
@@ -69,6 +75,10 @@ class TpLayout:
     experts: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     sequence: bool = False  # the plan shards tokens between the blocks
+    context: int = 1  # ranks that share the tokens of a sample, of programs that know them (`degrees`)
+    cp_type: str = "ring"
+    expert: int = 1  # of the data-parallel ranks, those that experts are dealt out over
+    shards: int = 1  # of the data-parallel ranks, those over which weights are sharded and gathered at use
 
 
 def tensor_layout(plan: Plan) -> TpLayout:
@@ -99,15 +109,70 @@ def tensor_layout(plan: Plan) -> TpLayout:
             "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the place of "
             "reduce_scatter and all_gather, the same bytes, and activations between blocks take more memory"
         )
-    layout.differences += _unstyled(plan, layout)
+    layout.differences += [*_unstyled(plan, layout), *(APART[r] for r in axis_roles(plan) if r in APART)]
     layout.differences = list(dict.fromkeys(layout.differences))
     return layout
 
 
-def shards_of(plan: Plan, layout: TpLayout) -> int:
-    """Over how many ranks beside the tensor axis weights are sharded and gathered at use."""
-    over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered if a != layout.axis}
-    return math.prod(plan.mesh.axis_sizes[a] for a in over)
+def degrees(plan: Plan) -> TpLayout:
+    """The degrees of a plan, for a program that has layers of its own: tensor, context and expert ranks. Without matrices in parts, the
+    tensor-parallel degree is 1. Raises InputError if matrices are sharded over several axes."""
+    roles, sizes = axis_roles(plan), plan.mesh.axis_sizes
+    try:
+        layout = tensor_layout(plan)
+        if roles[layout.axis] in APART:  # matrices of few layers, such as a head's
+            layout = _by_roles(plan, -1, layout.differences)
+    except NothingSplit:
+        layout = _by_roles(plan, -1)
+    except InputError as error:  # the tool has layers of its own in their place
+        tensor = (
+            [error.axis] if isinstance(error, TurnedMatrices) else [a for a, role in enumerate(roles) if role == TENSOR]
+        )
+        if len(tensor) != 1:
+            raise
+        layout = _by_roles(plan, tensor[0])
+    context = [a for a, role in enumerate(roles) if role == CONTEXT and a != layout.axis]
+    layout.context = math.prod(sizes[a] for a in context)
+    layout.expert = math.prod(n for n, role in zip(sizes, roles, strict=True) if role == EXPERT)
+    layout.data //= layout.context
+    kinds = list(dict.fromkeys(kind for a in context for kind in _attention_over(plan, a)))
+    layout.cp_type = kinds[-1] if kinds else "ring"
+    layout.differences = [d for d in layout.differences if d not in APART.values()]
+    if len(kinds) > 1:
+        layout.differences.append(
+            f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
+        )
+    over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered}
+    layout.shards = math.prod(sizes[a] for a in over - {layout.axis, *context})
+    return layout
+
+
+def _by_roles(plan: Plan, axis: int, differences: Iterable[str] = ()) -> TpLayout:
+    """The layout with this tensor axis, by its size alone; -1: none."""
+    size = plan.mesh.axis_sizes[axis] if axis >= 0 else 1
+    sequence = axis >= 0 and _splits_tokens(plan, axis)
+    return TpLayout(axis, size, plan.mesh.num_devices // size, differences=list(differences), sequence=sequence)
+
+
+def _splits_tokens(plan: Plan, axis: int) -> bool:
+    """Whether norms run on a part of the tokens, or the sums that products leave on an axis are delivered so."""
+    found = False
+    for name, site in ((name, s) for b in plan.blocks.values() for name, s in b.sites.items()):
+        fn, made = split_site(name)[1], site.outputs[0]
+        found |= fn.endswith("_norm") and made.dst.forward[axis] == Shard(1)
+        found |= fn in WEIGHT and (made.src.forward[axis], made.dst.forward[axis]) == (Partial(), Shard(1))
+    return found
+
+
+def _attention_over(plan: Plan, axis: int) -> list[str]:
+    """How attention runs on a context axis, in the words of a layout."""
+    sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1] == ATTENTION)
+    found = []
+    for site in sites:
+        query, key = (site.inputs[i].dst.forward[axis] for i in (0, 1))
+        if isinstance(query, Shard):
+            found.append("ulysses" if query.dim == 1 else "ring" if isinstance(key, Shard) else "gather")
+    return list(dict.fromkeys(found))
 
 
 def by_hand(plan: Plan) -> list[str]:

@@ -1,0 +1,124 @@
+"""Plans with context and expert ranks, as the degrees of Megatron-LM and torchtitan: each tool's own parser and mesh takes them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from planner_core.core.cluster import load_cluster
+from planner_core.core.plan import Plan
+from planner_core.exporters.api import export_text
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing.configs import megatron
+from tests.exporters.test_targets import FIELDS
+
+MORE_FIELDS = {
+    "context-parallel-size": "context_parallel_size", "cp-comm-type": "cp_comm_type", "moe-router-topk": "moe_router_topk",
+    "expert-model-parallel-size": "expert_model_parallel_size", "moe-token-dispatcher-type": "moe_token_dispatcher_type", **FIELDS,
+}  # fmt: skip
+STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it, and whether that is the plan
+    ("llama-3-8b", "dp=2,cp=8,zero=1", {"context-parallel-size": 8, "cp-comm-type": "p2p"}, True, (2, 1, 1, 8, 1), False),
+    ("llama-3-8b", "fsdp=2,cp=8,cp_type=gather", {"context-parallel-size": 8, "cp-comm-type": "all_gather"}, False, (1, 2, 1, 8, 1), True),
+    ("llama-3-8b", "dp=2,cp=4,tp=2,sp,cp_type=ulysses", {"context-parallel-size": 4, "cp-comm-type": "a2a", "sequence-parallel": True},
+     True, (2, 1, 2, 4, 1), False),
+    ("mixtral-8x7b", "dp=16,ep=8,zero=1", {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"}, True,
+     (2, 8, 1, 1, 8), False),
+    ("mixtral-8x7b", "fsdp=16,ep=8", {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"}, False,
+     (1, 16, 1, 1, 8), True),
+    ("mixtral-8x7b", "dp=8,ep=8,tp=2,sp", {"expert-model-parallel-size": 8, "tensor-model-parallel-size": 2, "sequence-parallel": True},
+     True, (1, 8, 2, 1, 8), False),
+)  # fmt: skip
+
+
+@cache
+def of_layout(name: str, text: str) -> Plan:
+    """The plan of a stated layout on 16 GPUs, of two layers."""
+    plan = Pricer(name, load_cluster("2x8-h100")).plan(Statement(parse_layout(text), seq=8192, layers=2))
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(("name", "text", "flags", "held"), [case[:4] for case in STATED])
+def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: dict[str, Any], held: bool) -> None:
+    """Its flags state the layout again, as its reader reads them. Where it holds the plan, its price is the plan's."""
+    made = export_text(of_layout(name, text), "megatron")
+    found = json.loads(made.text)
+    assert {k: found["flags"].get(k) for k in flags} == flags
+    again = megatron.setup(megatron.read(" ".join(found["argv"]), "exported"), 16)
+    if held:
+        assert again.layout == parse_layout(text) and not any("priced" in note for note in again.notes)
+    assert made.nearest is not None
+    assert (made.nearest.step_time_s == pytest.approx(made.nearest.plan_step_time_s)) == held
+    assert held or "the plan's weights are of stage 3" in " ".join(made.remarks)
+
+
+@pytest.mark.parametrize(("name", "text", "sizes", "held"), [(case[0], case[1], *case[4:]) for case in STATED])
+def test_torchtitan_is_told_of_context_and_experts(name: str, text: str, sizes: tuple[int, ...], held: bool) -> None:
+    """Its own mesh takes the degrees: experts are dealt over ranks that shard weights, and attention gathers keys and values."""
+    made = export_text(of_layout(name, text), "torchtitan")
+    words = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "expert_parallel")
+    told = dict(
+        line.removeprefix("--parallelism.").split()
+        for line in made.text.splitlines()
+        if line.startswith("--parallelism.") and "_degree" in line
+    )
+    assert tuple(int(told.get(f"{word}_degree", 1)) for word in words) == sizes
+    assert made.nearest is not None
+    assert (made.nearest.step_time_s == pytest.approx(made.nearest.plan_step_time_s)) == held
+    assert held != any(remark.startswith("differs from the plan: ") for remark in made.remarks)
+    replicate, shard, tensor, context, expert = sizes
+    assert replicate * shard * tensor * context == 16 and shard * tensor * context % expert == 0, (
+        "as ParallelDims asserts"
+    )
+
+
+def test_forms_without_such_axes_say_what_is_lost() -> None:
+    for name, text, words in (("llama-3-8b", "dp=2,cp=4,tp=2", "those ranks take samples of their own"),
+                              ("mixtral-8x7b", "dp=8,ep=8,tp=2", "here every rank has all of them")):  # fmt: skip
+        assert words in " ".join(export_text(of_layout(name, text), "parallelize_module").remarks)
+
+
+def test_megatrons_own_groups_are_those_of_the_mesh() -> None:
+    """With megatron-core's generator of ranks: context ranks are neighbours of tensor ranks, expert ranks of data-parallel ones."""
+    state = pytest.importorskip("megatron.core.parallel_state")
+    for text, which, sizes in (("dp=2,cp=4,tp=2", "cp", {"tp": 2, "cp": 4, "dp": 2, "ep": 1}),
+                               ("dp=8,ep=4,tp=2", "ep", {"tp": 2, "cp": 1, "dp": 2, "ep": 4})):  # fmt: skip
+        groups = state.RankGenerator(pp=1, order="tp-cp-ep-dp-pp", **sizes).get_ranks(which)
+        mesh = parse_layout(text).mesh()
+        axis = mesh.axis_names.index({"cp": "context", "ep": "expert"}[which])
+        ranks = torch.arange(16).view(mesh.axis_sizes).movedim(axis, -1).reshape(-1, mesh.axis_sizes[axis])
+        assert sorted(groups) == sorted(ranks.tolist())
+
+
+@pytest.mark.parametrize(("name", "text", "sizes"), [(case[0], case[1], case[4]) for case in STATED])
+def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, sizes: tuple[int, ...]) -> None:
+    configs = pytest.importorskip("torchtitan.config.configs")
+    tyro = pytest.importorskip("tyro")
+    lines = export_text(of_layout(name, text), "torchtitan").text.splitlines()
+    options = [
+        word.removeprefix("--parallelism.") for x in lines if x.startswith("--parallelism.") for word in x.split()
+    ]
+    options = [f"--{word}" if not word.isdecimal() else word for word in options]
+    read = tyro.cli(configs.ParallelismConfig, args=options)
+    assert (read.data_parallel_replicate_degree, read.data_parallel_shard_degree, read.tensor_parallel_degree) == sizes[
+        :3
+    ]
+    assert (read.context_parallel_degree, read.expert_parallel_degree) == sizes[3:]
+
+
+@pytest.mark.parametrize(("name", "text", "flags"), [case[:3] for case in STATED])
+def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, Any]) -> None:
+    core = pytest.importorskip("megatron.core.transformer")
+    found = json.loads(export_text(of_layout(name, text), "megatron").text)["flags"]
+    fields = {MORE_FIELDS[flag]: value for flag, value in found.items() if flag in MORE_FIELDS}
+    config = core.TransformerConfig(**fields, params_dtype=torch.bfloat16, add_bias_linear=False)
+    assert all(getattr(config, MORE_FIELDS[flag]) == value for flag, value in flags.items())
+    with pytest.raises(ValueError, match="num_moe_experts must be non None"):  # it does check what it is given
+        core.TransformerConfig(
+            **{**fields, "num_moe_experts": None, "expert_model_parallel_size": 2}, add_bias_linear=False
+        )
