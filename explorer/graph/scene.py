@@ -317,19 +317,19 @@ def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
     table = []
     for row in rows(lead, block.values):
         name = {"R": "replicate", "P": "pass a partial sum on"}.get(
-            row.label
-        ) or f"split {_dim_words(row.label, lead, block, coarse)}"
+            row.name
+        ) or f"split {_dim_words(row.name, lead, block, coarse)}"
         ins = " ".join(str(p) for p, _ in row.inputs)
         table.append((name, ins, " ".join(str(p) for p, _ in row.outputs)))
     return table
 
 
-def _dim_words(label: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
+def _dim_words(name: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
     """A dim of a rule in words: `d0` is the batch where it has its size, `out` the output features."""
     words = {"out": "output features", "in": "input features", "o": "output features", "i": "input features"}
-    if label[:1] != "d" or not label[1:].isdecimal():
-        return words.get(label, label)
-    dim, shape = int(label[1:]), block.values[lead.outputs[0]].meta.shape
+    if name[:1] != "d" or not name[1:].isdecimal():
+        return words.get(name, name)
+    dim, shape = int(name[1:]), block.values[lead.outputs[0]].meta.shape
     size = shape[dim] if dim < len(shape) else 0
     load = coarse.graph.workload
     known = {load.get("batch"): "batch", load.get("seq"): "tokens"} if dim < 2 else {}

@@ -161,7 +161,7 @@ def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: boo
             others = math.prod(
                 size
                 for a, (r, size) in enumerate(zip(chosen, model.sizes, strict=True))
-                if a != axis and r.label in c.shrinks
+                if a != axis and r.name in c.shrinks
             )
             behind = c.share * kernels[c.phase != "forward"] / n
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)

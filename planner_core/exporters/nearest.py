@@ -116,11 +116,11 @@ class FormRules(VendorRules):
                 net.factors.append(only(name, good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [
-                [r.label for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
+                [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
                 for row in node.strategy.rows
             ]
             if wide and any(rows):
-                good = np.array(["classes" not in labels for labels in rows], dtype=bool)
+                good = np.array(["classes" not in names for names in rows], dtype=bool)
                 net.factors.append(only(name, good[node.index[:, axis]]))
 
     def _gathered_widths(self, block: str, where: Block) -> set[int]:

@@ -92,7 +92,7 @@ def _partial_values(block: Block) -> set[int]:
                 if p == P and block.values[i].kind == "activation"
             ]
             partial_out = any(p == P for p, _ in row.outputs)
-            if partial_out and (row.label != "P" or any(i in found for i in partial_in)):
+            if partial_out and (row.name != "P" or any(i in found for i in partial_in)):
                 found.update(op.outputs)
     return found
 
@@ -105,7 +105,7 @@ def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[in
     (group,) = groups
     if _widens(block, op):
         return None
-    passes = any(r.label == "P" for r in rows(op, block.values))
+    passes = any(r.name == "P" for r in rows(op, block.values))
     if passes or not any(i in may_be_partial for i in tracked):
         return group
     return None

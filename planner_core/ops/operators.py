@@ -75,14 +75,14 @@ class Local(StrEnum):
 class LocalBytes:
     """The bytes of one op on one GPU: of its operands as it takes them, and of its results as it makes them.
 
-    `item_bytes`: bytes of one element of each operand. `labels`: the dims that are split. `grads`: which operands get a gradient.
-    `whole`: the global shapes of its operands.
+    `item_bytes`: bytes of one element of each operand. `splits`: the names of the dims that are split. `grads`: which operands get
+    a gradient. `whole`: the global shapes of its operands.
     """
 
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     item_bytes: tuple[int, ...]
-    labels: frozenset[str]
+    splits: frozenset[str]
     grads: tuple[bool, ...]
     whole: tuple[tuple[int, ...], ...]
 
@@ -108,8 +108,8 @@ class Operator:
         over the first operand of any other operator.
     copies: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
     hands_on: whether an operand's gradient is the gradient of the result, the same tensor.
-    splits_kept: whether a split of dim `label` also splits a tensor of shape `kept` that autograd keeps beside operands and
-        results; None: it does. Arguments: label, kept, shapes of the operands.
+    splits_kept: whether a split also splits a tensor of shape `kept` that autograd keeps beside operands and results; None: it
+        does. Arguments: the name of the split, kept, shapes of the operands.
     own_kept: bytes that are kept for backward beside operands and results; replaces what capture saw.
     own_forward: bytes that forward uses for a moment, beside operands, results and what it keeps.
     own_backward: bytes that backward uses for a moment, beside the gradients that it takes and makes.

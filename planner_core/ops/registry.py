@@ -108,7 +108,7 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     wanted = [i for i, v in enumerate(op.inputs) if values[v].grad] if any(values[o].grad for o in op.outputs) else []
     parts: dict[str, int] = {}
     for row, size in zip(chosen, axis_sizes, strict=False):
-        parts[row.label] = parts.get(row.label, 1) * size
+        parts[row.name] = parts.get(row.name, 1) * size
     return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)
 
 
@@ -118,12 +118,12 @@ def looked_up(op: Op) -> int | None:
     return arg(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
 
 
-def whole_bytes(op: Op, values: Sequence[Value], labels: frozenset[str] = frozenset()) -> LocalBytes:
-    """The bytes of the op's global operands and results. `labels` are the dims that count as split."""
+def whole_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
+    """The bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
         tuple(m.num_bytes for m in ins), tuple(m.num_bytes for m in outs), tuple(ITEM_BYTES[m.dtype] for m in ins),
-        labels, tuple(values[i].grad for i in op.inputs), tuple(m.shape for m in ins),
+        splits, tuple(values[i].grad for i in op.inputs), tuple(m.shape for m in ins),
     )  # fmt: skip
 
 
@@ -133,10 +133,10 @@ def own_bytes(op: Op, local: LocalBytes) -> int:
     return sum(own(local) for own in (one.own_kept, one.own_backward) if own is not None)
 
 
-def splits_kept(op: Op, label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether a split of dim `label` also splits a tensor of shape `kept` that the op keeps for backward."""
+def splits_kept(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+    """Whether the split `name` also splits a tensor of shape `kept` that the op keeps for backward."""
     test = operator(op.fn).splits_kept
-    return test is None or test(label, kept, ins)
+    return test is None or test(name, kept, ins)
 
 
 def _shapes(ids: Sequence[int], values: Sequence[Value]) -> Shapes:

@@ -66,16 +66,17 @@ class Internal:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One dim of the op's equation that may be split: its position in each operand and result (None: not there).
+    """One dim `name` of the op's equation that may be split: its position in each operand and result (None: not there).
 
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
     maps the position of an operand to the sizes of the fused parts along its split dim. `exchanged`: inside the op these
-    operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: labels
-    that no other mesh axis may split beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
-    `Workload.expert_imbalance` times the mean. `within`: a label and a number of parts into which the mesh axes before must split it.
+    operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: names of splits
+    that no other mesh axis may take beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
+    `Workload.expert_imbalance` times the mean. `within`: the name of a split, and the number of parts into which the mesh axes
+    before must split it.
     """
 
-    label: str
+    name: str
     inputs: tuple[DimOf, ...]
     outputs: tuple[DimOf, ...]
     divides: tuple[int, ...]
@@ -105,11 +106,11 @@ RuleFn: TypeAlias = Callable[[Op, Shapes, Shapes], Rule]
 class Row:
     """One strategy of an op along one mesh axis: (placement, placement of the gradient) of each operand and result.
 
-    `label` is the name of the split dim, or "R" (Replicate), "P" (the work is not split, and Partial passes through) or "G" (the work
+    `name` is the name of the split dim, or "R" (Replicate), "P" (the work is not split, and Partial passes through) or "G" (the work
     is not split, and a Partial gradient passes through).
     """
 
-    label: str
+    name: str
     inputs: tuple[Pair, ...]
     outputs: tuple[Pair, ...]
     divides: tuple[int, ...] = ()
@@ -123,17 +124,17 @@ class Row:
     @property
     def splits_work(self) -> bool:
         """Whether each device does only its part of the work."""
-        return self.label not in ("R", "P", "G")
+        return self.name not in ("R", "P", "G")
 
 
 def together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
     """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
     for i, row in enumerate(chosen):
-        if any(other.label in row.alone for k, other in enumerate(chosen) if i != k):
+        if any(other.name in row.alone for k, other in enumerate(chosen) if i != k):
             return False
         if row.within:
-            label, parts = row.within
-            if math.prod(n for other, n in zip(chosen[:i], sizes[:i], strict=True) if other.label == label) != parts:
+            name, parts = row.within
+            if math.prod(n for other, n in zip(chosen[:i], sizes[:i], strict=True) if other.name == name) != parts:
                 return False
     return True
 
@@ -176,7 +177,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     ends = [*kinds, *(values[o] for o in op.outputs)]
     internal = tuple(found for c in s.internal for found in c.sized(ends))
     return Row(
-        s.label, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
+        s.name, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
         tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.exchanged, s.alone, s.routed,
         s.within,
     )  # fmt: skip
@@ -200,9 +201,9 @@ def _summed_later(op: Op, kinds: list[Value]) -> Row:
 # --- pieces of rules ---------------------------------------------------------------------------------
 
 
-def split(label: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int, bias: tuple[int, ...] = ()) -> Split:
+def split(name: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int, bias: tuple[int, ...] = ()) -> Split:
     """A split without fused parts or collectives of its own."""
-    return Split(label, tuple(ins), tuple(outs), divides, bias)
+    return Split(name, tuple(ins), tuple(outs), divides, bias)
 
 
 def aligned(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:

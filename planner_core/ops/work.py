@@ -24,7 +24,7 @@ from planner_core.ops.rules import Shapes
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The shapes of an op's operands and results on one GPU, and the global shapes of its operands. `parts`: into how many parts each
-    label is split."""
+    dim is split, by the name of the split."""
 
     ins: Shapes
     outs: Shapes

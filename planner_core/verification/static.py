@@ -88,7 +88,7 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
         if not together(chosen, [n for n in sizes if n > 1]):
-            yield f"{where}: {op.name} splits {' and '.join(r.label for r in chosen)}, which do not go together on these mesh axes"
+            yield f"{where}: {op.name} splits {' and '.join(r.name for r in chosen)}, which do not go together on these mesh axes"
 
 
 def _shown(pairs: Iterable[Pair]) -> str:

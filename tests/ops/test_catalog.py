@@ -27,7 +27,7 @@ def test_every_row_on_one_axis(case: Case) -> None:
     for row in all_rows(case):
         op, values = case.op()
         if even(op, values, (row,), (2,)):
-            assert judge(case, (row,), (2,)) == "", f"{case} by row {row.label}: {row}"
+            assert judge(case, (row,), (2,)) == "", f"{case} by row {row.name}: {row}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -39,7 +39,7 @@ def test_every_two_rows_on_two_axes(case: Case) -> None:
     op, values = case.op()
     for chosen in pairs:
         if even(op, values, chosen, (2, 2)):
-            assert judge(case, chosen, (2, 2)) == "", f"{case} by rows {[r.label for r in chosen]}: {chosen}"
+            assert judge(case, chosen, (2, 2)) == "", f"{case} by rows {[r.name for r in chosen]}: {chosen}"
 
 
 def test_three_parts_and_unequal_axes() -> None:
@@ -74,7 +74,7 @@ def test_the_cases_split_what_can_be_split() -> None:
         "split 29": {"R", "d0", "d1", "d2", "P", "G"}, "sum (1,)": {"R", "d0", "d1", "d2", "P", "G"},
         "moe_experts transposed with bias": {"R", "tokens", "inner", "experts", "dispatch"},
     }  # fmt: skip
-    found = {str(c): {r.label for r in all_rows(c)} for c in CASES}
+    found = {str(c): {r.name for r in all_rows(c)} for c in CASES}
     assert {k: found[k] for k in expected} == expected
 
 
@@ -104,7 +104,7 @@ S0, S1 = Shard(0), Shard(1)
 
 
 def planted(case: Case, label: str, **changes: Any) -> Row:
-    return replace(next(r for r in all_rows(case) if r.label == label), **changes)
+    return replace(next(r for r in all_rows(case) if r.name == label), **changes)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_unknown_functions_run_whole() -> None:
     case = Case("cosine_similarity", F.cosine_similarity, (t(4, 8), t(4, 8)), kinds="aa")
     op, values = case.op()
     assert not rule_of(op, values).known
-    assert [r.label for r in rows(op, values)] == ["R"]
+    assert [r.name for r in rows(op, values)] == ["R"]

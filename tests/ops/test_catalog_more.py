@@ -21,7 +21,7 @@ def test_every_row_on_one_axis(case: Case) -> None:
     op, values = case.op()
     for row in all_rows(case):
         if even(op, values, (row,), (2,)):
-            assert judge(case, (row,), (2,)) == "", f"{case} by row {row.label}: {row}"
+            assert judge(case, (row,), (2,)) == "", f"{case} by row {row.name}: {row}"
 
 
 @pytest.mark.parametrize("case", MORE, ids=str)
@@ -30,7 +30,7 @@ def test_two_rows_on_two_axes(case: Case) -> None:
     pairs = list(itertools.product(all_rows(case), repeat=2))
     for chosen in random.Random(0).sample(pairs, min(len(pairs), 12)):
         if even(op, values, chosen, (2, 2)):
-            assert judge(case, chosen, (2, 2)) == "", f"{case} by rows {[r.label for r in chosen]}"
+            assert judge(case, chosen, (2, 2)) == "", f"{case} by rows {[r.name for r in chosen]}"
 
 
 def test_the_rows_that_matter_are_there() -> None:
@@ -48,13 +48,13 @@ def test_the_rows_that_matter_are_there() -> None:
         "einsum aligned at the last": {"R", "A", "B", "d", "P"}, "einsum with a weight": {"R", "A", "d", "e", "P"},
         "einsum broadcast": {"R", "b", "d", "P"},
     }  # fmt: skip
-    found = {str(c): {r.label for r in all_rows(c)} - {"G"} for c in MORE}
+    found = {str(c): {r.name for r in all_rows(c)} - {"G"} for c in MORE}
     assert {k: found[k] for k in expected} == expected
 
 
 def test_groups_of_heads_bound_the_split() -> None:
     case = next(c for c in MORE if str(c) == "chunk_scan")
-    heads = next(r for r in all_rows(case) if r.label == "heads")
+    heads = next(r for r in all_rows(case) if r.name == "heads")
     assert heads.divides == (8, 4)
 
 

@@ -30,7 +30,7 @@ def causal(length: int = 24, kv_length: int = 24, **options: object) -> Case:
 
 
 def context(case: Case) -> Row:
-    return next(r for r in all_rows(case) if r.label == CONTEXT)
+    return next(r for r in all_rows(case) if r.name == CONTEXT)
 
 
 def test_queries_are_split_and_keys_are_whole() -> None:
@@ -59,7 +59,7 @@ def test_it_goes_together_with_every_other_row(monkeypatch: pytest.MonkeyPatch) 
     for other in all_rows(case):
         for chosen in itertools.permutations((context(case), other)):
             if even(op, values, chosen, (2, 2)):
-                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.label
+                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.name
 
 
 def test_a_block_that_is_computed_as_if_it_came_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_block_that_is_computed_as_if_it_came_first_is_seen(monkeypatch: pytes
     "case", [causal(23, 23), causal(24, 20), causal(24, 24, is_causal=False)], ids=["odd", "across", "not causal"]
 )
 def test_where_it_does_not_apply(case: Case) -> None:
-    assert CONTEXT not in {r.label for r in all_rows(case)}
+    assert CONTEXT not in {r.name for r in all_rows(case)}
 
 
 def test_rows_that_cannot_be_cut_in_two_blocks_are_uneven() -> None:

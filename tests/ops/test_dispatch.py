@@ -46,7 +46,7 @@ ROUTES = {
 
 
 def row(case: Case) -> Row:
-    return next(r for r in all_rows(case) if r.label == DISPATCH)
+    return next(r for r in all_rows(case) if r.name == DISPATCH)
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +74,8 @@ def test_it_goes_together_with_tokens_and_inner_width_on_another_axis() -> None:
     for other in all_rows(case):
         for chosen in itertools.permutations((row(case), other)):
             if even(op, values, chosen, (2, 2)):
-                seen.add(other.label)
-                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.label
+                seen.add(other.name)
+                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.name
     assert seen == {"R", "tokens", "inner"}, "a second axis of experts would need a second exchange"
 
 
@@ -110,7 +110,7 @@ def test_a_gpu_computes_its_share(labels: tuple[str, ...], rows: int, inner: int
     """Of 48 copies a GPU of four gets twelve, for its three experts; of eight, six copies or half of the inner width."""
     case = layer(balanced())
     op, values = case.op()
-    chosen = [next(r for r in all_rows(case) if r.label == label) for label in labels]
+    chosen = [next(r for r in all_rows(case) if r.name == label) for label in labels]
     sizes = [4 if label == DISPATCH else 2 for label in labels]
     work = work_of(op, values, chosen, sizes)
     assert work.forward == (GroupedGemm(rows, 2 * inner, WIDTH, 3), GroupedGemm(rows, WIDTH, inner, 3))

@@ -42,7 +42,7 @@ def test_a_group_has_one_weight_product_and_a_row_to_run_by(name: str) -> None:
             heavy = [op for p in g.items if isinstance(op := b.block.items[p], Op) and is_heavy(op)]
             assert len(heavy) <= 1
             assert s.rows, g.name
-            assert all(r.label == "R" for r in s.rows[0])
+            assert all(r.name == "R" for r in s.rows[0])
 
 
 def test_coarsening_is_smaller_and_counts_copies() -> None:

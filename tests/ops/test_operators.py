@@ -45,7 +45,7 @@ def test_a_product_without_flops_cannot_be_made(kind: Kind) -> None:
 def test_what_nobody_described_runs_whole_and_is_not_known() -> None:
     values = (Value(TensorMeta((4, 8), "float32"), "activation", grad=True),) * 2
     op = Op("m/squash_", "squash_", (0,), (1,), {})
-    assert not operator("squash_").known and [r.label for r in rows(op, values)] == ["R"]
+    assert not operator("squash_").known and [r.name for r in rows(op, values)] == ["R"]
     assert not is_heavy(op) and operator("squash_").plain_title == "squash"
 
 
@@ -154,7 +154,7 @@ def test_the_runtime_computes_every_row(case: Case, monkeypatch: pytest.MonkeyPa
     op, values = case.op()
     for row in all_rows(case):
         if even(op, values, (row,), (2,)):
-            assert judge_local(case, (row,), (2,)) == "", f"{case} by row {row.label}"
+            assert judge_local(case, (row,), (2,)) == "", f"{case} by row {row.name}"
 
 
 @pytest.mark.parametrize("case", OWN_FORM, ids=str)
@@ -165,7 +165,7 @@ def test_a_local_form_computes_rows_on_two_axes(case: Case, monkeypatch: pytest.
     pairs = list(itertools.product(all_rows(case), repeat=2))
     for chosen in random.Random(1).sample(pairs, min(len(pairs), 12)):
         if even(op, values, chosen, (2, 2)):
-            assert judge_local(case, chosen, (2, 2)) == "", f"{case} by rows {[r.label for r in chosen]}"
+            assert judge_local(case, chosen, (2, 2)) == "", f"{case} by rows {[r.name for r in chosen]}"
 
 
 def test_the_judge_of_local_forms_sees_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_the_judge_of_local_forms_sees_a_missing_one(monkeypatch: pytest.MonkeyP
     ):
         case = named[name]
         monkeypatch.setattr(local_ops, "_RULES", {k: v for k, v in rules.items() if k != case.fn})
-        row = next(r for r in all_rows(case) if r.label == label)
+        row = next(r for r in all_rows(case) if r.name == label)
         try:
             said = judge_local(case, (row,), (2,))
         except (RuntimeError, IndexError) as error:

@@ -26,7 +26,7 @@ def judged(name: str, axes: int) -> int:
         for chosen in found if axes == 1 else random.Random(0).sample(found, min(PAIRS, len(found))):
             if even(op, values, chosen, (AXIS,) * axes):
                 wrong = judge(case, chosen, (AXIS,) * axes)
-                assert wrong == "", f"{case} by {[r.label for r in chosen]}: {wrong}"
+                assert wrong == "", f"{case} by {[r.name for r in chosen]}: {wrong}"
                 count += 1
     return count
 

@@ -34,7 +34,7 @@ def causal(length: int = 24, keys: int = 24, **options: object) -> Case:
 
 
 def ring(case: Case) -> Row:
-    return next(r for r in all_rows(case) if r.label == RING)
+    return next(r for r in all_rows(case) if r.name == RING)
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +68,10 @@ def test_it_goes_together_with_every_other_row_that_leaves_the_sequence(case: Ca
     for other in all_rows(case):
         for chosen in itertools.permutations((ring(case), other)):
             if not together(chosen, (2, 2)):
-                refused.add(other.label)
+                refused.add(other.name)
             elif even(op, values, chosen, (2, 2)):
-                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.label
-    assert refused == {r.label for r in all_rows(case)} & set(ALONG) and RING in refused
+                assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.name
+    assert refused == {r.name for r in all_rows(case)} & set(ALONG) and RING in refused
 
 
 def test_blocks_that_are_merged_without_weights_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_blocks_that_are_merged_without_weights_are_seen(monkeypatch: pytest.Mon
     ids=["odd", "across", "mask"],
 )  # fmt: skip
 def test_where_it_does_not_apply(case: Case) -> None:
-    assert RING not in {r.label for r in all_rows(case)}
+    assert RING not in {r.name for r in all_rows(case)}
 
 
 def test_dropout_is_refused() -> None:

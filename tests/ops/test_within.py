@@ -18,7 +18,7 @@ CUT = Case("view", lambda x: x.view(SAMPLES, TOKENS, WIDTH), (t(SAMPLES * TOKENS
 
 
 def of(case: Case) -> dict[str, Row]:
-    return {row.label: row for row in all_rows(case)}
+    return {row.name: row for row in all_rows(case)}
 
 
 @pytest.mark.parametrize(("case", "inner"), [(MERGED, "d1"), (CUT, "d0.1")], ids=["merged", "cut"])

@@ -99,7 +99,7 @@ def test_each_gpu_does_its_share(case: Case, sizes: tuple[int, ...]) -> None:
     for chosen in itertools.product(all_rows(case), repeat=len(sizes)):
         if even(op, values, chosen, sizes):
             parts = 2 ** sum(row.splits_work for row in chosen)
-            mine, labels = work_of(op, values, chosen, sizes), [r.label for r in chosen]
+            mine, labels = work_of(op, values, chosen, sizes), [r.name for r in chosen]
             for own, every in ((mine.flops, all_work.flops), (mine.backward_flops, all_work.backward_flops)):
                 assert every / parts == own if not chain else every / parts <= own <= every, labels
 
@@ -109,7 +109,7 @@ def test_each_gpu_does_its_share(case: Case, sizes: tuple[int, ...]) -> None:
 
 def kernels(case: Case, label: str = "R") -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Kernels of one of two GPUs by the row of this label."""
-    row = next(r for r in all_rows(case) if r.label == label)
+    row = next(r for r in all_rows(case) if r.name == label)
     work = work_of(*case.op(), (row,), (2,))
     return work.forward, work.backward
 

@@ -30,7 +30,7 @@ def test_only_what_is_dealt_out_takes_longer() -> None:
     even = cost_model_of(found.plans[0])
     uneven = replace(even, workload=replace(even.workload, expert_imbalance=2.0))
     for row in rows(op, block.values):
-        factor = 2.0 if row.label in ("experts", "dispatch") else 1.0
+        factor = 2.0 if row.name in ("experts", "dispatch") else 1.0
         assert kernel_seconds(op, block.values, [row], uneven) == pytest.approx(
             [factor * s for s in kernel_seconds(op, block.values, [row], even)]
         )

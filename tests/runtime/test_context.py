@@ -121,7 +121,7 @@ def test_other_models_run_on_one_axis_and_on_two() -> None:
 
 def _context(found: tuple[Row, ...]) -> Row:
     """The row of this label, where an operator has one."""
-    return next((r for r in found if r.label == CONTEXT), found[0])
+    return next((r for r in found if r.name == CONTEXT), found[0])
 
 
 def _ways(plan: dict[str, Any]) -> list[Any]:

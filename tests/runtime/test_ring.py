@@ -38,7 +38,7 @@ def long(recompute: str = "none") -> Result:
 
 def _ring(found: tuple[Row, ...]) -> Row:
     """The row of this label, where an operator has one."""
-    return next((r for r in found if r.label == RING), found[0])
+    return next((r for r in found if r.name == RING), found[0])
 
 
 def in_a_ring(name: str, sizes: tuple[int, ...], axis: int = 0) -> Plan:

@@ -43,8 +43,8 @@ def fits(op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int,
 def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
     same: dict[str, int] = {}
     for r, n in zip(picked, sizes, strict=True):
-        same[r.label] = same.get(r.label, 1) * n
-    return together(picked, sizes) and all(e % same[r.label] == 0 for r in picked if r.splits_work for e in r.divides)
+        same[r.name] = same.get(r.name, 1) * n
+    return together(picked, sizes) and all(e % same[r.name] == 0 for r in picked if r.splits_work for e in r.divides)
 
 
 def make_plan(
@@ -141,7 +141,7 @@ def _site(
 def all_labels(graph: Graph) -> list[tuple[str, str]]:
     """Every (function, row label) that occurs in a graph."""
     top = unfold(graph).top
-    return sorted({(op.fn, r.label) for op in top.ops for r in rows(op, top.values)})
+    return sorted({(op.fn, r.name) for op in top.ops for r in rows(op, top.values)})
 
 
 def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
@@ -149,7 +149,7 @@ def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
 
     def on(axis: int) -> Choose:
         def choose(op: Op, found: tuple[Row, ...], at: int) -> Row:
-            return next((r for r in found if at == axis and op.fn == fn and r.label == label), found[0])
+            return next((r for r in found if at == axis and op.fn == fn and r.name == label), found[0])
 
         return choose
 

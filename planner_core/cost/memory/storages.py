@@ -182,7 +182,7 @@ class Storages:
         for k, meta in enumerate(op.saved_extra):
             parts = [
                 n for row, n in zip(chosen, self.model.sizes, strict=True)
-                if row.splits_work and splits_kept(op, row.label, meta.shape, shapes)
+                if row.splits_work and splits_kept(op, row.name, meta.shape, shapes)
             ]  # fmt: skip
             self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
@@ -224,7 +224,7 @@ class Storages:
             tuple(self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)),
             tuple(self.bytes_of(v, e.src.forward) for v, e in zip(op.outputs, site.outputs, strict=True)),
             tuple(ITEM_BYTES[values[v].meta.dtype] for v in op.inputs),
-            frozenset(row.label for row in rows_at(self.block, op, site)),
+            frozenset(row.name for row in rows_at(self.block, op, site)),
             tuple(values[v].grad for v in op.inputs),
             tuple(values[v].meta.shape for v in op.inputs),
         )

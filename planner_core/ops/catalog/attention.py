@@ -22,9 +22,9 @@ from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned
 from planner_core.ops.work import Attention, Merge, Part, Sizes, fused
 
 CONTEXT = "context"
-"""The label of a split of causal queries."""
+"""The name of a split of causal queries."""
 RING = "ring"
-"""The label of a split of queries, keys and values alike."""
+"""The name of a split of queries, keys and values alike."""
 ALONG = (RING, CONTEXT, "queries")
 """The splits of a sequence that do not go together with a ring on another axis."""
 SUMS = 4
@@ -84,11 +84,11 @@ def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
 
 
 def _mirrored(
-    label: str, operands: tuple[tuple[int, tuple[int, ...]], ...], num_inputs: int, out: tuple[int, ...]
+    name: str, operands: tuple[tuple[int, tuple[int, ...]], ...], num_inputs: int, out: tuple[int, ...]
 ) -> tuple[Internal, ...]:
     """The exchange of halves with the mirror: of some operands and the result forward, and of their gradients backward."""
     return tuple(
-        Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", label), sends=(value,))
+        Internal(phase, "all_to_all", math.prod(shape), ("batch", "heads", name), sends=(value,))
         for phase in ("forward", "backward")
         for value, shape in (*operands, (num_inputs, out))
     )

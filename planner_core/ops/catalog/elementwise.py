@@ -22,7 +22,7 @@ def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _alike_broadcast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Any dim may be sharded. Every result has the shape to which all operands are broadcast."""
     found = broadcast_splits(ins, outs[0])
-    return Rule(tuple(split(s.label, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in found))
+    return Rule(tuple(split(s.name, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in found))
 
 
 def _cast(op: Op, ins: Shapes, outs: Shapes) -> Rule:

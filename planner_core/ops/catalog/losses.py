@@ -28,13 +28,13 @@ def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _log_softmax_kept(local: LocalBytes) -> int:
     """Bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit (see `runtime/dispatch/local_ops.py`)."""
-    return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.labels else local.ins[0]
+    return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.splits else local.ins[0]
 
 
 def _log_softmax_used(local: LocalBytes) -> int:
     """Bytes that cross-entropy uses in backward beside the gradient of the logits: one copy of it. Sharded by class, the 32-bit
     tensor becomes the gradient, and only a gradient of fewer bits is a copy."""
-    if "classes" not in local.labels:
+    if "classes" not in local.splits:
         return local.ins[0]
     return 4 * local.ins[0] // local.item_bytes[0] if local.item_bytes[0] < 4 else 0
 

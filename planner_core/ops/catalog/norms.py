@@ -33,15 +33,15 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((batch, split("d1", [1, *rest], [1], channels)))
 
 
-def _statistics_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def _statistics_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
-    return not (label == "d0" and len(kept) == 1)
+    return not (name == "d0" and len(kept) == 1)
 
 
 def _statistics_exchanged(local: LocalBytes) -> int:
     """Bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors of the
     operand's shape."""
-    return 4 * 4 * local.ins[0] // local.item_bytes[0] if "d0" in local.labels else 0
+    return 4 * 4 * local.ins[0] // local.item_bytes[0] if "d0" in local.splits else 0
 
 
 def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -72,7 +72,7 @@ def _grid_sample(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples, which the grid has too, and channels may be sharded."""
     x = ins[0]
     both = (("d0", [0, 0], [0], x[0]), ("d1", [1, None], [1], x[1]))
-    return Rule(tuple(split(label, i, o, n) for label, i, o, n in both if n > 1))
+    return Rule(tuple(split(name, i, o, n) for name, i, o, n in both if n > 1))
 
 
 def _prelu(op: Op, ins: Shapes, outs: Shapes) -> Rule:

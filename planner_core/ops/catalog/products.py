@@ -110,7 +110,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
 def _rmatmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`x.__rmatmul__(y)` is y @ x."""
     found = _matmul(op, [ins[1], ins[0]], outs)
-    return Rule(tuple(split(s.label, s.inputs[::-1], s.outputs, *s.divides) for s in found.splits), linear=(1,))
+    return Rule(tuple(split(s.name, s.inputs[::-1], s.outputs, *s.divides) for s in found.splits), linear=(1,))
 
 
 def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -185,7 +185,7 @@ def einsum_letters(op: Op, ins: Shapes) -> list[str]:
 
 
 DISPATCH = "dispatch"
-"""The label of a split of tokens and experts at once."""
+"""The name of a split of tokens and experts at once."""
 
 
 def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -263,7 +263,7 @@ def _copies(local: LocalBytes) -> tuple[int, int]:
 
 def _dispatch_forward(local: LocalBytes) -> int:
     """If tokens are sent to experts: their weighted results, before they are summed. Else 0: only what is kept."""
-    return _copies(local)[1] if DISPATCH in local.labels else 0
+    return _copies(local)[1] if DISPATCH in local.splits else 0
 
 
 def _dispatch_backward(local: LocalBytes) -> int:
@@ -271,7 +271,7 @@ def _dispatch_backward(local: LocalBytes) -> int:
 
     They are there before the gradients of the experts are made, or while these are; then the results are freed already.
     """
-    if DISPATCH not in local.labels:
+    if DISPATCH not in local.splits:
         return 0
     copies, weighted = _copies(local)
     experts = sum(n for n, grad in zip(local.ins[3:], local.grads[3:], strict=True) if grad)
@@ -279,9 +279,9 @@ def _dispatch_backward(local: LocalBytes) -> int:
     return max(0, local.outs[0] + copies + max(copies, weighted) - counted, copies + experts - counted)
 
 
-def _inner_kept(label: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def _inner_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
-    return label != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
+    return name != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
 
 
 def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:

@@ -19,9 +19,9 @@ def _names(op: Op, count: int) -> tuple[str, ...]:
     return tuple(str(n) for n in names) if isinstance(names, tuple) and len(names) == count else ()
 
 
-def _split_at(op: Op, label: str, where: dict[str, int], count: int, out: int, *divides: int) -> Split:
+def _split_at(op: Op, name: str, where: dict[str, int], count: int, out: int, *divides: int) -> Split:
     dims: list[DimOf] = [where.get(n) for n in _names(op, count)]
-    return split(label, dims, [out], *divides)
+    return split(name, dims, [out], *divides)
 
 
 def _selective_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:

@@ -71,8 +71,8 @@ def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found), linear=(0,))
 
 
-def _within(label: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
-    return Split(label, ins, (out,), (extent,), within=outer)
+def _within(name: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
+    return Split(name, ins, (out,), (extent,), within=outer)
 
 
 def _permute(op: Op, ins: Shapes, outs: Shapes) -> Rule:

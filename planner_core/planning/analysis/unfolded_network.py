@@ -145,4 +145,4 @@ def _labels(net: Network, local: str) -> list[str]:
         return [str(states.state(s, states.index.shape[1])) for s in range(len(states))]
     node = net.nodes[local]
     lead = next(i for i, op in enumerate(node.strategy.ops) if op.name == local)
-    return [",".join(node.strategy.rows[int(i)][lead].label for i in row) for row in node.index]
+    return [",".join(node.strategy.rows[int(i)][lead].name for i in row) for row in node.index]

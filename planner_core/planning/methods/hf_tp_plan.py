@@ -89,9 +89,9 @@ class VendorRules(AxisRules):
         return id(value) not in self.between and super()._in_stream(value)
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
-        attention = [r.label for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
+        attention = [r.name for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
         if self.activations[axis] is not batch_split and attention == ["R"]:
-            return all(r.label == "R" for r in rows)
+            return all(r.name == "R" for r in rows)
         return super()._row_passes(where, net, ops, rows, axis)
 
 

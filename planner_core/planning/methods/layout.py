@@ -37,7 +37,7 @@ DEGREES = ("dp", "fsdp", "tp", "cp", "ep")
 CP_TYPES: Mapping[str, frozenset[str]] = {
     "ring": frozenset({RING}), "ulysses": frozenset({"heads"}), "gather": frozenset({CONTEXT, "queries"}),
 }  # fmt: skip
-"""How attention runs on a context axis: the labels of its rows. The first is the default, as in Megatron-LM."""
+"""How attention runs on a context axis: the names of its rows. The first is the default, as in Megatron-LM."""
 PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
 """The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""
 WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type")

@@ -17,8 +17,8 @@ OTHERS = {
 
 def may_state(graph: Graph) -> frozenset[str]:
     """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
-    ways = {(operator(op.fn).kind, row.label) for block, op in _ops(graph) for row in rows(op, block.values)}
-    by_tokens = any((Kind.ATTENTION, label) in ways for labels in CP_TYPES.values() for label in labels - {"heads"})
+    ways = {(operator(op.fn).kind, row.name) for block, op in _ops(graph) for row in rows(op, block.values)}
+    by_tokens = any((Kind.ATTENTION, name) in ways for names in CP_TYPES.values() for name in names - {"heads"})
     return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in ways))
 
 
@@ -84,7 +84,7 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[st
 
 def _no_context(block: Block, op: Op, layout: Layout) -> Iterator[str]:
     """Attention that cannot run so over the context ranks."""
-    ways = [row for row in rows(op, block.values) if row.label in CP_TYPES[layout.cp_type]]
+    ways = [row for row in rows(op, block.values) if row.name in CP_TYPES[layout.cp_type]]
     if layout.cp_type == "ulysses":  # its heads are judged already
         return
     if not ways:
@@ -100,7 +100,7 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
     """Experts that cannot be dealt out."""
     for block, op in _ops(graph):
         if operator(op.fn).kind is Kind.EXPERTS:
-            ways = [row for row in rows(op, block.values) if row.label == DISPATCH]
+            ways = [row for row in rows(op, block.values) if row.name == DISPATCH]
             if not ways:
                 yield f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time; leave ep out"
             for n in (n for row in ways for n in row.divides[1:] if n % layout.ep):

@@ -22,10 +22,10 @@ PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPER
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How the operators of one kind run on an axis: the labels that their rows may have, and the test of their weights (None: the test
+    """How the operators of one kind run on an axis: the rows that they may have, by name, and the test of their weights (None: the test
     that the axis has for all parameters)."""
 
-    labels: frozenset[str]
+    rows: frozenset[str]
     weights: PairTest | None = None
 
 
@@ -87,9 +87,9 @@ class AxisRules(Restriction):
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             runs = kinds.get(operator(op.fn).kind)
-            if row.label not in runs.labels if runs else row.label == DISPATCH:
+            if row.name not in runs.rows if runs else row.name == DISPATCH:
                 return False
-            if test is whole and not free and row.label != "R" and any(map(self._in_stream, ends)):
+            if test is whole and not free and row.name != "R" and any(map(self._in_stream, ends)):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]

@@ -235,7 +235,7 @@ class _Builder:
                         extents = self.strategies.segments.get((v, p.dim), (self.values[v].meta.shape[p.dim],))
                         flags.setdefault((v, p.dim), ([False] * len(s.rows), extents))[0][r] = True
                 if row.divides:
-                    flags.setdefault((k, row.label), ([False] * len(s.rows), row.divides))[0][r] = True
+                    flags.setdefault((k, row.name), ([False] * len(s.rows), row.divides))[0][r] = True
         wanted = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
         apart = self._apart(s, index)
         if not wanted:
@@ -251,12 +251,12 @@ class _Builder:
         for k in range(len(s.ops)):
             strict = np.array([bool(rows[k].alone) for rows in s.rows])
             if strict.any():  # few operators have such rows
-                excluded = {label for rows in s.rows for label in rows[k].alone}
-                here = np.array([rows[k].label in excluded for rows in s.rows])
+                excluded = {name for rows in s.rows for name in rows[k].alone}
+                here = np.array([rows[k].name in excluded for rows in s.rows])
                 alone = (here[index] & several).sum(axis=1) == 1
                 found &= alone | ~(strict[index] & several).any(axis=1)
-            for r, (label, parts) in ((r, at) for r, rows in enumerate(s.rows) if (at := rows[k].within)):
-                outer = np.array([rows[k].label == label for rows in s.rows])[index]
+            for r, (name, parts) in ((r, at) for r, rows in enumerate(s.rows) if (at := rows[k].within)):
+                outer = np.array([rows[k].name == name for rows in s.rows])[index]
                 split = np.where(outer, self.model.sizes, 1)
                 before = np.cumprod(split, axis=1) // split
                 found &= ~((index == r) & several & (before != parts)).any(axis=1)

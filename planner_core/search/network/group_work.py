@@ -192,14 +192,14 @@ class GroupWork:
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
             total += meta.num_bytes / self._parts(
-                [r[k].splits_work and splits_kept(op, r[k].label, meta.shape, shapes) for r in rows]
+                [r[k].splits_work and splits_kept(op, r[k].name, meta.shape, shapes) for r in rows]
             )
         return total
 
     def _own_memory(self, k: int) -> Floats:
         """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
-        chosen = [frozenset(rows[r][k].label for r in joint) for joint in self.index]
+        chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
         held = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
@@ -217,7 +217,7 @@ class GroupWork:
             for r, rows in enumerate(self.strategy.rows):
                 here: Bools = self.index[:, axis] == r
                 for c in rows[k].internal:
-                    shrunk = np.array([x[k].label in c.shrinks for x in self.strategy.rows])
+                    shrunk = np.array([x[k].name in c.shrinks for x in self.strategy.rows])
                     own = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     others = joint_parts(shrunk, self.index, self.model.sizes) / own
                     load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0

@@ -188,7 +188,7 @@ class World:
 
     def peers(self, rank: Rank, label: str) -> list[Rank]:
         """Ranks that differ from this one along axes that split `label` only."""
-        fixed = [a for a, r in enumerate(self.chosen) if r.label != label]
+        fixed = [a for a, r in enumerate(self.chosen) if r.name != label]
         return [other for other in self.operands if all(other[a] == rank[a] for a in fixed)]
 
     def run(self, rank: Rank) -> list[torch.Tensor]:
@@ -213,7 +213,7 @@ def _split(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]
 
 
 def _mean(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-    shrunk = math.prod(n for r, n in zip(w.chosen, w.sizes, strict=True) if r.outputs[0][0] == P and r.label != "P")
+    shrunk = math.prod(n for r, n in zip(w.chosen, w.sizes, strict=True) if r.outputs[0][0] == P and r.name != "P")
     scale = shrunk if w.case.kwargs.get("reduction", "mean") == "mean" else 1
     return [o / scale for o in w.case.call(mine)]
 
@@ -273,7 +273,7 @@ def _as_strided(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Te
 def _experts(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     """This rank's experts on what it is given; or, where tokens and experts are dealt out at once, all experts on its tokens."""
     first = w.part(rank, 3, 0) * mine[3].shape[0]
-    if any(r.label == DISPATCH for r in w.chosen):
+    if any(r.name == DISPATCH for r in w.chosen):
         peers, first = [w.operands[r] for r in w.peers(rank, DISPATCH)], 0
         mine = [*mine[:3], *(torch.cat([p[i] for p in peers]) for i in range(3, len(mine)))]
     args, kwargs = put((w.case.args, w.case.kwargs), iter(mine))
@@ -314,8 +314,8 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
     need: dict[Any, int] = {}
     extents: dict[Any, tuple[int, ...]] = {}
     for r, n in zip(chosen, sizes, strict=True):
-        need[r.label] = need.get(r.label, 1) * n
-        extents[r.label] = r.divides
+        need[r.name] = need.get(r.name, 1) * n
+        extents[r.name] = r.divides
         for k, v, (p, _) in [*((i, v, e) for i, (v, e) in enumerate(zip(op.inputs, r.inputs, strict=True))),
                              *((-1, v, e) for v, e in zip(op.outputs, r.outputs, strict=True))]:  # fmt: skip
             if isinstance(p, Shard):
