@@ -133,7 +133,9 @@ class Planner:
         """What builds the method's problems on one mesh, one for each set of ZeRO stages. For the exact search of a tool: one for each
         layout that the tool can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
         if method.name == EXACT.name and self.spaces:
-            there = [s for s in self.spaces if s.mesh.axis_sizes == mesh.axis_sizes]
+            there = [
+                s for s in self.spaces if s.mesh.axis_sizes == mesh.axis_sizes and not unseen(self.graph, s.layout)
+            ]
             return [functools.partial(self.of_space, space, method.uniform) for space in there]
         restrict = method.restrict(self.graph, mesh)
         if restrict is None:
@@ -210,7 +212,7 @@ class Planner:
     @functools.cached_property
     def spaces(self) -> tuple[Space, ...]:
         """What the request's tool can be told; empty if every plan may be chosen."""
-        return spaces(self.request.tool, self.cluster)
+        return spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
 
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
@@ -381,7 +383,7 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
-    told = {s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster)}
+    told = {s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster, request.seq, request.batch)}
     return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in grids(n)]
 
 

@@ -10,7 +10,7 @@ from planner_core.core import InputError, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import choice
-from planner_core.planning.methods import TOOLS, spaces
+from planner_core.planning.methods import TOOLS, check_layout, spaces
 from planner_core.planning.pipeline import compare_methods
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
@@ -49,11 +49,45 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
 
 
 def test_megatron_is_told_every_degree() -> None:
-    told = spaces("megatron", load_cluster("1x8-h100"))
+    told = [s for s in spaces("megatron", load_cluster("1x8-h100")) if s.layout.ep == 1]
     assert {s.mesh.axis_sizes for s in told} == {(8,), (4, 2), (2, 4)}
     assert (
         len(told) == 2 + 2 * 2 * 2 + 2
     )  # dp=8 and zero, dp × tp with and without sp and zero, tp=8 with and without sp
+
+
+def test_context_ranks_are_told_where_samples_are_long_or_few() -> None:
+    cluster = load_cluster("1x8-h100")
+    assert all(s.layout.cp == 1 for s in spaces("megatron", cluster, 4096, 8))
+    for seq, batch in ((16_384, None), (4096, 4)):
+        for tool, kinds in (("megatron", {"ring", "ulysses", "gather"}), ("torchtitan", {"gather"})):
+            told = [s.layout for s in spaces(tool, cluster, seq, batch) if s.layout.cp > 1]
+            assert {x.cp for x in told} == {2, 4, 8} and {x.cp_type for x in told} == kinds
+            for layout in told:
+                check_layout(layout, cluster)
+
+
+@pytest.mark.parametrize(
+    ("model", "tool", "changes", "word"),
+    [
+        ("mixtral-8x7b", "torchtitan", {"batch": 16}, "ep"),
+        ("llama-3-8b", "megatron", {"batch": 1, "seq": 32_768, "accumulate": 1}, "cp"),
+        pytest.param("mixtral-8x7b", "megatron", {"batch": 16}, "ep", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
+    model: str, tool: str, changes: dict[str, object], word: str
+) -> None:
+    """Without the new degrees the tool's best plan is slower, or there is none."""
+    asked = replace(ASKED, model=model, tool=tool, **changes)  # type: ignore[arg-type]
+    best = plan_model(asked).best
+    made = export_text(best, tool)
+    assert made.nearest is not None and made.nearest.step_time_s == pytest.approx(best.cost.step_time_s, rel=1e-6)
+    flag = {
+        "cp": ("context-parallel-size", "context_parallel_degree"),
+        "ep": ("expert-model-parallel-size", "expert_parallel_degree"),
+    }
+    assert any(name in made.text for name in flag[word])
 
 
 def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:

@@ -51,8 +51,9 @@ MOST_AXES = 3
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The plans of one mesh that follow a rule. `stages` and `joined` are those of `CostModel`."""
+    """The plans of one mesh that follow a layout. `stages` and `joined` are those of `CostModel`."""
 
+    layout: Layout
     mesh: DeviceMesh
     restriction: Callable[[Graph], AxisRules]
     stages: tuple[int, ...]
@@ -129,7 +130,7 @@ class Layout:
 
     def space(self) -> Space:
         """The plans that follow the layout."""
-        return Space(self.mesh(), self.restriction, self.stages, self.joined)
+        return Space(self, self.mesh(), self.restriction, self.stages, self.joined)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as `price --json` shows it."""

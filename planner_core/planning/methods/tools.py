@@ -1,20 +1,25 @@
 """What other people's tools can be told: the layouts that their settings state, as parts of the one space of plans.
 
 A tool takes degrees: how many ranks hold whole weights, over how many the weights are sharded, over how many products are. Each
-combination of degrees that fills the cluster is one `Space`. A search for a tool looks at all of them.
+combination of degrees that fills the cluster is one `Space`. A search for a tool looks at all of them that its export holds exactly: on
+up to three mesh axes, with context ranks only where samples are long or few, and beside tensor ranks then with tokens split there too.
 
-Example: Megatron-LM on 4 GPUs takes tp = 1, 2 or 4, each with and without sequence parallelism and a distributed optimizer.
+Example: Megatron-LM on 4 GPUs takes tp = 1, 2 or 4, each with and without sequence parallelism and a distributed optimizer; and where
+the model has experts, ep = 2 or 4 beside tp = 1, and ep = 2 beside tp = 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from planner_core.core import Cluster, InputError, divisors
-from planner_core.planning.methods.layout import Layout, Space
+from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, Layout, Space
 
 FREE = "torchrun"
 """The form that runs every plan."""
+LONG_TOKENS = 16_384
+"""Samples of so many tokens, or fewer samples than GPUs, may be shared by context ranks."""
 
 
 def check_tool(tool: str | None) -> None:
@@ -25,45 +30,60 @@ def check_tool(tool: str | None) -> None:
         )
 
 
-def spaces(tool: str | None, cluster: Cluster) -> tuple[Space, ...]:
-    """All that a tool can be told on a cluster; empty if every plan may be chosen, since no tool is named or the form that runs
-    every plan. Raises InputError for a tool whose settings are not known here."""
+def spaces(
+    tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None
+) -> tuple[Space, ...]:  # fmt: skip
+    """All that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
+    no tool is named or the form that runs every plan. Raises InputError for a tool whose settings are not known here."""
     if tool in (None, FREE):
         return ()
     check_tool(tool)
-    return tuple(TOOLS[tool](cluster.num_gpus))
+    long = (seq or 0) >= LONG_TOKENS or (batch is not None and batch < cluster.num_gpus)
+    told = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MOST_AXES)
+    return tuple(layout.space() for layout in told)
 
 
-def _sharded(num_gpus: int) -> Iterator[Space]:
+def _sharded(num_gpus: int) -> Iterator[Layout]:
     """FSDP2 and HSDP: every rank has its own samples."""
     for replicas in divisors(num_gpus)[: -1 if num_gpus > 1 else 1]:
-        yield Layout(dp=replicas, fsdp=num_gpus // replicas).space()
+        yield Layout(dp=replicas, fsdp=num_gpus // replicas)
 
 
-def _zero(num_gpus: int) -> Iterator[Space]:
+def _zero(num_gpus: int) -> Iterator[Layout]:
     """DeepSpeed's ZeRO with whole weights."""
     for stage in (1, 2):
-        yield Layout(dp=num_gpus, zero=stage).space()
+        yield Layout(dp=num_gpus, zero=stage)
 
 
-def _megatron(num_gpus: int) -> Iterator[Space]:
-    """Tensor and sequence parallelism beside data parallelism, and the distributed optimizer."""
+def _megatron(num_gpus: int) -> Iterator[Layout]:
+    """Tensor and sequence parallelism beside data, context or expert parallelism, and the distributed optimizer."""
     for tensor in divisors(num_gpus):
-        data = num_gpus // tensor
-        for sequence in (False, True) if tensor > 1 else (False,):
-            for zero in (0, 1) if data > 1 else (0,):
-                yield Layout(dp=data, tp=tensor, sp=sequence, zero=zero).space()
+        ranks = num_gpus // tensor
+        for zero in (0, 1) if ranks > 1 else (0,):
+            for sequence in (False, True) if tensor > 1 else (False,):
+                yield Layout(dp=ranks, tp=tensor, sp=sequence, zero=zero)
+            for n in divisors(ranks)[1:]:
+                for kind in CP_TYPES:
+                    yield Layout(dp=ranks // n, tp=tensor, sp=tensor > 1, cp=n, cp_type=kind, zero=zero)
+                yield Layout(dp=ranks, tp=tensor, sp=tensor > 1, ep=n, zero=zero)
 
 
-def _torchtitan(num_gpus: int) -> Iterator[Space]:
-    """Replicate, FSDP2 or HSDP, beside tensor parallelism, which always splits the tokens between the products."""
+def _torchtitan(num_gpus: int) -> Iterator[Layout]:
+    """Replicate, FSDP2 or HSDP, beside tensor parallelism, which always splits the tokens between the products. Context ranks shard
+    weights too, and gather keys and values. Experts are dealt to ranks that shard weights."""
     for tensor in divisors(num_gpus):
-        data = num_gpus // tensor
-        for replicas in divisors(data):
-            yield Layout(dp=replicas, fsdp=data // replicas, tp=tensor, sp=tensor > 1).space()
+        for context in divisors(num_gpus // tensor):
+            ranks = num_gpus // tensor // context
+            for replicas in divisors(ranks):
+                states = 3 if context > 1 and replicas == ranks else 0
+                layout = Layout(dp=replicas, fsdp=ranks // replicas, tp=tensor, sp=tensor > 1, cp=context, zero=states)
+                yield replace(layout, cp_type="gather") if context > 1 else layout
+    for shards in divisors(num_gpus)[1:]:
+        for experts in divisors(shards)[1:]:
+            yield Layout(dp=num_gpus // shards, fsdp=shards, ep=experts)
 
 
-TOOLS: Mapping[str, Callable[[int], Iterator[Space]]] = {
+TOOLS: Mapping[str, Callable[[int], Iterator[Layout]]] = {
     "fsdp2": _sharded, "accelerate": _sharded, "deepspeed": _zero, "megatron": _megatron, "torchtitan": _torchtitan,
 }  # fmt: skip
 """The tools, as `export --to` names them. The export of such a plan does what the plan says, but that FSDP2 and DeepSpeed shard norms and
