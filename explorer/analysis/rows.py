@@ -15,10 +15,9 @@ from planner_core.planning.pricing import model_flops, speed_of
 from planner_core.search.candidates import Candidates
 
 
-def plans(shown: Mapping[str, Plan], result: Result) -> list[Row]:
-    """Whole-model plans with everything that is told of them."""
-    flops = model_flops(result.graph)
-    return [_plan(name, p) | _speed(p, flops, result) for name, p in shown.items()]
+def plans(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
+    """Whole-model plans with everything that is told of them; `homes`: what each plan is one of."""
+    return [_plan(name, p) | _speed(p, homes[name]) for name, p in shown.items()]
 
 
 def _plan(name: str, plan: Plan) -> dict[str, object]:
@@ -31,8 +30,8 @@ def _plan(name: str, plan: Plan) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _speed(plan: Plan, flops: int, result: Result) -> dict[str, object]:
-    s = speed_of(plan, flops, result.cluster)
+def _speed(plan: Plan, result: Result) -> dict[str, object]:
+    s = speed_of(plan, model_flops(result.graph), result.cluster)
     return {
         "step_time_low_s": s.low_s, "step_time_high_s": s.high_s, "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu, "mfu": s.mfu,
     }  # fmt: skip

@@ -16,7 +16,7 @@ from explorer.graph import diff as graph_diff
 from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import words
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
@@ -28,14 +28,21 @@ NEAREST = {
 """Which model of the zoo is set beside one at first: like it but for a part."""
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
-def canvas(request: Request, plan_id: str, edit: tuple[str, ...], least: int, way: str = "") -> dict[str, Any]:
+def canvas(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], way: str = "") -> dict[str, Any]:
     """What the component draws: the same object for every rerun that changes neither model nor plan; `edit` as in
-    `state.edit_of`, `least` as in `graph_view.scene`, `way` as in `overlay.variant`."""
-    result, drawing = state.with_edit(state.plan(request), edit), state.drawing(request)
-    plan = state.plan_ids(result.plans)[plan_id]
+    `state.edit_of`, `way` as in `overlay.variant`."""
+    home = stated.home(plan_id, result)
+    return _canvas(result.request, home.request, plan_id, edit, state.value("least"), way, plan, home)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _canvas(
+    request: Request, home: Request, plan_id: str, edit: tuple[str, ...], least: int, way: str, _plan: Plan, _home: Result
+) -> dict[str, Any]:  # fmt: skip
+    """`request` is drawn, `home` is what the plan answers; `least` as in `graph_view.scene`."""
+    plan, result, drawing = _plan, _home, state.drawing(request)
     return {
-        "key": f"{hash((request, edit, least, way))}:{plan_id}",
+        "key": f"{hash((request, home, edit, least, way))}:{plan_id}",
         "scene": graph_json.to_json(drawing),
         "devices": DEVICES,
         "overlay": {
@@ -66,7 +73,8 @@ def viewed(key: str = "graph", names: Mapping[str, str] | None = None) -> None:
 
 
 def draw(
-    result: Result, plan_id: str, marks: Mapping[str, str] | None = None, other: str = "", height: int = components.HEIGHT
+    result: Result, plan_id: str, plan: Plan, marks: Mapping[str, str] | None = None, other: str = "",
+    height: int = components.HEIGHT,
 ) -> None:  # fmt: skip
     """The graph; `marks` are nodes that lie otherwise in the `other` one beside it."""
     drawing = state.drawing(result.request)
@@ -75,7 +83,7 @@ def draw(
     )
     components.graph(
         {
-            **canvas(result.request, plan_id, state.edit_of(plan_id), state.value("least"), state.value("way")),
+            **canvas(result, plan_id, plan, state.edit_of(plan_id), state.value("way")),
             "selected": state.value("node"),
             **_shared(drawing),
             "marks": dict(marks or {}),
@@ -99,7 +107,7 @@ def beside(
     result: Result, plans: dict[str, Plan], name: str, plan: Plan
 ) -> tuple[graph_diff.Matched, tuple[str, str]] | None:
     """Two graphs beside each other with what differs marked; returns what `differences` lists, None where none is asked for."""
-    asked, least = state.value("beside"), state.value("least")
+    asked = state.value("beside")
     kind, _, model = asked.partition(":")
     if not asked or asked == name:
         return None
@@ -110,19 +118,19 @@ def beside(
         request, edit, there_id, other = pinned
         scene, titles = state.drawing(request), (words.title(plan), words.title(other))
         matched = graph_diff.of_plans(state.drawing(result.request), plan, other, state.value("way"))
-        second = canvas(request, there_id, edit, least)
+        second = canvas(state.plan(request), there_id, other, edit)
     elif kind == "model":
         there = state.beside_model(model)
         if there is None:
             return None
         matched = graph_diff.of_models(state.drawing(result.request), state.drawing(there.request))
         other, titles = there.best, (_model_name(result), _model_name(there))
-        second = canvas(there.request, next(iter(state.plan_ids(there.plans))), (), least)
+        second = canvas(there, next(iter(state.plan_ids(there.plans))), there.best, ())
         scene = state.drawing(there.request)
     elif kind in plans:
         other, scene, titles = plans[kind], state.drawing(result.request), (words.title(plan), words.title(plans[kind]))
         matched = graph_diff.of_plans(scene, plan, other, state.value("way"))
-        second = canvas(result.request, kind, state.edit_of(kind), least)
+        second = canvas(result, kind, other, state.edit_of(kind))
     else:
         st.warning(
             f"There is no plan “{frame.text(kind[:40])}” to set beside this one; plans here: {', '.join(plans)}."
@@ -132,7 +140,7 @@ def beside(
     left, right = st.columns(2, gap="small")
     with left:
         st.markdown(f"**{frame.text(titles[0])}**, {words.mesh_words(plan.mesh)}")
-        draw(result, name, marks[0], titles[1])
+        draw(result, name, plan, marks[0], titles[1])
     with right:
         st.markdown(f"**{frame.text(titles[1])}**, {words.mesh_words(other.mesh)}")
         data = {

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from explorer.analysis import filters as choosing
+from explorer.analysis.answer import OWN
 from explorer.analysis.filters import Bools
 from explorer.figures import label_placement as labels
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
@@ -38,6 +39,8 @@ TIMES = {
 LETTER_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
 LETTER_SYMBOLS = ("circle", "square", "diamond", "circle")
 """Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
+OWN_COLOUR = "#009E73"
+"""What the visitor runs now."""
 LINKED = "#CC79A7"
 """What is marked in another chart of the page."""
 MANY = 20_000
@@ -54,10 +57,12 @@ def plans_scatter(
     `all_plans` sets the axes, so that they stand still while plans are filtered."""
     figure = go.Figure()
     ends = {n: _where(p, axis) for n, p in plans.items()}
-    front = sorted((n for n in plans if n not in baselines), key=lambda n: ends[n])
+    own = {n: p for n, p in plans.items() if p.method == OWN}
+    front = sorted((n for n in plans if n not in baselines and n not in own), key=lambda n: ends[n])
     _plan_points(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
     others = {n: plans[n] for n in baselines if n in plans}
     _plan_points(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
+    _plan_points(figure, own, ends, "what you run now", "square", OWN_COLOUR, theme)
     tied = [n for n in choosing.ties(plans) if n in plans]
     _rings(
         figure,

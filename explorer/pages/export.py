@@ -8,12 +8,12 @@ from typing import Any
 import streamlit as st
 
 from explorer import components
-from explorer.address import settings
+from explorer.address import pins, settings, setups
 from explorer.components import frame, graphs, opened, report
 from explorer.graph import code_lines
 from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import commands, units, words
 from planner_core.core import Cluster, Graph, Plan, PlannerError
 from planner_core.exporters import Target
@@ -25,17 +25,16 @@ PREVIEW_LINES = 60
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def exported(
-    request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, near: bool = False
+    request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, _plan: Plan, near: bool = False
 ) -> exporting.ExportedFile:  # fmt: skip
-    """One export, kept so that switching tabs is free; `edit` as in `state.edit_of`."""
-    plans = state.plan_ids(state.with_edit(state.plan(request), edit).plans)
-    return exporting.export(plans[plan_id], target, suffix, near=near)
+    """One export, kept so that switching tabs is free; `request` is what the plan answers, `edit` as in `state.edit_of`."""
+    return exporting.export(_plan, target, suffix, near=near)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def generated(request: Request, plan_id: str, edit: tuple[str, ...]) -> coding.Code:
-    """The generated code of a plan, kept; `edit` as in `state.edit_of`."""
-    return coding.code(state.plan_ids(state.with_edit(state.plan(request), edit).plans)[plan_id])
+def generated(request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan) -> coding.Code:
+    """The generated code of a plan, kept; arguments as in `exported`."""
+    return coding.code(_plan)
 
 
 def summary(plan: Plan) -> None:
@@ -63,7 +62,7 @@ def command(cluster: Cluster, script: str) -> str:
 
 
 def plan_file(result: Result, name: str, plan: Plan) -> None:
-    """The plan as data."""
+    """The plan as data; `result` is what it is one of."""
     text = exporting.plan_text(plan)
     file = f"{result.graph.name}-{name}.json".replace("/", "-")
     st.download_button(
@@ -76,18 +75,21 @@ def plan_file(result: Result, name: str, plan: Plan) -> None:
         icon=":material/download:",
     )
     unverified(name)
-    st.caption(
-        f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read. Make the same file "
-        "on the command line:"
-    )
-    st.code(commands.plan(state.request(), file), language="bash", wrap_lines=True)
+    size = f"{units.whole(len(text.encode()) / 1000)} kB, versioned and checked when it is read."
+    if name == pins.EDITED:
+        st.caption(f"{size} A plan that was changed by hand has no command: keep the file.")
+        return
+    st.caption(f"{size} Make the same file on the command line:")
+    request = result.request if name == setups.NAME else state.request()
+    pick = plan.name if name == setups.NAME or plan is not result.best else ""
+    st.code(commands.plan(request, file, pick), language="bash", wrap_lines=True)
 
 
-def target_tab(result: Result, name: str, target: Target) -> None:
+def target_tab(result: Result, name: str, plan: Plan, target: Target) -> None:
     """One form: preview, remarks, command, download."""
     st.markdown(f"**{target.title}**  \n{target.words}")
     with st.spinner(f"Writing the {target.title}"):
-        made = exported(result.request, name, state.edit_of(name), target.name, target.suffix)
+        made = exported(result.request, name, state.edit_of(name), target.name, target.suffix, plan)
     if made.problem:
         st.info(f"This plan cannot leave in this form: {frame.text(made.problem)}")
         if "--nearest" not in made.problem or not st.toggle(
@@ -95,7 +97,7 @@ def target_tab(result: Result, name: str, target: Target) -> None:
         ):
             return
         with st.spinner("Writing the nearest plan"):
-            made = exported(result.request, name, state.edit_of(name), target.name, target.suffix, near=True)
+            made = exported(result.request, name, state.edit_of(name), target.name, target.suffix, plan, near=True)
     for remark in made.remarks:
         if not (made.nearest and remark.startswith("in this form:")):  # the table says it
             st.caption(frame.text(remark))
@@ -136,7 +138,7 @@ def beside(priced: Mapping[str, Any]) -> str:
     return "\n".join(lines) + ("" if priced["fits"] else "\n\nIn this form the model does not fit.")
 
 
-def code_beside_graph(result: Result, name: str) -> None:
+def code_beside_graph(result: Result, name: str, plan: Plan) -> None:
     """What a rank runs: the generated code of each block beside the graph, line and node linked by the pointer."""
     st.markdown(
         "**Blocks as code**", help="What a rank runs: a function for each unique block, its collectives in place."
@@ -144,7 +146,7 @@ def code_beside_graph(result: Result, name: str) -> None:
     if not st.toggle("Show the code beside the graph", key="show_code", help="Takes a few seconds, once for each plan"):
         return
     with st.spinner("Writing the code of the blocks"):
-        code = generated(result.request, name, state.edit_of(name))
+        code = generated(stated.home(name, result).request, name, state.edit_of(name), plan)
     if code.problem:
         st.info(f"There is no generated code to show: {frame.text(code.problem)}")
         return
@@ -154,7 +156,7 @@ def code_beside_graph(result: Result, name: str) -> None:
     )
     left, right = st.columns(2, gap="small")
     with left:
-        graphs.draw(result, name, height=code_lines.HEIGHT)
+        graphs.draw(result, name, plan, height=code_lines.HEIGHT)
     with right:
         components.code(code_lines.linked(code, state.drawing(result.request)), key="code")
 
@@ -185,7 +187,7 @@ DEPTHS = (
 def outcomes(name: str) -> dict[str, dict[str, Any]]:
     """What verification found about this plan in this session, by depth."""
     found: dict[tuple[Request, str], dict[str, dict[str, Any]]] = st.session_state.setdefault("verified", {})
-    return found.setdefault((state.request(), f"{name} {state.edit_of(name)}"), {})
+    return found.setdefault((state.request(), f"{name} {state.edit_of(name)} {state.value('setup')}"), {})
 
 
 def unverified(name: str) -> None:
@@ -252,10 +254,11 @@ def _verdict(outcome: dict[str, Any] | None) -> str:
 def page() -> None:
     """The page."""
     result = frame.open_page("export")
-    plans = state.plan_ids(result.plans)
+    plans = stated.plans(result)
     name, plan = frame.plan_choice(plans, "Plan to export")
     summary(plan)
-    opened.elsewhere({name: plan}, {name: result})
+    home = stated.home(name, result)
+    opened.elsewhere({name: plan}, {name: home})
     frame.how_sure()
     with st.container(key="wide"):
         left, right = st.columns([3, 2], gap="large")
@@ -277,16 +280,16 @@ def page() -> None:
                 on_change=state.from_widget,
                 args=("target", widget),
             )
-        target_tab(result, name, titles[current])
+        target_tab(home, name, plan, titles[current])
     with right:
         st.markdown(f"**Plan file** for {words.mesh_words(plan.mesh)}")
-        plan_file(result, name, plan)
+        plan_file(home, name, plan)
         others = {n: plans[n] for n in state.value("compare") if n in plans and n != name}
         shown = {name: plan, **dict(list(others.items())[: settings.MAX_COMPARED - 1])}
-        report.download(shown, dict.fromkeys(shown, result))
-        verify(plan, name, result.graph)
+        report.download(shown, {n: stated.home(n, result) for n in shown})
+        verify(plan, name, home.graph)
     with st.container(key="wide_code"):
-        code_beside_graph(result, name)
+        code_beside_graph(result, name, plan)
 
 
 page()

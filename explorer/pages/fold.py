@@ -12,7 +12,7 @@ from explorer.components import frame, graphs
 from explorer.graph import overlay
 from explorer.graph import scene as graph_view
 from explorer.graph.pyvis_page import folded_html
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import units, words
 from planner_core.core import Plan
 from planner_core.models import fold
@@ -245,7 +245,7 @@ def _telling(steps: Any) -> int:
 def page() -> None:
     """The page."""
     result = frame.open_page("fold")
-    plans = state.plan_ids(result.plans)
+    plans = stated.plans(result)
     with st.container(horizontal=True, vertical_alignment="bottom", key="which_graphs"):
         name, plan = frame.plan_choice(plans, "Plan that the graph shows", width=340)
         graphs.choose_beside(plans, name)
@@ -257,7 +257,7 @@ def page() -> None:
                 graphs.differences(*second)
         else:
             with left:
-                graphs.draw(result, name)
+                graphs.draw(result, name, plan)
         with right:
             panel(result, plan)
             choose_way(result, plan)

@@ -16,7 +16,7 @@ from explorer.components.plans import (
     sweep_panel,
     whatif_panel,
 )
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import glossary, words
 
 FOLD = "explorer/pages/fold.py"
@@ -28,7 +28,7 @@ def page() -> None:
         st.switch_page(FOLD)
     result = frame.open_page("plans")
     first_picture.begin()
-    plans = state.plan_ids(result.plans)
+    plans = stated.plans(result)
     chosen, plan = state.chosen(plans)
     shown = choice.current().plans(plans)
     choice.filters(plans, shown)
@@ -55,12 +55,13 @@ def page() -> None:
     st.markdown(f"{frame.text(words.describe(plan))}.")
     for note in plan.notes:
         st.caption(frame.text(state.in_words(note)))
-    opened.opened(result, plan)
+    opened.opened(stated.home(chosen, result), plan)
     count = sum(len(b.params) for b in plan.blocks.values())
     with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):
         changes.weights(result, plans, chosen, differing)
     with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
-        edit_panel.panel(result, plans, chosen)
+        searched = state.plan_ids(result.plans)  # what is run now is no plan of the search: edits start from one
+        edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
     first_picture.rest()
     regions_panel.panel(result)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it

@@ -8,12 +8,13 @@ from functools import partial
 import streamlit as st
 
 from explorer import components
+from explorer.address import setups
 from explorer.analysis import other_links as linked
 from explorer.components import frame, growing, opened
 from explorer.figures import topology
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import units, words
-from planner_core.core import PHASES, Cluster, Plan, PlannerError
+from planner_core.core import PHASES, Cluster, Graph, Plan, PlannerError
 from planner_core.planning import Request, Result
 
 # factors of bandwidth and of latency by level, as in the address (a string here would be shown on the page)
@@ -95,18 +96,34 @@ def links_table(plan: Plan, shown: tuple[str, ...]) -> None:
     else:
         silent = " The optimizer updates what each GPU holds and sends nothing." if "optimizer" in shown else ""
         st.caption(f"Nothing is sent in this part of the step.{silent}")
-    st.caption(
-        "A unit of the first level is a GPU, of the next a node, then a group of nodes; the busiest one is told. Below the GPUs an "
-        "arc joins each pair that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, "
-        "rings of rings, pairwise."
-    )
 
 
-def cluster_and_links(plan: Plan, shown: tuple[str, ...]) -> None:
-    """The drawing, and the table of the links: beside it where the cluster is narrow."""
+# what the drawing and the table of links count
+UNITS = (
+    "A unit of the first level is a GPU, of the next a node, then a group of nodes; the busiest one is told. Below the GPUs an "
+    "arc joins each pair that talks. Who sends to whom follows the algorithm that is cheapest for each collective: ring, tree, "
+    "rings of rings, pairwise."
+)
+
+
+def cluster_and_links(plan: Plan, shown: tuple[str, ...], other: Plan | None) -> None:
+    """The drawing, and the table of the links: beside it where the cluster is narrow. Where there is an `other` plan, both stand
+    beside each other."""
+    if other is not None:
+        with st.container(key="wide_cluster"):
+            columns = st.columns(2, gap="large")
+        for k, (column, one) in enumerate(zip(columns, (plan, other), strict=True)):
+            with column:
+                sent = sum(t.wire_bytes for t in one.cost.traffic if t.phase in shown)
+                st.markdown(f"**{frame.text(words.title(one))}**: {units.traffic(sent)} sent per GPU")
+                components.svg(topology.drawing(one, shown, frame.theme(), (plan, other), per_row=2), key=f"beside_{k}")
+                links_table(one, shown)
+        st.caption(UNITS)
+        return
     if topology.cluster_of(plan).num_gpus > 2 * topology.cluster_of(plan).levels[0].size:
         components.svg(topology.drawing(plan, shown, frame.theme()), key="cluster_drawing")
         links_table(plan, shown)
+        st.caption(UNITS)
         return
     with st.container(key="wide_cluster"):
         left, right = st.columns(2, gap="medium")
@@ -114,13 +131,14 @@ def cluster_and_links(plan: Plan, shown: tuple[str, ...]) -> None:
         components.svg(topology.drawing(plan, shown, frame.theme()), key="cluster_drawing")
     with right:
         links_table(plan, shown)
+        st.caption(UNITS)
 
 
-def other_links(plan: Plan, result: Result, there: Cluster, links: Links) -> Plan:
-    """The plan as it was and on the links as set, and the best plan there; returns the plan on the links as set."""
+def other_links(plan: Plan, graph: Graph, result: Result, there: Cluster, links: Links) -> Plan:
+    """The plan (of a step of `graph`) as it was and on the links as set, and the best plan there; returns the plan on the links as set."""
     if links == ((), ()):
         return plan
-    moved = linked.repriced(plan, there, result.graph)
+    moved = linked.repriced(plan, there, graph)
     with st.spinner("Planning on these links"):
         best = replanned(result.request, result.cluster.name, links)
     rows = [_row("this plan, links as published", plan), _row("this plan, links as set", moved)]
@@ -192,15 +210,25 @@ def volume_beside_topology(result: Result, links: Links) -> None:
     )
 
 
+def _beside(plans: dict[str, Plan], name: str, result: Result, there: Cluster) -> Plan | None:
+    """What the visitor runs now, on these links, or the recommended plan where that is shown itself; None where no setup is stated."""
+    if setups.NAME not in plans:
+        return None
+    other = setups.NAME if name != setups.NAME else next(iter(plans))
+    if there == result.cluster:
+        return plans[other]
+    return linked.repriced(plans[other], there, stated.home(other, result).graph)
+
+
 def page() -> None:
     """The page."""
     if st.session_state.pop("to_plans", False):
         st.switch_page("explorer/pages/plans.py")
     result = frame.open_page("topology")
-    plans = state.plan_ids(result.plans)
+    plans = stated.plans(result)
     left, right = st.columns(2, vertical_alignment="bottom")
     with left:
-        _, plan = frame.plan_choice(plans)
+        name, plan = frame.plan_choice(plans)
     with right:
         shown = frame.phases()
     st.markdown(f"Mesh {frame.text(words.mesh_words(plan.mesh))}. {frame.text(words.describe(plan))}.")
@@ -211,10 +239,11 @@ def page() -> None:
     )
     links = sliders(result.cluster)
     there = linked.changed(result.cluster, *links)
-    moved = other_links(plan, result, there, links)
+    home = stated.home(name, result)
+    moved = other_links(plan, home.graph, result, there, links)
     with drawing:
-        cluster_and_links(moved, shown)
-        opened.elsewhere({"": moved}, {"": result})
+        cluster_and_links(moved, shown, _beside(plans, name, result, there))
+        opened.elsewhere({"": moved}, {"": home})
         frame.how_sure("How sure are times on these links?")
     volume_beside_topology(result, links)
     growing.section(result)

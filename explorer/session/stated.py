@@ -44,6 +44,11 @@ def _priced(result: Result, text: tuple[str, ...]) -> Result | str:
     )
 
 
+def plans(result: Result) -> dict[str, Plan]:
+    """Every plan of a page by its name in the address, the stated one after the first."""
+    return beside(state.plan_ids(result.plans), result)
+
+
 def beside(plans: Mapping[str, Plan], result: Result) -> dict[str, Plan]:
     """The plans, the stated one after the first; why it cannot be is told in place."""
     own = found(result)

@@ -11,7 +11,7 @@ from planner_core.planning import Request
 
 OPTIONS = (
     "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
-    "objective", "tool", "memory_gb",
+    "objective", "tool", "memory_gb", "layout",
 )  # fmt: skip
 ALWAYS = ("cluster",)
 NAMES = {"tool": "for"}
@@ -23,8 +23,9 @@ OWN_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
 """Where an uploaded cluster lies here; at its owner's it is a file."""
 
 
-def plan(request: Request, file: str) -> str:
-    """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`."""
+def plan(request: Request, file: str, pick: str = "") -> str:
+    """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`. `pick` names a plan of the
+    report other than the best."""
     default = {f.name: f.default for f in fields(Request)} | OF_PLAN
     model = OWN if request.model.startswith("own-") else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
@@ -35,4 +36,5 @@ def plan(request: Request, file: str) -> str:
         if value is not None and (value != default[key] or key in ALWAYS):
             text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
             parts.append(f"--{NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
-    return " ".join([*parts, "-o", shlex.quote(file)])
+    chosen = [f"--pick {shlex.quote(pick)}"] if pick else []
+    return " ".join([*parts, *chosen, "-o", shlex.quote(file)])

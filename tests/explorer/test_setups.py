@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings, setups
-from planner_core.core import RECOMPUTE, InputError
+from explorer.jobs import export as exporting
+from planner_core.cli.main import main
+from planner_core.core import RECOMPUTE, InputError, load_plan
 from planner_core.planning.methods import CP_TYPES, Layout
 from tests.pages.test_app import open_page, words
 
@@ -123,3 +127,25 @@ def test_the_form_takes_context_ranks() -> None:
     assert not at.exception
     assert at.query_params["setup"] in ("fsdp=2,cp=8,cp_type=ulysses", ["fsdp=2,cp=8,cp_type=ulysses"])
     assert "Our current setup" in words(at)
+
+
+OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,zero=1,accumulate=2,recompute=full"}
+
+
+@pytest.mark.parametrize("page", ["fold", "plans", "topology", "export"])
+def test_every_page_can_show_the_setup(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = []
+    monkeypatch.setattr(exporting, "export", lambda plan, *_, near: made.append(plan) or exporting.ExportedFile("", ()))
+    at = open_page(page, **OWN, plan=setups.NAME)
+    assert not at.exception and not at.warning
+    assert at.session_state["values"]["plan"] == setups.NAME
+    assert "Our current setup" in " ".join([words(at), *(str(s.value) + str(s.options) for s in at.selectbox)])
+    if page == "topology":  # its messages stand beside those of the recommended plan
+        heads = [m.value for m in at.markdown if "sent per GPU" in m.value]
+        assert len(heads) == 2 and "Our current setup" in heads[0]
+    if page == "export":
+        assert [p.method for p in made] == ["layout"]
+        command = next(c.value for c in at.code if c.value.startswith("python -m planner_core plan"))
+        assert "--layout dp=8,zero=1" in command and "--pick 'our current setup'" in command
+        assert main([*shlex.split(command)[3:-1], str(tmp_path / "plan.json")]) == 0
+        assert load_plan(tmp_path / "plan.json").cost == made[0].cost

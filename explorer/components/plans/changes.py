@@ -93,7 +93,7 @@ def weights(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Seque
         found = marks_of(result, plans, chosen, nodes)
         if found.told:
             st.caption(frame.text(found.told))
-        _graph(result, chosen, found)
+        _graph(result, chosen, plans[chosen], found)
 
 
 def marks_of(
@@ -109,7 +109,7 @@ def marks_of(
     return linked.LinkedMarks(marks, words.title(plans[other(plans, chosen)]) if marks else "")
 
 
-def _graph(result: Result, chosen: str, marks: linked.LinkedMarks) -> None:
+def _graph(result: Result, chosen: str, plan: Plan, marks: linked.LinkedMarks) -> None:
     """The graph with the plan's placements, and marks on the nodes that lie otherwise somewhere else."""
 
     def viewed() -> None:
@@ -118,7 +118,7 @@ def _graph(result: Result, chosen: str, marks: linked.LinkedMarks) -> None:
 
     components.graph(
         {
-            **graphs.canvas(result.request, chosen, state.edit_of(chosen), state.value("least"), state.value("way")),
+            **graphs.canvas(result, chosen, plan, state.edit_of(chosen), state.value("way")),
             "selected": state.value("node"), "asked": state.asked(), "show": "placement",
             "open": graphs.default_open(state.drawing(result.request)),
             "marks": dict(marks.nodes), "other": marks.otherwise,

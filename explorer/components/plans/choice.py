@@ -6,14 +6,14 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.address import pins, settings
+from explorer.address import pins, settings, setups
 from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
 from explorer.components.plans import first_picture
 from explorer.figures import scatter
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import glossary, units, words
 from explorer.text.notebook import notebook
 from planner_core.core import Plan
@@ -23,7 +23,7 @@ from planner_core.planning.pricing import model_flops, speed_of
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
-METHOD_NAMES = {**{m.name: m.shown for m in ALL.values()}, edit.NAME: "by hand"}
+METHOD_NAMES = {**{m.name: m.shown for m in ALL.values()}, edit.NAME: "by hand", answer.OWN: "what is run now"}
 
 Plans = dict[str, Plan]
 
@@ -146,8 +146,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         st.info("No plan passes the filter.")
         return
     tied = choosing.ties(plans)
-    flops = model_flops(result.graph)
-    speeds = {n: speed_of(p, flops, result.cluster) for n, p in listed.items()}
+    speeds = {n: speed_of(p, model_flops(stated.home(n, result).graph), result.cluster) for n, p in listed.items()}
     unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {
@@ -185,7 +184,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
 def _take_along(result: Result, listed: Plans) -> None:
     """The rows as data, and a notebook that makes them."""
     with st.container(horizontal=True):
-        frame.data("the plans", "plans", lambda: table_rows.plans(listed, result))
+        frame.data("the plans", "plans", lambda: table_rows.plans(listed, {n: stated.home(n, result) for n in listed}))
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
             key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
@@ -239,7 +238,7 @@ def pinned(plans: Plans, chosen: str) -> None:
     """Up to four plans to compare, kept while settings of this model change."""
     held = list(state.value("compare"))
     everything = state.with_pinned(plans)
-    mine = pins.pin(chosen, state.values())
+    mine = chosen if chosen == setups.NAME else pins.pin(chosen, state.values())  # a setup is of no settings
     is_held = mine in held or chosen in held
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if is_held:
