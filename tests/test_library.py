@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import io
 import subprocess
@@ -59,6 +60,19 @@ def test_every_function_says_what_it_takes_gives_and_refuses(name: str) -> None:
         assert [p for p in named if f"{p}:" not in text] == []
     if name == "plan":
         assert [f.name for f in fields(Request) if f"`{f.name}`" not in text and f"{f.name}:" not in text] == []
+
+
+def test_the_examples_of_the_functions_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those that start processes, or that stand in a training loop."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = {"apply", "clip_grad_norm_", "load", "save", "export", "verify"}
+    for name in sorted(set(FUNCTIONS) - elsewhere - {"save_plan"}):
+        for one in ("save_plan", name) if name == "load_plan" else (name,):
+            text = (inspect.getdoc(getattr(shardscope, one)) or "").partition("Example:")[2]
+            example = doctest.DocTestParser().get_doctest(text, {"shardscope": shardscope}, one, None, 0)
+            said = io.StringIO()
+            done = doctest.DocTestRunner().run(example, out=said.write)
+            assert done.attempted and not done.failed, said.getvalue()
 
 
 # --- models and clusters from Python --------------------------------------------------------------------
@@ -125,7 +139,7 @@ class Locked(nn.Module):
         (nn.Linear(4, 4), {"inputs": torch.randn(8, 4), "layers": 2}, "layers=2 cannot be applied"),
         (nn.Linear(4, 4), {"inputs": torch.tensor(1.0)}, "hold no tensor with a batch dim"),
         (Locked(), {"inputs": torch.randn(8, 4)}, "Locked cannot be copied (TypeError:"),
-        (5, {}, "a int is not a model; give a zoo name"),
+        (5, {}, "a value of type int is not a model; give a zoo name"),
         ("gpt2-xl", {"batchsize": 3}, "batchsize is not an option; did you mean batch?"),
         ("gpt2-xl", {"batch": "64"}, 'batch is "64", but must be a whole number or None'),
         ("gpt2-xl", {"memory_gb": True}, "memory_gb is True, but must be a number or None"),

@@ -94,7 +94,7 @@ def load_plan(path: str | Path) -> Plan:
 
     Example:
         >>> shardscope.load_plan("plan.json").mesh.axis_sizes
-        (2, 8)
+        (8,)
     """
     file = Path(path)
     if is_there(file) and not is_file(file):

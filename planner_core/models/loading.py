@@ -185,7 +185,8 @@ def load_model(
     if hasattr(model, "named_parameters"):
         return _in_memory(model, inputs, {"batch": batch, "seq": seq}, dtype, layers)
     raise InputError(
-        f"a {type(model).__name__} is not a model; give a zoo name, a config.json, a config as a dict, or an nn.Module with inputs"
+        f"a value of type {type(model).__name__} is not a model; give a zoo name, a config.json, a config as a dict, "
+        "or an nn.Module with inputs"
     )
 
 

@@ -160,7 +160,7 @@ def front(
         InputError, CaptureError: As for `plan`.
 
     Example:
-        >>> front = shardscope.front("gpt2-xl", cluster="1x8-h100", layers=2, mesh="8")
+        >>> front = shardscope.front("llama-3-8b", cluster="1x8-h100", layers=4, mesh="8")
         >>> front.exact, front.points[0].memory_bytes > front.points[-1].memory_bytes
         (True, True)
     """

@@ -327,7 +327,7 @@ def load_gpu(name: str) -> Gpu:
 
     Example:
         >>> shardscope.load_gpu("h100-sxm").memory_bytes
-        80000000000
+        85520809984
     """
     if name not in gpu_names():
         raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
