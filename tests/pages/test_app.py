@@ -90,6 +90,17 @@ def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
     assert any("Every tensor at the peak" in m.value for m in at.markdown)
 
 
+def test_days_and_money_stand_beside_every_plan_once_tokens_are_said() -> None:
+    at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
+    assert not at.exception
+    rows = next(f.value for f in at.dataframe if "MFU, %" in f.value.columns)
+    seconds = 300e9 / (8 * rows["tokens/s per GPU"])
+    assert list(rows["days"]) == pytest.approx(list(seconds / 86_400), rel=0.02)
+    assert list(rows["cost"]) == pytest.approx(list(seconds / 3600 * 8 * 2), rel=0.02)
+    bare = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4")
+    assert not any({"days", "cost"} & set(f.value.columns) for f in bare.dataframe)
+
+
 def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
     at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2")
     at.text_area(key="own_pasted").set_value("Qwen/Qwen3-8B").run()

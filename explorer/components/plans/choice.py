@@ -11,6 +11,7 @@ from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
+from explorer.components.answers.answer import budget
 from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state, stated
@@ -19,7 +20,7 @@ from explorer.text.notebook import notebook
 from planner_core.core import Plan
 from planner_core.planning import Result, edit, leads
 from planner_core.planning.methods import ALL
-from planner_core.planning.pricing import model_flops, speed_of
+from planner_core.planning.pricing import Speed, model_flops, speed_of
 
 CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
@@ -154,6 +155,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             f"step, {unit}": figure(p.cost.step_time_s * size),
             "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
             "MFU, %": figure(100 * speeds[n].mfu),
+            **_money(speeds[n], result),
             "tie": "ties" if n in tied else "",
             f"communication, {unit}": figure(p.cost.comm_time_s * size),
             f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
@@ -179,6 +181,13 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
     )  # fmt: skip
     _take_along(result, listed)
     st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
+
+
+def _money(speed: Speed, result: Result) -> dict[str, float]:
+    """Days and money for all tokens, where the address says how many, and what a GPU hour costs."""
+    asked = budget()
+    run = asked.to_json(speed, result.cluster.num_gpus) if asked else {}
+    return {name: figure(amount) for name in ("days", "cost") if (amount := run.get(name)) is not None}
 
 
 def _take_along(result: Result, listed: Plans) -> None:
