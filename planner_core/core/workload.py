@@ -82,8 +82,8 @@ class Workload:
         if self.expert_imbalance == 1:
             return ()
         return (
-            f"where experts are dealt out over GPUs, the fullest is taken to compute and send {self.expert_imbalance:g} times the mean "
-            "(--expert-imbalance); memory is counted at equal loads",
+            f"where experts are dealt out over GPUs, the fullest is taken to compute, send and keep {self.expert_imbalance:g} times the "
+            "mean (--expert-imbalance); the memory told is that GPU's",
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -53,6 +54,10 @@ class CostModel:
     def load(self, row: Row) -> float:
         """How many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
         return self.workload.expert_imbalance if row.routed else 1.0
+
+    def fullest(self, rows: Sequence[Row]) -> float:
+        """The largest `load` of an operator's rows, one for each axis, on axes of several ranks."""
+        return max((self.load(row) for row, n in zip(rows, self.sizes, strict=False) if n > 1), default=1.0)
 
     @property
     def fused(self) -> float:

@@ -76,7 +76,7 @@ class LocalBytes:
     """The bytes of one op on one GPU: of its operands as it takes them, and of its results as it makes them.
 
     `item_bytes`: bytes of one element of each operand. `splits`: the names of the dims that are split. `grads`: which operands get
-    a gradient. `whole`: the global shapes of its operands.
+    a gradient. `whole`: the global shapes of its operands. `load`: how many times the mean the fullest GPU gets of what is dealt out.
     """
 
     ins: tuple[int, ...]
@@ -85,6 +85,7 @@ class LocalBytes:
     splits: frozenset[str]
     grads: tuple[bool, ...]
     whole: tuple[tuple[int, ...], ...]
+    load: float = 1.0
 
 
 BytesFn: TypeAlias = Callable[[LocalBytes], int]

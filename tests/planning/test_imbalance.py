@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Shard, plan_from_json, plan_to_json
+from planner_core.core import InputError, Shard, load_cluster, plan_from_json, plan_to_json
 from planner_core.core.workload import Workload
 from planner_core.cost.communication import collective_time
 from planner_core.cost.compute import kernel_seconds
 from planner_core.cost.model import cost_model_of
 from planner_core.ops import rows
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -53,6 +55,28 @@ def test_the_plan_is_priced_as_it_was_searched() -> None:
     )  # tokens x 2 copies x 4096 numbers of 2 bytes; there and back in two layers
     more = collective_time("all_to_all", 1.02 * each, link)[0] - collective_time("all_to_all", each, link)[0]
     assert then.time_s - there.time_s == pytest.approx(times * more)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_fullest_keeps_as_many_times_the_tensors_of_its_experts(recompute: str) -> None:
+    """Copies of tokens, what gate and up make of them, the activation's two tensors, and the results: 4096 and 14 336 wide, 2 bytes."""
+    pricer = Pricer("mixtral-8x7b", load_cluster("1x8-h100"))
+    run = Statement(parse_layout("fsdp=8,ep=8"), seq=4096, layers=2, recompute=recompute)
+    planner = pricer.planner(run)
+    peaks = {}
+    for load in (1.0, 1.5, 2.0):
+        uneven = planner.changed(workload=replace(planner.workload, expert_imbalance=load))
+        plan = uneven.of_layout(run.layout)
+        assert plan is not None
+        peaks[load] = plan.cost.memory_bytes["peak"]
+        problem = uneven.of_space(run.layout.space())
+        answer = uneven.solve(problem, "time")
+        assert plan.cost.step_time_s == pytest.approx(answer.value, rel=1e-5)
+    copies = 8 * 4096 * 2 // 8
+    kept = copies * (4096 + 2 * 14336 + 2 * 14336 + 4096) * 2
+    blocks = 2 if recompute == "none" else 1
+    for load in (1.5, 2.0):
+        assert peaks[load] - peaks[1.0] == pytest.approx((load - 1) * blocks * kept, rel=0.1)
 
 
 def test_more_imbalance_never_makes_the_best_plan_faster() -> None:

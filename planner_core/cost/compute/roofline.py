@@ -53,7 +53,7 @@ def kernel_seconds(op: Op, values: Sequence[Value], chosen: Sequence[Row], model
     """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
-    fullest = max((model.load(row) for row, n in zip(chosen, model.sizes, strict=False) if n > 1), default=1.0)
+    fullest = model.fullest(chosen)
     forward = fullest * sum(_seconds(k, dtype, whole, model) for k in work.forward)
     return forward, fullest * sum(_seconds(k, dtype, whole, model) for k in work.backward)
 

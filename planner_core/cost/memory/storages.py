@@ -184,7 +184,8 @@ class Storages:
                 n for row, n in zip(chosen, self.model.sizes, strict=True)
                 if row.splits_work and splits_kept(op, row.name, meta.shape, shapes)
             ]  # fmt: skip
-            self.size["extra", op.name, k] = meta.num_bytes // int(np.prod(parts, dtype=int))
+            load = self.model.fullest(chosen) if len(meta.shape) > 1 else 1.0  # vectors lie where the tokens come from
+            self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
     def _sent_on(self, op: Op, kept: Sequence[Key]) -> list[Key]:
@@ -220,11 +221,13 @@ class Storages:
     def _local(self, op: Op) -> LocalBytes:
         """The operator's operands and results on one GPU, and the dims that its rows split."""
         site, values = self.plan.sites[op.name], self.block.values
+        chosen = rows_at(self.block, op, site)
         return LocalBytes(
             tuple(self.bytes_of(v, e.dst.forward) for v, e in zip(op.inputs, site.inputs, strict=True)),
             tuple(self.bytes_of(v, e.src.forward) for v, e in zip(op.outputs, site.outputs, strict=True)),
             tuple(ITEM_BYTES[values[v].meta.dtype] for v in op.inputs),
-            frozenset(row.name for row in rows_at(self.block, op, site)),
+            frozenset(row.name for row in chosen),
             tuple(values[v].grad for v in op.inputs),
             tuple(values[v].meta.shape for v in op.inputs),
+            self.model.fullest(chosen),
         )

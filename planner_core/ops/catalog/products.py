@@ -269,14 +269,16 @@ def _dispatch_forward(local: LocalBytes) -> int:
 def _dispatch_backward(local: LocalBytes) -> int:
     """If tokens are sent to experts: the gradients of the results and of the copies, beyond the gradients of operands and results.
 
-    They are there before the gradients of the experts are made, or while these are; then the results are freed already.
+    They are there before the gradients of the experts are made, or while these are; then the results are freed already. The fullest GPU
+    has `load` times as many copies as it has sent.
     """
     if DISPATCH not in local.splits:
         return 0
     copies, weighted = _copies(local)
     experts = sum(n for n, grad in zip(local.ins[3:], local.grads[3:], strict=True) if grad)
     counted = local.ins[0] + local.ins[2] + local.outs[0] + experts
-    return max(0, local.outs[0] + copies + max(copies, weighted) - counted, copies + experts - counted)
+    received = int(local.load * copies)
+    return max(0, local.outs[0] + received + max(received, weighted) - counted, received + experts - counted)
 
 
 def _inner_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:

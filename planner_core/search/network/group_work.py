@@ -191,9 +191,11 @@ class GroupWork:
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
-            total += meta.num_bytes / self._parts(
+            kept = meta.num_bytes / self._parts(
                 [r[k].splits_work and splits_kept(op, r[k].name, meta.shape, shapes) for r in rows]
             )
+            routed = self._any_axis([len(meta.shape) > 1 and r[k].routed for r in rows])
+            total += np.where(routed, self.model.workload.expert_imbalance, 1.0) * kept
         return total
 
     def _own_memory(self, k: int) -> Floats:
