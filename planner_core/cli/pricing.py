@@ -42,6 +42,10 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--rank-by-rank", action="store_true", default=None, help="ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by "
         "rank, as nanotron and InternEvo do; the default is buckets, as in Megatron-LM and DeepSpeed",
     )  # fmt: skip
+    p.add_argument(
+        "--expert-imbalance", type=float, help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
+        "padded to; default 1",
+    )  # fmt: skip
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
@@ -94,5 +98,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", "compiled", "attention", "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank",
+    "rank_by_rank", "expert_imbalance",
 )  # fmt: skip

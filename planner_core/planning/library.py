@@ -95,13 +95,16 @@ def price(
         model: As for `plan`, and so are `inputs`, `cluster` and `progress`.
         layout: Degrees of parallelism, such as `"dp=2,fsdp=8,tp=4,sp"`. `dp`: ranks that hold whole weights (with `zero=1` or `2`
             their optimizer states, and gradients, are sharded). `fsdp`: ranks over which weights are sharded. `tp`: ranks of
-            tensor parallelism. `sp`: tokens are sharded between its products. The product of the degrees is the number of GPUs.
+            tensor parallelism. `sp`: tokens are sharded between its products. `cp`: ranks that share the tokens of a sample, with attention
+            by `cp_type=ring|ulysses|gather`. `ep`: ranks of `fsdp`, or else of `dp`, over which experts are dealt out. The product of
+            the other degrees is the number of GPUs.
         micro_batch: Samples of one micro-batch of one data-parallel rank.
         accumulate: Micro-batches of a step.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
-            ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do) and `layers`.
+            ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do), `expert_imbalance`
+            (as of `plan`) and `layers`.
 
     Returns:
         The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.

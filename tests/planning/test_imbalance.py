@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner_core as shardscope
 from planner_core.core import InputError, Shard, load_cluster, plan_from_json, plan_to_json
 from planner_core.core.workload import Workload
 from planner_core.cost.communication import collective_time
@@ -77,6 +78,20 @@ def test_the_fullest_keeps_as_many_times_the_tensors_of_its_experts(recompute: s
     blocks = 2 if recompute == "none" else 1
     for load in (1.5, 2.0):
         assert peaks[load] - peaks[1.0] == pytest.approx((load - 1) * blocks * kept, rel=0.1)
+
+
+def test_a_stated_run_takes_the_factor_too() -> None:
+    """Also as the capacity to which experts are padded; where none are dealt out it changes nothing."""
+    times = {}
+    for layout, factor in (("fsdp=8,ep=8", 1.0), ("fsdp=8,ep=8", 1.25), ("fsdp=8", 1.0), ("fsdp=8", 1.25)):
+        priced = shardscope.price(
+            "mixtral-8x7b", cluster="1x8-h100", layout=layout, seq=2048, layers=2, advise=False, expert_imbalance=factor
+        )
+        assert priced.plan is not None
+        assert any("1.25 times the mean" in note for note in priced.notes) == (factor > 1)
+        times[layout, factor] = priced.plan.cost.step_time_s
+    assert times["fsdp=8,ep=8", 1.25] > times["fsdp=8,ep=8", 1.0]
+    assert times["fsdp=8", 1.25] == times["fsdp=8", 1.0]
 
 
 def test_more_imbalance_never_makes_the_best_plan_faster() -> None:

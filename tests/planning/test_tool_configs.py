@@ -115,6 +115,8 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
          {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
         ("experts.sh", MEGATRON_EXPERTS, "dp=16,ep=8,tp=2,sp",
          {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw"}),
+        ("padded.sh", MEGATRON_EXPERTS + " --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity", "dp=16,ep=8,tp=2,sp",
+         {"micro_batch": 1, "accumulate": 1, "recompute": "none", "optimizer": "adamw", "expert_imbalance": 1.25}),
         ("plan.json", TP_PLAN, "tp=32,sp", {}),
         ("auto.json", {"tp_plan": "auto", "tp_size": 8}, "dp=4,tp=8", {}),
     ],
@@ -202,6 +204,7 @@ def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> Non
         ("a.yaml", "x: 1", "has none of fsdp_config"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.sh", "echo hello", "has no options such as --tensor-model-parallel-size 8"),
+        ("a.sh", "--moe-expert-capacity-factor many", 'capacity-factor is "many", but must be a number'),
         ("a.sh", "--context-parallel-size 5", "makes groups of 5 ranks, but 32 GPUs do not divide by that"),
         (
             "a.sh",

@@ -53,7 +53,7 @@ def price_statement(
     plan = pricer.plan(stated)
     if plan is None:
         return PricedRun(stated, pricer.cluster, name, seq, tuple(faults(planner.graph, stated.layout)), notes=notes)
-    notes = (*notes, *slow_numbers(pricer.cluster.gpu, planner.workload.dtype))
+    notes = (*notes, *slow_numbers(pricer.cluster.gpu, planner.workload.dtype), *planner.workload.assumptions)
     best = pricer.best(stated, plan) if advise else None
     return PricedRun(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),

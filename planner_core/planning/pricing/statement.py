@@ -47,6 +47,7 @@ class Statement:
     layers: int | None = None
     attention: str | None = None
     rank_by_rank: bool = False
+    expert_imbalance: float = 1.0
 
     @property
     def graph_batch(self) -> int:
@@ -63,7 +64,7 @@ class Statement:
         return Workload(
             self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
             precision=self.precision, compiled=self.compiled, attention=self.attention or attention,
-            rank_by_rank=self.rank_by_rank,
+            rank_by_rank=self.rank_by_rank, expert_imbalance=self.expert_imbalance,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,17 @@ class Fields:
         ):
             raise self.wrong(name, value, f"a whole number from {least}")
         return number
+
+    def number(self, name: str, default: float) -> float:
+        """A number; raises InputError for anything else."""
+        value = self._get(name, default)
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if isinstance(value, bool) or not math.isfinite(found):
+            raise self.wrong(name, value, "a number")
+        return found
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false, also as text."""

@@ -56,6 +56,9 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
         "micro_batch": micro, "accumulate": accumulation(fields, "--global-batch-size", micro, ranks) or 1,
         "recompute": _recompute(fields), "optimizer": {"adam": "adamw", "sgd": "sgd"}[fields.text("--optimizer", "adam", ("adam", "sgd"))],
     }  # fmt: skip
+    capacity = fields.number("--moe-expert-capacity-factor", 1.0)
+    if layout.ep > 1 and capacity > 1 and fields.flag("--moe-pad-expert-input-to-capacity"):
+        options["expert_imbalance"] = capacity  # every expert computes so many times the mean
     if fields.has("--seq-length"):
         options["seq"] = fields.whole("--seq-length", 1)
     for name, dtype in (("--bf16", "bfloat16"), ("--fp16", "float16")):
@@ -94,11 +97,8 @@ def _experts_apart(fields: Fields, layout: Layout) -> tuple[str, ...]:
         notes.append(
             f"{fields.where}: Megatron-LM deals experts to context ranks as well as data-parallel ones; priced over the latter"
         )
-    if fields.has("--moe-expert-capacity-factor"):
-        fields.read.add("--moe-expert-capacity-factor")
-        notes.append(
-            f"--moe-expert-capacity-factor of {fields.where}: priced as if no token were dropped and none padded"
-        )
+    if fields.has("--moe-expert-capacity-factor") and not fields.flag("--moe-pad-expert-input-to-capacity"):
+        notes.append(f"--moe-expert-capacity-factor of {fields.where}: priced as if no token were dropped")
     return tuple(notes)
 
 
