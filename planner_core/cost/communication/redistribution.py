@@ -135,9 +135,11 @@ def moves(
         cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis], share) if kind else 0.0)
         first[i, j] = j
         local[i, j] = kind is None
-    _all_pairs(cost, first, single)
+    _all_pairs(cost, first, single, np.flatnonzero(even))
     for _ in range(axes):
-        local = (local.astype(np.uint8) @ local.astype(np.uint8)) > 0
+        local = (
+            local.astype(np.float32) @ local.astype(np.float32)
+        ) > 0  # of floats, since BLAS multiplies no integers
     return Moves(rank, axes, cost, first, local)
 
 
@@ -173,17 +175,25 @@ def _innermost(here: Placements, to: Placement, axis: int) -> bool:
     return not any(isinstance(p, Shard) and p in inner for p in (here[axis], to))
 
 
-def _all_pairs(cost: NDArray[np.float64], first: NDArray[np.int32], single: _SingleMoves) -> None:
-    """Change `cost` and `first` [from, to] to those of the cheapest ways.
+def _all_pairs(
+    cost: NDArray[np.float64], first: NDArray[np.int32], single: _SingleMoves, even: NDArray[np.int64]
+) -> None:
+    """Change `cost` and `first` [from, to] to those of the cheapest ways over the placements `even`.
 
     A sum over an axis stays one all_reduce, as a run sends it: a way from Partial or Replicate to Replicate on an axis does not
     shard on that axis in between.
     """
-    for k in range(len(cost)):
-        through = cost[:, k, None] + cost[None, k, :]
-        better = through < cost
-        for axis in np.flatnonzero(single.sharded[k]):
-            better &= ~(~single.sharded[:, axis, None] & single.whole[None, :, axis])
+    among = np.ix_(even, even)
+    least, start = cost[among], first[among]
+    sharded, whole = single.sharded[even], single.whole[even]
+    through, better = np.empty_like(least), np.empty(least.shape, dtype=bool)
+    stays = [sharded[:, axis, None] | ~whole[None, :, axis] for axis in range(sharded.shape[1])]
+    for k in range(len(even)):
+        np.add(least[:, k, None], least[None, k, :], out=through)
+        np.less(through, least, out=better)
+        for axis in np.flatnonzero(sharded[k]):
+            better &= stays[axis]
         if better.any():
-            np.copyto(cost, through, where=better)
-            np.copyto(first, np.broadcast_to(first[:, k, None], first.shape), where=better)
+            np.copyto(least, through, where=better)
+            np.copyto(start, np.broadcast_to(start[:, k, None], start.shape), where=better)
+    cost[among], first[among] = least, start
