@@ -94,8 +94,7 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
     assert folders == set(ORDER[root])
     for folder in [root, *(p for p in root.rglob("*") if p.is_dir() and p.name != "__pycache__")]:
         entries = [p for p in folder.iterdir() if p.name != "__pycache__"]
-        if not folder.is_relative_to(EXPLORER / "static"):
-            assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
+        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
         init = folder / "__init__.py"
         if any(folder.glob("*.py")):
             modules = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}

@@ -1,6 +1,6 @@
 """The report to send to a colleague: one HTML file that needs nothing else and prints well. Pure: values in, HTML out.
 
-The template and its style are static/report.html and static/report.css. Everything that comes from outside is escaped here.
+The template and its style are static/html/report.html and static/css/report.css. Everything that comes from outside is escaped here.
 The file is well-formed XML too, so that a program can read it.
 """
 

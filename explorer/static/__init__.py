@@ -1,7 +1,10 @@
 """The front end's own files: JavaScript, styles and templates, which Python joins and never holds as strings.
 
+html/  templates
 js/    the components' JavaScript as modules; types.d.ts tells the type checker what Python sends them
 css/   their styles
+
+A name is enough to find a file: no two files of one kind have the same name.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 def template(name: str) -> str:
     """The HTML of this name, e.g. `graph`."""
-    return (STATIC / f"{name}.html").read_text(encoding="utf-8")
+    return _file("html", name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
@@ -29,7 +32,7 @@ def filled(name: str, values: Mapping[str, str]) -> str:
 
 def style_file(name: str) -> Path:
     """Where the styles of this name lie, e.g. `app`."""
-    return STATIC / "css" / f"{name}.css"
+    return _file("css", name)
 
 
 def style(name: str) -> str:
@@ -42,10 +45,16 @@ def script(name: str) -> str:
     return "\n".join(_joined(name, set()))
 
 
+def _file(kind: str, name: str) -> Path:
+    """The only file of this kind and name, in whatever folder it is."""
+    (found,) = (STATIC / kind).rglob(f"{name}.{kind}")
+    return found
+
+
 def _joined(name: str, done: set[str]) -> list[str]:
     if name in done:
         return []
     done.add(name)
-    text = (STATIC / "js" / f"{name}.js").read_text(encoding="utf-8")
+    text = _file("js", name).read_text(encoding="utf-8")
     before = [part for needed in IMPORT.findall(text) for part in _joined(needed, done)]
     return [*before, EXPORT.sub("", IMPORT.sub("", text))]

@@ -1,4 +1,4 @@
-"""The JavaScript that Python joins: modules of one folder, each whole once its imports are written before it."""
+"""The JavaScript that Python joins: modules, each whole once its imports are written before it."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 from explorer.static import STATIC, script
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted(p.stem for p in (STATIC / "js").glob("*.js"))
+MODULES = sorted(p.stem for p in (STATIC / "js").rglob("*.js"))
 TOP_LEVEL = re.compile(r"^(?:const|let|class|function) (\w+)", re.MULTILINE)
 
 
@@ -28,8 +28,14 @@ def test_what_a_module_imports_stands_before_it_once() -> None:
     assert text.count("class Drawing ") == text.count("let pointed") == 1
 
 
+@pytest.mark.parametrize("kind", ["js", "css", "html"])
+def test_a_name_finds_one_file(kind: str) -> None:
+    names = [p.name for p in (STATIC / kind).rglob(f"*.{kind}")]
+    assert len(names) == len(set(names)) == len(list(STATIC.rglob(f"*.{kind}"))) > 0
+
+
 def test_all_javascript_lies_in_the_folder_that_is_checked() -> None:
     own = [p for folder in ("explorer", "planner_core", "assets") for p in (ROOT / folder).rglob("*.[jt]s")]
-    assert {p.parent for p in own} == {STATIC / "js"} and len(own) > 10
+    assert all(p.is_relative_to(STATIC / "js") for p in own) and len(own) > 10
     assert '"../explorer/static/js"' in (ROOT / ".js" / "tsconfig.json").read_text(encoding="utf-8")
     assert "$(NPM) run --silent check" in (ROOT / "Makefile").read_text(encoding="utf-8")

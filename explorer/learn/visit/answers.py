@@ -1,6 +1,6 @@
 """What a typed answer is worth, and what is said to it: an answer that answers the mistake made.
 
-`static/js/answers.js` does the same in the files that work without a server; a test holds one against the other.
+`static/js/lessons/answers.js` does the same in the files that work without a server; a test holds one against the other.
 """
 
 from __future__ import annotations

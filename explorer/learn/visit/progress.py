@@ -21,7 +21,7 @@ ABLE = (
 
 
 COOKIE = "shardscope_done"
-"""Where the browser keeps the numbers (static/js/rail.js): the page has them before it draws anything. Were they told once it is drawn,
+"""Where the browser keeps the numbers (static/js/lessons/rail.js): the page has them before it draws anything. Were they told once it is drawn,
 that run would take widgets whose value has not arrived yet for moved ones."""
 
 

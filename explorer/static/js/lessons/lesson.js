@@ -12,7 +12,7 @@ const told = new WeakMap();
 /** @type {WeakMap<Element, (name: "set", value: Record<string, string>) => void>} The newest way to tell the server, by picture. */
 const tell = new WeakMap();
 
-/** @param {import("./types").Component<{ picture: string, told: number }>} component */
+/** @param {import("../types").Component<{ picture: string, told: number }>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".lesson");
   if (!(box instanceof HTMLElement)) return;

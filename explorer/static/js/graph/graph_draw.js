@@ -1,15 +1,15 @@
 // What the graph draws where: the nodes and edges of every scope, moved apart where a block is open, and the overlays.
 
-/** @typedef {import("./types").SceneNode} SceneNode */
-/** @typedef {import("./types").Scope} Scope */
-/** @typedef {import("./types").Point} Point */
-/** @typedef {import("./types").Push} Push */
+/** @typedef {import("../types").SceneNode} SceneNode */
+/** @typedef {import("../types").Scope} Scope */
+/** @typedef {import("../types").Point} Point */
+/** @typedef {import("../types").Push} Push */
 
 export const SVG = "http://www.w3.org/2000/svg";
 const HEADER = 34;
 const PAD = 16;
 
-/** @type {import("./types").GraphData} */
+/** @type {import("../types").GraphData} */
 const EMPTY = {
   key: "nothing yet",
   scene: { title: "", scopes: { "": { w: 0, h: 0, nodes: [], wires: [] } } },
@@ -62,15 +62,15 @@ export class Drawing {
     this.data = EMPTY;
     /** @type {Set<string>} */
     this.open = new Set();
-    /** @type {import("./types").Show} */
+    /** @type {import("../types").Show} */
     this.show = "graph";
-    /** @type {import("./types").Shape[]} */
+    /** @type {import("../types").Shape[]} */
     this.shapes = [];
   }
 
   /**
    * Draw from these data from now on. Returns those before.
-   * @param {import("./types").GraphData} data
+   * @param {import("../types").GraphData} data
    */
   take(data) {
     const before = this.data;
@@ -359,7 +359,7 @@ export class Drawing {
   /**
    * One bar per mesh axis: grey where replicated, slices in device colours where sharded, hatched where Partial.
    * @param {SVGGElement} g
-   * @param {import("./types").AxisPlacement[]} axes
+   * @param {import("../types").AxisPlacement[]} axes
    * @param {number} x
    * @param {number} y
    * @param {number} width
@@ -380,7 +380,7 @@ export class Drawing {
 
   /**
    * @param {SVGGElement} g
-   * @param {import("./types").AxisPlacement} axis
+   * @param {import("../types").AxisPlacement} axis
    * @param {number} x
    * @param {number} y
    * @param {number} width
@@ -395,10 +395,10 @@ export class Drawing {
 
   /**
    * What the legend says; the page and a saved picture draw the same entries.
-   * @returns {import("./types").LegendKey[]}
+   * @returns {import("../types").LegendKey[]}
    */
   keys() {
-    /** @type {import("./types").LegendKey[]} */
+    /** @type {import("../types").LegendKey[]} */
     const found = [];
     if (this.show === "placement") {
       found.push({ mark: "grey", text: "R: whole on every device" });

@@ -22,7 +22,7 @@ function kept() {
 
 /**
  * Keep what is done where the page finds it when it opens; a browser that keeps no cookies forgets.
- * @param {import("./types").RailData} data
+ * @param {import("../types").RailData} data
  */
 function remember(data) {
   const here = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.number);
@@ -49,7 +49,7 @@ function skip() {
 /**
  * Another lesson begins at its top, also where it was turned to from the foot of the last one.
  * @param {HTMLElement} nav
- * @param {import("./types").RailData} data
+ * @param {import("../types").RailData} data
  */
 function turned(nav, data) {
   const before = nav.querySelector("[aria-current]")?.firstChild?.textContent;
@@ -62,7 +62,7 @@ function turned(nav, data) {
   });
 }
 
-/** @param {import("./types").Component<import("./types").RailData>} component */
+/** @param {import("../types").Component<import("../types").RailData>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const nav = parentElement.querySelector("nav");
   const state = JSON.stringify(data);

@@ -16,7 +16,7 @@ function at(id, kind) {
   return found;
 }
 
-/** @type {{ cases: import("./types").Case[], start: number }} */
+/** @type {{ cases: import("../types").Case[], start: number }} */
 const { cases, start } = JSON.parse(at("data", HTMLElement).textContent ?? "");
 const slider = at("slider", HTMLInputElement);
 const chosen = at("case", HTMLSelectElement);

@@ -92,7 +92,7 @@ function broken(text, most = 64) {
  * The mark of one entry of the legend, with its left end at x and its foot at y.
  * @param {Saved} graph
  * @param {SVGGElement} g
- * @param {import("./types").LegendKey} entry
+ * @param {import("../types").LegendKey} entry
  * @param {number} x
  * @param {number} y
  */

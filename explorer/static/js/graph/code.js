@@ -2,7 +2,7 @@
 
 import { point, whenPointed } from "./pointed.js";
 
-/** @typedef {import("./types").CodeData} CodeData */
+/** @typedef {import("../types").CodeData} CodeData */
 
 /** @type {WeakMap<Element, string>} */
 const written = new WeakMap();
@@ -91,7 +91,7 @@ function listen(box) {
   box.onkeydown = (event) => walk(box, event);
 }
 
-/** @param {import("./types").Component<CodeData>} component */
+/** @param {import("../types").Component<CodeData>} component */
 export default function ({ data, parentElement }) {
   const box = parentElement.querySelector(".code");
   if (!(box instanceof HTMLElement)) return undefined;

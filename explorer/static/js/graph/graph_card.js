@@ -5,7 +5,7 @@
 /**
  * The lines of a node's card.
  * @param {import("./graph_draw.js").Drawing} graph
- * @param {import("./types").SceneNode} node
+ * @param {import("../types").SceneNode} node
  * @returns {Line[]}
  */
 function lines(graph, node) {
@@ -32,7 +32,7 @@ function lines(graph, node) {
  * Fill the card with what is known of a node.
  * @param {import("./graph_draw.js").Drawing} graph
  * @param {HTMLElement} card
- * @param {import("./types").SceneNode} node
+ * @param {import("../types").SceneNode} node
  */
 export function fillCard(graph, card, node) {
   const title = document.createElement("b");

@@ -1,8 +1,8 @@
 // The steps of plans as streams of work on one axis of time, on a canvas. Python sends the work (StreamsData of types.d.ts);
 // here it is only scaled. Pan, zoom and hover stay in the browser.
 
-/** @typedef {import("./types").StreamsData} StreamsData */
-/** @typedef {import("./types").StreamWork} StreamWork */
+/** @typedef {import("../types").StreamsData} StreamsData */
+/** @typedef {import("../types").StreamWork} StreamWork */
 /** @typedef {{ top: number, plan: number, works: StreamWork[] }} Lane */
 
 const LEFT = 92;
@@ -21,7 +21,7 @@ const LONG = 4;
 /** @type {WeakMap<ParentNode, Streams>} */
 const instances = new WeakMap();
 
-/** @param {import("./types").Component<StreamsData>} component */
+/** @param {import("../types").Component<StreamsData>} component */
 export default function ({ data, parentElement }) {
   let streams = instances.get(parentElement);
   if (!streams || !parentElement.contains(streams.canvas)) {

@@ -53,7 +53,7 @@ export function numbersIn(text, unit) {
 
 /**
  * The option that was typed and what is said to it; null and a hint where it is none of those that were expected.
- * @param {import("./types").Asked} question
+ * @param {import("../types").Asked} question
  * @param {string} text
  * @returns {[number | null, string]}
  */

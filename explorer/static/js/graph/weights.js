@@ -42,7 +42,7 @@ function breakable(text) {
 
 /**
  * One cell, of one part or several.
- * @param {import("./types").CellPart | import("./types").CellPart[]} content
+ * @param {import("../types").CellPart | import("../types").CellPart[]} content
  * @param {Told} told
  * @param {"td" | "th"} tag
  */
@@ -57,7 +57,7 @@ function cell(content, told, tag = "td") {
 
 /**
  * The name of a weight; a button where its node can be shown.
- * @param {import("./types").WeightRow} item
+ * @param {import("../types").WeightRow} item
  * @param {(node: string) => void} open
  */
 function nameCell(item, open) {
@@ -77,7 +77,7 @@ function nameCell(item, open) {
 
 /**
  * One weight.
- * @param {import("./types").WeightRow} item
+ * @param {import("../types").WeightRow} item
  * @param {Told} told
  * @param {(node: string) => void} open
  */
@@ -106,7 +106,7 @@ function listen(box) {
   listening.set(box, end);
 }
 
-/** @param {import("./types").Component<import("./types").WeightsData>} component */
+/** @param {import("../types").Component<import("../types").WeightsData>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".weights");
   if (!box) return undefined;

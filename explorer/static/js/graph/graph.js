@@ -7,8 +7,8 @@ import { Drawing, find } from "./graph_draw.js";
 import { savePng, saveSvg } from "./graph_save.js";
 import { point, whenPointed } from "./pointed.js";
 
-/** @typedef {import("./types").GraphData} GraphData */
-/** @typedef {import("./types").SceneNode} SceneNode */
+/** @typedef {import("../types").GraphData} GraphData */
+/** @typedef {import("../types").SceneNode} SceneNode */
 /** @typedef {{ x: number, y: number, vx: number, vy: number, drag: boolean, target: EventTarget | null }} Press */
 
 /** @type {WeakMap<ParentNode, Graph>} */
@@ -20,7 +20,7 @@ const STEPS = new Map([
   ["ArrowLeft", -1],
 ]);
 
-/** @param {import("./types").Component<GraphData>} component */
+/** @param {import("../types").Component<GraphData>} component */
 export default function (component) {
   const root = component.parentElement;
   let graph = instances.get(root);
@@ -109,7 +109,7 @@ class Graph extends Drawing {
     }
   }
 
-  /** @param {import("./types").Component<GraphData>} component */
+  /** @param {import("../types").Component<GraphData>} component */
   update({ data, setStateValue }) {
     this.send = setStateValue;
     const before = this.take(data);
@@ -375,7 +375,7 @@ class Graph extends Drawing {
       this.visit(e.shiftKey ? -1 : 1);
     };
     this.select.onchange = () => {
-      this.show = /** @type {import("./types").Show} */ (this.select.value);
+      this.show = /** @type {import("../types").Show} */ (this.select.value);
       this.draw();
       this.tell();
     };

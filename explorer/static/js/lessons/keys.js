@@ -3,7 +3,7 @@
 import { judged } from "./answers.js";
 import { save } from "./save.js";
 
-/** @type {Record<string, import("./types").Asked>} */
+/** @type {Record<string, import("../types").Asked>} */
 const keys = JSON.parse(document.getElementById("data")?.textContent ?? "{}");
 const files = /** @type {HTMLInputElement} */ (document.getElementById("files"));
 const marks = /** @type {HTMLElement} */ (document.getElementById("marks"));
