@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -349,6 +350,92 @@ class KAN(nn.Module):
 def spline_network() -> Made:
     """Learned curves on a grid, by einsum."""
     return KAN(), (numbers(8, 16), classes(4))
+
+
+class Phases(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.imaginary, self.head = nn.Linear(16, 32), nn.Linear(16, 32), nn.Linear(32, 4)
+        self.turn = nn.Parameter(numbers(32))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = torch.complex(self.real(x.real) - self.imaginary(x.imag), self.real(x.imag) + self.imaginary(x.real))
+        z = F.relu(z.abs() - 0.1) * torch.exp(1j * z.angle())
+        z = z * torch.polar(torch.ones_like(self.turn), self.turn)
+        return F.cross_entropy(self.head(z.real), y)
+
+
+def phases() -> Made:
+    """Complex inputs; a complex number among the operands; modReLU."""
+    return Phases(), (torch.randn(8, 16, dtype=torch.cfloat), classes(4))
+
+
+class Signs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.body(x)
+        h = (-h) ** 2 / np.sqrt(32) + h * (-1.0) ** torch.arange(32, device=x.device)
+        return F.cross_entropy(self.head(h + torch.pow(-2.0, (h > 0).float())), y)
+
+
+def signs() -> Made:
+    """Powers of negative numbers; a number of numpy."""
+    return Signs(), (numbers(8, 16), classes(4))
+
+
+class Splines(nn.Module):
+    """A layer of a Kolmogorov-Arnold network: a learned function of one number at each edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.base = nn.Linear(32, 16), nn.Parameter(numbers(8, 16) * 0.1)
+        self.bends, self.scale = nn.Parameter(numbers(8, 16, 8) * 0.1), nn.Parameter(torch.ones(8, 16))
+        self.register_buffer("knots", ((torch.arange(-3, 9) * 0.4) - 1).expand(16, -1).contiguous())
+
+    knots: Tensor
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = torch.tanh(self.before(x))
+        base, g, x = F.linear(F.silu(x), self.base), self.knots, x[..., None]
+        b = ((x >= g[:, :-1]) & (x < g[:, 1:])).to(x.dtype)
+        for k in range(1, 4):
+            left = (x - g[:, : -k - 1]) / (g[:, k:-1] - g[:, : -k - 1]) * b[..., :-1]
+            b = left + (g[:, k + 1 :] - x) / (g[:, k + 1 :] - g[:, 1:-k]) * b[..., 1:]
+        z = base + F.linear(b.flatten(1), (self.bends * self.scale[..., None]).flatten(1))
+        return F.cross_entropy(z, y) + 1e-3 * self.bends.abs().mean(-1).sum()
+
+
+def spline_edges() -> Made:
+    """B-splines on edges; a weight that is also regularised."""
+    return Splines(), (numbers(8, 32), classes(8))
+
+
+class Mixing(nn.Module):
+    """A step of a normalising flow: an affine map, a 1 x 1 convolution with its determinant, a coupling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale, self.shift = nn.Parameter(torch.zeros(1, 4, 1, 1)), nn.Parameter(torch.zeros(1, 4, 1, 1))
+        self.mix = nn.Parameter(torch.linalg.qr(numbers(4, 4))[0])
+        self.net = nn.Sequential(nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        x = x.view(n, 1, 4, 2, 4, 2).permute(0, 1, 3, 5, 2, 4).reshape(n, 4, 4, 4)
+        z = F.conv2d((x + self.shift) * self.log_scale.exp(), self.mix[:, :, None, None])
+        a, b = z.chunk(2, 1)
+        t, s = self.net(a).chunk(2, 1)
+        s = torch.sigmoid(s + 2)
+        volume = 16 * (self.log_scale.sum() + torch.slogdet(self.mix)[1]) + s.log().flatten(1).sum(1)
+        return (0.5 * torch.cat([a, (b + t) * s], 1).square().flatten(1).sum(1) - volume).mean()
+
+
+def flow_step() -> Made:
+    """A small matrix as a convolution and in slogdet."""
+    return Mixing(), (numbers(4, 1, 8, 8),)
 
 
 REFUSED = {"residual_by_jvp": "runs its operators inside a transform of torch.func"}

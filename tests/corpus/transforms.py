@@ -306,6 +306,24 @@ def gradient_hook_on_a_weight() -> Made:
     return model, (numbers(8, WIDTH), classes(KINDS))
 
 
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.body(x)
+        wide = h + torch.zeros_like(h)
+        with torch.no_grad():
+            top, sign = h.abs().amax(1, keepdim=True), (h > 0).float()
+        return F.cross_entropy(self.head(h / (top + 1) * sign + wide), y)
+
+
+def scale_without_grad() -> Made:
+    """A scale that is found under no_grad, used after arithmetic of its own."""
+    return Fixed(), (numbers(8, 16), classes(4))
+
+
 REFUSED = {
     "func_vmap": "runs its operators inside a transform of torch.func",
     "inner_gradient_step": "differentiates inside forward (torch.autograd.grad)",

@@ -118,7 +118,8 @@ class TapeRecorder(Recorder):
             learns = [n for n in call.outputs if tensors[n].grad]
             if learns and stopped.intersection(call.inputs):
                 raise CannotRewrite("it reads what was computed under torch.no_grad without detach()")
-            if not learns and call.fn != "detach" and any(n in stopped or tensors[n].grad for n in call.inputs):
+            hands_on = any(n in stopped or (call.stops and tensors[n].grad) for n in call.inputs)
+            if hands_on and not learns and call.fn != "detach":
                 stopped.update(n for n in call.outputs if tensors[n].dtype.is_floating_point)
 
     def _forward(self, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -199,7 +200,7 @@ class TapeRecorder(Recorder):
         inputs = tuple(self.number(t) for t in operands)
         return TapeCall(
             kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
-            line=line, **more,
+            line=line, stops=not torch.is_grad_enabled(), **more,
         )  # fmt: skip
 
     def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:

@@ -80,6 +80,8 @@ class TapeCall:
     names: tuple[str, ...] = ()
     line: str = ""
     answer: Any = None
+    stops: bool = False
+    """Whether it was called under torch.no_grad."""
     saved: tuple[int, ...] = ()
     """Tensors that autograd keeps for its backward."""
     shape: Any = None

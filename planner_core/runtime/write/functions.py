@@ -19,6 +19,9 @@ from planner_core.runtime.write.spelling import RESERVED, Names, identifier
 
 Cut = tuple[int, Placements]
 """A constant, and the placements in which a unit needs it."""
+Lifted = tuple[tuple[Step, ...], tuple[Step, ...]]
+"""Steps of a weight that are taken outside of the functions: those that gather it and those of its gradient."""
+INSIDE: Lifted = ((), ())
 LONGEST_INLINE = 48
 """An expression of at most this many characters may be written inside another one."""
 
@@ -77,8 +80,8 @@ class FunctionWriter:
     prefix: str
     wanted: set[int]
     foreign: Any
-    shared: Mapping[int, tuple[tuple[Step, ...], tuple[Step, ...]]]
-    """For each parameter: the steps that are taken outside of the functions, those that gather it and those of its gradient."""
+    shared: Mapping[tuple[int, str], Lifted]
+    """For each parameter and call site that uses it: the steps that are taken outside of the functions."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
     kept: Collection[str] = ()
@@ -146,12 +149,12 @@ class FunctionWriter:
 
     def _key(self, now: int, number: int) -> tuple[int, int]:
         """The key of the use of a parameter by the call on line `now`."""
-        return number, now if self.shared[number][0] else -1
+        return number, now if self.shared[number, self.calls[now].site][0] else -1
 
     def _weight(self, now: int, number: int) -> None:
         key = self._key(now, number)
         if key not in self.weights:
-            gather, reduce = self.shared[number]
+            gather, reduce = self.shared[number, self.calls[now].site]
             live = any(n in self.layout.reached for n in self.calls[now].outputs)
             again = live and (self.recomputed or number in self.calls[now].saved)
             self.weights[key] = WeightUse(self._argument(self.layout.parameters[number]), number, gather, reduce, again)

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch.distributed.tensor import Shard
 
-from planner_core.runtime.plan_reader import Step
+from planner_core.runtime.plan_reader import Edge, Step
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
-from planner_core.runtime.write.functions import FunctionWriter
+from planner_core.runtime.write.functions import INSIDE, FunctionWriter, Lifted
 from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.moves import MoveNames, outside
 from planner_core.runtime.write.specs import BlockLine, Instance, Program, UnitBuffer, UnitSpec, UnitUse
@@ -102,40 +102,36 @@ class _ProgramWriter:
         found[-2].calls.append(call)
 
     def _share(self) -> None:
-        """Find for each unit and parameter the steps that are taken outside of the function. All its edges in the unit must agree."""
+        """Find for each use of a parameter the steps that are taken outside of the function (`FunctionWriter.shared`)."""
         reduces: dict[int, set[tuple[Step, ...]]] = {}
-        self.shared: list[dict[int, tuple[tuple[Step, ...], tuple[Step, ...]]]] = []
+        self.shared: list[dict[tuple[int, str], Lifted]] = []
         for instance in self.instances:
-            gathers: dict[int, set[tuple[tuple[Step, ...], tuple[Step, ...]]]] = {}
-            for number, edge in self._weight_edges(instance):
-                ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
-                lifted = outside(edge, ahead, back)
-                gathers.setdefault(number, set()).add(lifted)
+            uses: dict[int, dict[str, set[Lifted]]] = {}
+            outlived = self._outlived(instance)
+            for number, call, edge in self._weight_edges(instance):
+                lifted = outside(edge, self.moves.real(edge.forward), self.moves.real(edge.backward))
+                stays = number in outlived and (not self.tape.tensors[number].grad or self._views(call, number))
+                use = INSIDE if lifted[0] and stays else lifted
+                uses.setdefault(number, {}).setdefault(call.site, set()).add(use)
                 if not lifted[0]:
                     reduces.setdefault(number, set()).add(lifted[1])
-            outlived = self._outlived(instance)
-            self.shared.append({n: self._lifted(v, n in outlived) for n, v in gathers.items()})
+            self.shared.append({(n, site): x for n, u in uses.items() for site, x in _lifted(u).items()})
         for shared in self.shared:  # a kept weight has one gradient for all units that use it
-            for number, (gather, _) in shared.items():
+            for (number, site), (gather, _) in shared.items():
                 if not gather and len(reduces.get(number, ())) > 1:
-                    shared[number] = ((), ())
+                    shared[number, site] = INSIDE
 
-    def _weight_edges(self, instance: Instance) -> list[tuple[int, Any]]:
+    def _weight_edges(self, instance: Instance) -> list[tuple[int, TapeCall, Edge]]:
         return [
-            (n, e) for c in instance.calls if c.kind == "op" for n, e in zip(c.inputs, self.layout.row(c).inputs, strict=True)
+            (n, c, e) for c in instance.calls if c.kind == "op" for n, e in zip(c.inputs, self.layout.row(c).inputs, strict=True)
             if self.tape.tensors[n].kind == PARAMETER
         ]  # fmt: skip
 
-    @staticmethod
-    def _lifted(
-        found: set[tuple[tuple[Step, ...], tuple[Step, ...]]], outlived: bool
-    ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The steps of a weight that are taken outside. None are if its edges differ, or if a view of it outlives the unit."""
-        gather, reduce = next(iter(found)) if len(found) == 1 else ((), ())
-        return ((), ()) if gather and outlived else (gather, reduce)
+    def _views(self, call: TapeCall, number: int) -> bool:
+        return any(self.tape.tensors[n].root == self.tape.tensors[number].root for n in call.outputs)
 
     def _outlived(self, instance: Instance) -> set[int]:
-        """The parameters that must stay gathered: autograd keeps a view of them, or another unit takes one, or they are frozen."""
+        """The parameters of which a gathered one must stay: autograd keeps a view of it, or another unit takes one, or it is frozen."""
         own = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
         saved = {n for c in instance.calls for n in c.saved}
@@ -178,13 +174,13 @@ class _ProgramWriter:
         return "end" if at == len(self.instances) - 1 else "between"
 
     def _foreign(self, item: Any) -> str:
-        """A name for an object that cannot be written as a literal."""
+        """A name for an object that cannot be written as a literal. The underscore ahead keeps it apart from the names of values."""
         base = getattr(item, "__qualname__", None) or getattr(item, "__name__", None) or type(item).__name__
-        name = identifier(str(base).rpartition(">.")[2])
+        first = name = f"_{identifier(str(base).rpartition('>.')[2])}"
         count = 1
         while name in self.objects and not _same_object(self.objects[name], item):
             count += 1
-            name = f"{identifier(str(base))}_{count}"
+            name = f"{first}_{count}"
         self.objects[name] = item
         return name
 
@@ -247,6 +243,16 @@ class _ProgramWriter:
 
 def _lines(text: str) -> list[BlockLine]:
     return [BlockLine(line) for line in text.split("\n")]
+
+
+def _lifted(uses: Mapping[str, set[Lifted]]) -> dict[str, Lifted]:
+    """For each operator that uses a weight, the steps that are taken outside.
+
+    Each operator that takes a gathered weight has one of its own. A weight that is not gathered is one for all of them.
+    """
+    plain = {use for own in uses.values() for use in own if not use[0] or len(own) > 1}
+    kept = next(iter(plain)) if len(plain) == 1 else INSIDE
+    return {site: kept if own & plain else next(iter(own)) for site, own in uses.items()}
 
 
 def _same_object(a: Any, b: Any) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import cmath
 import functools
 import inspect
 import keyword
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "
             "all_reduce", "reduce_scatter", "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward",
             "causal_attention")  # fmt: skip
 """Names that generated code uses."""
-RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "bool"}
+RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 
 Write = Callable[[Any], str]
 """Gives the text of a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
@@ -70,13 +70,20 @@ def literal(item: Any, write: Write) -> str:
     if isinstance(item, slice):
         ends = [literal(i, write) for i in (item.start, item.stop, item.step)]
         return f"slice({', '.join(ends)})"
-    if isinstance(item, float) and not math.isfinite(item):
-        return f'float("{item}")'
-    if item is None or item is Ellipsis or isinstance(item, (bool, int, float, str)):
-        return "..." if item is Ellipsis else repr(item)
+    if item is None or item is Ellipsis:
+        return "..." if item is Ellipsis else "None"
+    if isinstance(item, (bool, int, float, complex, str)):
+        return _plain(item)
     if isinstance(item, (torch.dtype, torch.memory_format, torch.layout)):
         return str(item)
     return write(item)
+
+
+def _plain(item: bool | int | float | complex | str) -> str:
+    if isinstance(item, (float, complex)) and not cmath.isfinite(item):
+        return f'{"float" if isinstance(item, float) else "complex"}("{item}")'
+    kind = next(k for k in (bool, int, float, complex, str) if isinstance(item, k))
+    return kind.__repr__(item)  # also of a numpy.float64 and of an IntEnum, whose own texts are not literals
 
 
 def subscript(index: Any, write: Write) -> str:
@@ -129,10 +136,10 @@ def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mappi
     if fn == "getitem":
         return f"{literal(args[0], write)}[{subscript(args[1], write)}]"
     if len(args) == 2 and not plain and base in INFIX:
-        return f"{literal(args[0], write)} {INFIX[base]} {literal(args[1], write)}"
+        return _infix(literal(args[0], write), INFIX[base], literal(args[1], write))
     backwards = name.strip("_")
     if len(args) == 2 and not plain and backwards in BACKWARDS:
-        return f"{literal(args[1], write)} {BACKWARDS[backwards]} {literal(args[0], write)}"
+        return _infix(literal(args[1], write), BACKWARDS[backwards], literal(args[0], write))
     if base == "neg":
         return f"-{literal(args[0], write)}"
     if base != fn:
@@ -141,6 +148,11 @@ def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mappi
             raise CannotRewrite(f"{fn} has no form that makes a new tensor")
         func = found
     return _called(func, base, args, plain, write)
+
+
+def _infix(left: str, sign: str, right: str) -> str:
+    """Two operands and the sign between them. Python reads -2 ** x as -(2 ** x)."""
+    return f"({left}) {sign} {right}" if sign == "**" and left.startswith("-") else f"{left} {sign} {right}"
 
 
 def _called(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
