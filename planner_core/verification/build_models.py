@@ -115,14 +115,17 @@ def example_inputs(
 
 
 def _own_inputs(made: ModelSource, seed: int, meta_signals: bool) -> dict[str, Any]:
-    """The example inputs of a user's callable; positional ones under `ARGS`. Where they have no values, integers are zeros."""
+    """The example inputs of a user's callable; positional ones under `ARGS`. Where they have no values, integers are zeros and masks
+    are full, since a model may count what a mask leaves."""
     if not meta_signals:
         _with_values(made.source)
 
     def value(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_meta:
             return x
-        return x if x.is_floating_point() or x.is_complex() else torch.zeros(x.shape, dtype=x.dtype)
+        if x.is_floating_point() or x.is_complex():
+            return x
+        return torch.full(x.shape, x.dtype == torch.bool, dtype=x.dtype)
 
     named, placed = pytree.tree_map(value, (made.inputs, made.args))
     return {ARGS: placed, **named} if placed else named

@@ -262,4 +262,21 @@ def quantiles() -> Made:
     return Quantile(), (numbers(8, WIDTH),)
 
 
+class ClassMargins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.loss = (
+            nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)),
+            nn.MultiMarginLoss(margin=0.5),
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.net(x), y)
+
+
+def margins_of_classes() -> Made:
+    """nn.MultiMarginLoss."""
+    return ClassMargins(), (numbers(8, 32), classes(8))
+
+
 REFUSED: dict[str, str] = {}

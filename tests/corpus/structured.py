@@ -299,6 +299,37 @@ def picks_by_values() -> Made:
     return Stretched(), (numbers(8, 8), numbers(8))
 
 
+class Tagger(nn.Module):
+    """A linear-chain conditional random field over an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm = (
+            nn.Embedding(64, 32, padding_idx=0),
+            nn.LSTM(32, 16, bidirectional=True, batch_first=True),
+        )
+        self.scores, self.start, self.moves = nn.Linear(32, 8), nn.Parameter(numbers(8)), nn.Parameter(numbers(8, 8))
+
+    def forward(self, ids: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
+        seen = self.scores(self.lstm(self.words(ids))[0])
+        path = self.start[tags[:, 0]] + seen[:, 0].gather(1, tags[:, :1]).squeeze(1)
+        total = self.start + seen[:, 0]
+        for i in range(1, ids.shape[1]):
+            here = self.moves[tags[:, i - 1], tags[:, i]] + seen[:, i].gather(1, tags[:, i : i + 1]).squeeze(1)
+            path = path + here * mask[:, i].float()
+            following = torch.logsumexp(total[:, :, None] + self.moves + seen[:, i, None], 1)
+            total = torch.where(mask[:, i, None], following, total)
+        last = tags.gather(1, mask.long().sum(1, keepdim=True) - 1).squeeze(1)
+        return (torch.logsumexp(total, 1) - path - 0.1 * self.start[last]).mean()
+
+
+def masked_crf() -> Made:
+    """A sum over paths; the last tag by the length of a mask."""
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[1, 4:] = False
+    return Tagger(), (1 + classes(63, (4, 6)), classes(8, (4, 6)), mask)
+
+
 REFUSED = {
     "graph_sparse": "near is a sparse tensor",
     "picks_by_values": "multiply by the mask, or choose with torch.where",

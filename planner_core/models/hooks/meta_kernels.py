@@ -29,18 +29,20 @@ def _longest(lengths: Any, targets: torch.Tensor) -> int:
     return int(max(lengths))
 
 
-def _ctc_backward(grad: torch.Tensor, log_p: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return torch.empty_like(log_p)
-
-
 def _rounded(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Fake quantisation: the rounded tensor, and which elements were in range."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
+def _like_operand(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """A gradient of the shape of the operand."""
+    return torch.empty_like(x)
+
+
 _KERNELS: Sequence[tuple[str, Any]] = (
-    ("_ctc_loss", _ctc), ("_ctc_loss.Tensor", _ctc), ("_ctc_loss_backward", _ctc_backward), ("_ctc_loss_backward.Tensor", _ctc_backward),
-    ("fake_quantize_per_channel_affine_cachemask", _rounded),
+    ("_ctc_loss", _ctc), ("_ctc_loss.Tensor", _ctc), ("_ctc_loss_backward", _like_operand), ("_ctc_loss_backward.Tensor", _like_operand),
+    ("multi_margin_loss_backward", _like_operand), ("multilabel_margin_loss_backward", _like_operand),
+    ("fractional_max_pool3d_backward", _like_operand), ("fake_quantize_per_channel_affine_cachemask", _rounded),
 )  # fmt: skip
 for _name, _kernel in _KERNELS:
     _META.impl(_name, _kernel)
