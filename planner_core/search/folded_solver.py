@@ -155,7 +155,7 @@ class FoldedTables:
 
     def weighed(self, more: Sequence[Table] = ()) -> BucketTree:
         """The top network as a weighed bucket tree, with `more` tables over top variables. Raises TooLarge."""
-        known = sum(len(r.powers) + r.tight for r in self.runs) + sum(len(u.settled) for u in self.units.values())
+        known = sum(len(r.powers) + r.tight for r in self.runs) + sum(u.settlings for u in self.units.values())
         if not more and self._tree is not None and self._tree[0] == known:
             return self._tree[1]
         tree = BucketTree(self.problem.top.sizes, [*self.tables, *more], self.problem.top.sequence, ())
@@ -205,11 +205,11 @@ class FoldedTables:
             bound = max(bound, min(least, self._priced(found)))
             if states is None:
                 return found, bound
-            if sum(r.work_out(states) for r in self.runs) or sum(r.settle(states) for r in self.runs):
+            if sum(r.work_out(states) for r in self.runs) or self._settle(states, np.inf):
                 continue
             mine = self._assignment(states)
             if self._priced(mine) >= self._priced(found) * (1 - TIE / 10):
-                return found, self._priced(found) - sum(r.slack(states) for r in self.runs)
+                return found, bound
             found = mine
         return found, bound
 
@@ -231,10 +231,17 @@ class FoldedTables:
                 elif rounds in TOGETHER:
                     self._work_out_more(states)
                 continue
-            raised = sum(r.settle(states) for r in self.runs)
-            least = float(result.table) - sum(r.slack(states) for r in self.runs)
-            if not raised or least > abandon_above:
+            least = float(result.table)
+            if least > abandon_above or not self._settle(states, abandon_above * (1 + TIE) - least):
                 return states, least
+
+    def _settle(self, states: Mapping[str, int], room: float) -> bool:
+        """Settle what the states of the top variables use, until their cost rose by `room`. Returns whether it rose at all."""
+        raised = 0.0
+        for run in self.runs:
+            if raised < room:
+                raised += run.settle(states, room - raised)
+        return raised > 0
 
     def _work_out_more(self, assignment: Mapping[str, int]) -> None:
         """Compute all shared states together through which something as good as `assignment` may lead."""

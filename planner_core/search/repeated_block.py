@@ -259,30 +259,25 @@ class Chain:
         self.power(s)
         return True
 
-    def settle(self, top: Mapping[str, int]) -> bool:
-        """Settle the entry that each copy uses, for the states `top`. Returns whether that raised a bound."""
+    def settle(self, top: Mapping[str, int], room: float = float("inf")) -> float:
+        """Settle the entries that the copies use, for the states `top`, the most used one first, until their cost rose by `room`.
+        Returns by how much it rose."""
         s, way = self.way(top)
-        view, raised = self.view(s), False
-        for entry in dict.fromkeys(way):
-            raised |= self.unit.settle(view, entry)
+        view, raised = self.view(s), 0.0
+        for entry, uses in Counter(way).most_common():
+            if raised < room:
+                raised += uses * self.unit.settle(view, entry, (room - raised) / uses)
         if raised and self.count > 1:
             self.power(s)
         return raised
 
     def copies(self, top: Mapping[str, int]) -> list[Copy]:
-        """How each copy runs, for the states `top`."""
+        """How each copy runs, for the states `top`: the best known way."""
         s, way = self.way(top)
         view = self.view(s)
         for entry in dict.fromkeys(way):
-            self.unit.settle(view, entry)
+            self.unit.settle(view, entry, 0.0)
         return [self.unit.settled[view, entry].copy for entry in way]
-
-    def slack(self, top: Mapping[str, int]) -> float:
-        """How far the cost of the copies may be above their proven bounds, for the states `top`."""
-        s, way = self.way(top)
-        view = self.view(s)
-        found = [(f, n) for entry, n in Counter(way).items() if (f := self.unit.settled.get((view, entry)))]
-        return sum(n * max(0.0, f.cost - f.bound) for f, n in found)
 
     def way(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
         """The shared state that the states `top` use, and the entry of the unit's view that each copy uses."""

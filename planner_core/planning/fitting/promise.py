@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planner_core.planning.request import Progress
-from planner_core.search import Answer, far_above, quick_bound, search
+from planner_core.search import TIE, Answer, far_above, memory_of, quick, quick_bound, search
 from planner_core.search.network import Problem
 
 
@@ -22,8 +22,9 @@ def by_promise(
     abandoned or not begun. Problems in which nothing was found that fits go last, since a plan of another one may make their searches
     short. Last of all are those in which nothing can fit, the least memory first."""
     found: list[tuple[bool, float, Answer | None, Problem]] = []
-    best, prices = below, (0.0, 0.0)
     near = [p for p in problems if not far_above(p, budget)]
+    fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
+    best, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: quick_bound(p, objective)):
         if (bound := quick_bound(problem, objective)) > best:
             found.append((False, bound, None, problem))

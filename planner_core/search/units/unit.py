@@ -18,7 +18,7 @@ r is found, and the entry is settled at 9.9.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,11 +59,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One settled entry: the best copy that was found, its priced `cost`, and a lower `bound`. The two differ if the work ran out."""
+    """One settled entry: the best copy that was found, its priced `cost`, and a lower `bound`. The two differ if the work ran out, or
+    if the bound was asked for up to a `limit` only."""
 
     cost: float
     bound: float
     copy: Copy
+    limit: float = float("inf")
 
 
 class Solver:
@@ -122,6 +124,8 @@ class UnitCost:
     solvers: dict[tuple[str, Shares], Solver] = field(default_factory=dict)
     by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
     work: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
+    settlings: int = 0
+    """How often an entry was settled."""
 
     @property
     def compiled(self) -> Compiled:
@@ -149,26 +153,35 @@ class UnitCost:
             self.bounds[view] = np.min(tables, axis=0)
         return self.bounds[view]
 
-    def settle(self, view: View, entry: tuple[int, ...]) -> bool:
-        """Find the least true cost at one entry, and keep it. Returns whether the entry's bound rose."""
-        if (view, entry) in self.settled:
-            return False
+    def settle(self, view: View, entry: tuple[int, ...], room: float = float("inf")) -> float:
+        """Find the least true cost at one entry, and keep it. `room`: it is enough to raise the bound by so much. Returns by how much
+        the bound rose."""
         before = float(self.bound(view)[entry])
+        limit = before + room
+        known = self.settled.get((view, entry))
+        if known is not None and known.limit >= limit:
+            return 0.0
+        self.settlings += 1
         best: Settled | None = None
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
             if best is None or self.by_variant[variant, view][entry] < best.cost:
-                found = self._least(variant, view, entry, best.cost if best else float("inf"))
+                found = self._least(variant, view, entry, min(best.cost, limit) if best else limit)
                 if best is None or found.cost < best.cost:
                     best = Settled(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
                 else:
                     best = Settled(best.cost, min(found.bound, best.bound), best.copy)
         assert best is not None
-        self.settled[view, entry] = best
+        if known is not None:  # it looked less far, but may have found as much
+            cost, copy = min((best.cost, best.copy), (known.cost, known.copy), key=lambda found: found[0])
+            best = Settled(cost, max(best.bound, known.bound), copy)
+        closed = best.cost <= best.bound * (1 + TIE / 10)
+        self.settled[view, entry] = best if closed else replace(best, limit=limit)
         self.bounds[view] = np.array(np.min([self.by_variant[v, view] for v in self.variants], axis=0))
-        for (where, at), known in self.settled.items():
+        for (where, at), other in self.settled.items():
             if where == view:
-                self.bounds[view][at] = max(known.bound, float(self.bounds[view][at]))
-        return best.bound > before * (1 + TIE / 10)
+                self.bounds[view][at] = max(other.bound, float(self.bounds[view][at]))
+        rise = best.bound - before
+        return rise if rise > before * TIE / 10 else 0.0
 
     def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> Settled:
         """The least true cost of one variant at one entry. It may stop when its bound is at least `at_most`."""
