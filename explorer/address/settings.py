@@ -298,6 +298,7 @@ SETTINGS: dict[str, Setting] = {
     "map": Setting(("inter", "batch"), _some_of(SWEPT, 2)),
     # Compare and Topology
     "lit": Setting((), _list),
+    "held": Setting((), _list),
     "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
     "bandwidth": Setting((), _factors),

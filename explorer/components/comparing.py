@@ -12,13 +12,14 @@ import streamlit as st
 from explorer import components
 from explorer.address import settings
 from explorer.analysis import answer, differences, rows, streams, timeline
-from explorer.components import frame
+from explorer.components import frame, graphs
 from explorer.components.answers import why as parts
 from explorer.components.answers.answer import in_order
 from explorer.figures import compare as charts
 from explorer.figures import topology
-from explorer.figures.palette import WORK
-from explorer.session import state
+from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES, WORK
+from explorer.graph import held as held_memory
+from explorer.session import state, stated
 from explorer.text import glossary, units, words
 from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, prepare
@@ -88,9 +89,12 @@ def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
         st.html(parts.steps(found, shown, list(shown), against, {}))
 
 
-def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
-    """Memory stacked by kind, and bytes sent by collective."""
+def memory_and_traffic(result: Result, shown: Plans, homes: Mapping[str, Result]) -> None:
+    """Memory stacked by kind, and bytes sent by collective; below them what a chosen bar of memory is made of."""
     look = frame.theme()
+    held = state.value("held")
+    if len(held) != 2 or held[0] not in shown or held[1] not in MEMORY_KINDS:
+        held = ()
     with st.container(key="wide"):
         left, right = st.columns(2, gap="large")
     with left:
@@ -99,12 +103,11 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
             help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
         )
         st.plotly_chart(
-            charts.memory_bars(shown, look, {n: answer.limit_bytes(homes[n]) for n in shown}),
-            theme=None,
-            config=frame.CHART,
-            key="memory",
+            charts.memory_bars(shown, look, {n: answer.limit_bytes(homes[n]) for n in shown}, held[1] if held else ""),
+            theme=None, config=frame.CHART, key=_memory_key(), on_select=_hold, selection_mode="points",
             alt="Memory per GPU of each plan by kind",
-        )
+        )  # fmt: skip
+        st.caption("A click on a part of a bar shows which nodes of the graph hold it.")
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
@@ -116,14 +119,69 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
             selection_mode="points", alt="Bytes sent by each plan, by phase, collective and mesh axis",
         )  # fmt: skip
         st.caption("A click on a bar lets its collective stand out in the step above.")
+    if held:
+        name, kind = held
+        made_of(result if name in state.plan_ids(result.plans) else homes[name], name, shown[name], kind)
+
+
+def _memory_key() -> str:
+    """Another key forgets which bar the browser shows as chosen."""
+    return f"memory{st.session_state.get('memory_generation', 0)}"
+
+
+def _hold() -> None:
+    """A part of a bar of memory was clicked, or let go."""
+    state.change(held=_clicked(_memory_key()))
+
+
+def _let_go() -> None:
+    st.session_state["memory_generation"] = st.session_state.get("memory_generation", 0) + 1
+    state.change(held=())
+
+
+def _clicked(chart: str) -> tuple[str, ...]:
+    """What a figure wrote to the point that was clicked; nothing where it was let go."""
+    points = st.session_state[chart]["selection"]["points"]
+    data = points[0].get("customdata") if points else ""
+    text = str(data[0] if isinstance(data, list) else data)
+    return tuple(text.rsplit(",", 1) if chart != "collectives" else text.split(",")) if text else ()
+
+
+HOLDERS = 10
+"""Tensors that are listed."""
+
+
+def made_of(result: Result, name: str, plan: Plan, kind: str) -> None:
+    """What a part of a bar of memory is made of: the nodes that hold it in the graph of `result`, and its largest tensors."""
+    graph, drawing = stated.home(name, result).graph, state.drawing(result.request)
+    found = held_memory.tensors(plan, graph, kind)
+    total = units.memory(plan.cost.memory_bytes.get(kind, 0))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        told = (
+            f"**{MEMORY_NAMES[kind].capitalize()}** of {frame.text(words.title(plan))}: {total} on one GPU at the peak"
+        )
+        st.markdown(told, width="content")
+        st.button("Show all alike", key="let_go", type="tertiary", on_click=_let_go)
+    with st.container(key="wide_held"):
+        left, right = st.columns(2, gap="medium")
+    with left:
+        graphs.holders(result, name, plan, held_memory.by_node(found, plan, drawing, state.value("way")), kind)
+    with right:
+        rows = [
+            [html.escape(h.what), html.escape(h.block), str(h.copies), units.memory(h.total_bytes)]
+            for h in found[:HOLDERS]
+        ]
+        frame.table(
+            ["tensor", "block", "copies", "together"], rows, f"{MEMORY_NAMES[kind]} of this plan, largest first"
+        )
+        if len(found) > HOLDERS:
+            rest = sum(h.total_bytes for h in found[HOLDERS:])
+            st.caption(f"and {units.whole(len(found) - HOLDERS)} more, together {units.memory(rest)}")
 
 
 def _light() -> None:
     """A bar of the collectives was clicked, or let go."""
-    points = st.session_state["collectives"]["selection"]["points"]
-    data = points[0].get("customdata") if points else ""
-    text = str(data[0] if isinstance(data, list) else data)
-    state.change(lit=tuple(text.split(",")) if text else ())
+    state.change(lit=_clicked("collectives"))
 
 
 def who_to_whom(shown: Plans) -> None:

@@ -95,6 +95,19 @@ def draw(
     )
 
 
+def holders(result: Result, plan_id: str, plan: Plan, held: loads.Loads, kind: str) -> None:
+    """The graph whose nodes are as dark as what they hold of one kind of memory (`held`, bytes)."""
+    data = canvas(result, plan_id, plan, state.edit_of(plan_id), state.value("way"))
+    drawn = {**data["overlay"], "memory": loads.to_json(held)["memory"]}
+    components.graph(
+        {
+            **data, "key": f"{data['key']}:{kind}", "overlay": drawn, "selected": state.value("node"), "asked": state.asked(),
+            "open": default_open(state.drawing(result.request)), "show": "memory",
+        },
+        key="holders", on_view=lambda: state.change(node=str((st.session_state["holders"].get("view") or {}).get("selected") or "")),
+    )  # fmt: skip
+
+
 def _shared(drawing: graph_view.Scene) -> dict[str, Any]:
     """What two graphs beside each other have in common."""
     opened = state.value("open")

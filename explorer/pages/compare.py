@@ -60,7 +60,7 @@ def page() -> None:
     )
     opened.elsewhere(current, homes)
     comparing.step(current, homes)
-    comparing.memory_and_traffic(current, homes)
+    comparing.memory_and_traffic(result, current, homes)
     comparing.who_to_whom(current)
     comparing.weights(current, homes)
     comparing.restrictions(result)

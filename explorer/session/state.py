@@ -37,6 +37,7 @@ PATIENCE_S = 0.4
 OF_THE_MODEL = {
     "batch": None, "seq": None, "accumulate": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
     "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
+    "held": (),
 }  # fmt: skip
 """Settings that belong to one model: a new one forgets them."""
 

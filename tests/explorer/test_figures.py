@@ -14,10 +14,12 @@ from explorer.analysis import differences, streams
 from explorer.analysis import other_links as linked
 from explorer.analysis.answer import limit_bytes
 from explorer.figures import compare as charts
-from explorer.figures import print_figures, topology
+from explorer.figures import palette, print_figures, topology
 from explorer.figures import scaling as grow_charts
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT
+from explorer.graph import held
+from explorer.graph.scene import scene
 from explorer.text import units, words
 from planner_core.core.cluster import load_cluster
 from planner_core.core.mesh import DeviceMesh
@@ -259,3 +261,25 @@ def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Resu
     told(result.workload.seq, 8)
     told(1024, 8 * 1024)
     assert "a step" in words.headline(result.best, result.plans[-1])
+
+
+@pytest.mark.parametrize("kind", palette.MEMORY_KINDS)
+def test_a_bar_of_memory_is_the_sum_of_the_nodes_that_hold_it(result: Result, kind: str) -> None:
+    """All bytes of weights and activations have a node outside the blocks, or a run of blocks."""
+    drawing = scene(result.coarse)
+    for plan in result.plans:
+        found = held.tensors(plan, result.graph, kind)
+        assert sum(h.total_bytes for h in found) == plan.cost.memory_bytes[kind]
+        nodes = held.by_node(found, plan, drawing)
+        whole = {placed.node.id for placed in drawing.scopes[""].nodes} | {n for n in nodes if n.startswith("run:")}
+        assert nodes.keys() <= set(drawing.node_ids()) | {f"run:{k}" for k in range(len(drawing.runs))}
+        total = sum(num_bytes for node, (num_bytes, _) in nodes.items() if node in whole)
+        if kind in ("params", "optimizer", "activations"):
+            assert total == pytest.approx(plan.cost.memory_bytes[kind])
+        assert total <= plan.cost.memory_bytes[kind] * (1 + 1e-9)
+
+
+def test_a_chosen_kind_of_memory_stands_out(plans: dict[str, Plan]) -> None:
+    figure = charts.memory_bars(plans, LIGHT, dict.fromkeys(plans, 10**9), "grads")
+    bright = [t.name for t in figure.data if t.type == "bar" and t.marker.opacity == 1]
+    assert bright == [palette.MEMORY_NAMES["grads"]]
