@@ -219,8 +219,9 @@ def glob_name(prefixes: tuple[str, ...]) -> str:
 
 
 def block_patterns(plan: Plan) -> dict[str, str]:
-    """A pattern for the copies of each block variant, by label, each another: `layers.*`. Two variants of one block are told apart by
-    their numbers (`layers.*[1]`), variants of blocks whose copies are called alike by their labels (`layers.*[Narrow#1]`)."""
+    """A pattern for the copies of each block variant, by label: `layers.*`. No two patterns are equal. Two variants of one block differ
+    in their numbers (`layers.*[1]`). Variants of two blocks whose copies have the same names differ in their labels
+    (`layers.*[Narrow#1]`)."""
     labels: dict[str, list[str]] = {}
     for label, block in plan.blocks.items():
         labels.setdefault(glob_name(block.prefixes), []).append(label)
