@@ -142,8 +142,9 @@ class FoldedTables:
         self._tree: tuple[int, BucketTree] | None = None
 
     def sharpen(self, objective: Objective) -> None:
-        """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten."""
+        """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten, and the work is as at first."""
         self.objective = objective
+        self.work.left = ALL_WORK
         for unit in self.units.values():
             unit.objective = objective
             unit.settled = {at: f for at, f in unit.settled.items() if f.cost <= f.bound * (1 + TIE / 10)}

@@ -159,8 +159,10 @@ class UnitCost:
         before = float(self.bound(view)[entry])
         limit = before + room
         known = self.settled.get((view, entry))
-        if known is not None and known.limit >= limit:
+        if known is not None and (not room or known.limit >= limit):
             return 0.0
+        if known is not None:  # a third look would cost more than to see all at the second
+            limit = float("inf")
         self.settlings += 1
         best: Settled | None = None
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
