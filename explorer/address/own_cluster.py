@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,25 +72,43 @@ class Figures:
     half_tflops: float
     memory_gib: float
     memory_gb_per_s: float
+    links: tuple[tuple[float, float], ...] = ()
+    """By level, innermost first: GB/s that a unit sends, one way, and microseconds before the first byte."""
 
 
 def figures(cluster: Cluster) -> Figures:
     """Those of the cluster's GPU."""
     gpu = cluster.gpu
-    return Figures(gpu.name, _half(dict(gpu.peak_flops)) / 1e12, gpu.memory_bytes / 2**30, gpu.memory_bytes_per_s / 1e9)
+    links = tuple((level.unit_bytes_per_s / 1e9, level.latency_s * 1e6) for level in cluster.levels)
+    peak = _half(dict(gpu.peak_flops)) / 1e12
+    return Figures(gpu.name, peak, gpu.memory_bytes / 2**30, gpu.memory_bytes_per_s / 1e9, links)
 
 
-def with_gpu(cluster: Cluster, figures: Figures) -> bytes:
-    """The cluster's file with a GPU of these figures. Its other types are as much faster or slower; what share of its peaks it
-    reaches stays that of the GPU before, since no data sheet says it."""
+def with_figures(
+    cluster: Cluster, wanted: Figures, gpu_sources: Mapping[str, str], levels: Sequence[Mapping[str, str]]
+) -> bytes:
+    """The cluster's file with these figures and the source of each, by its name in the file.
+
+    Other types than the 16-bit one are as much faster or slower as that one. The share of its peaks that the GPU reaches stays that of
+    the GPU before, since no data sheet says it.
+    """
     data = cluster.to_json()
     gpu = data["gpu"]
-    faster = figures.half_tflops * 1e12 / _half(gpu["peak_flops"])
+    faster = wanted.half_tflops * 1e12 / _half(gpu["peak_flops"])
     gpu |= {
-        "name": figures.name.strip() or "GPU by its figures", "memory_bytes": round(figures.memory_gib * 2**30),
-        "memory_bytes_per_s": figures.memory_gb_per_s * 1e9,
+        "name": wanted.name.strip() or "GPU by its figures", "memory_bytes": round(wanted.memory_gib * 2**30),
+        "memory_bytes_per_s": wanted.memory_gb_per_s * 1e9,
         "peak_flops": {dtype: peak * faster for dtype, peak in gpu["peak_flops"].items()},
     }  # fmt: skip
+    gpu["sources"] = dict(gpu_sources)
+    now = figures(cluster)
+    for k, (level, sources) in enumerate(zip(data["levels"], levels, strict=True)):
+        level["sources"] = dict(sources)
+        if k < len(wanted.links) and wanted.links[k] != now.links[k]:
+            level["unit_bytes_per_s"], latency_us = wanted.links[k][0] * 1e9, wanted.links[k][1]
+            if latency_us != now.links[k][1]:
+                level["latency_s"] = latency_us / 1e6
+                del level["tree_latency_s"]  # a tree's step takes as long as a ring's where nothing else is known
     about = f"{cluster.num_gpus} {gpu['name']}, by its figures; reaches the shares of its peaks that {cluster.gpu.name} does"
     return json.dumps({**data, "description": about}).encode()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import streamlit as st
 
 from explorer.address import own_cluster, settings
-from explorer.components import address
+from explorer.components import address, cluster_editor
 from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units
@@ -245,45 +244,12 @@ def _own_cluster(cluster: Cluster) -> None:
                 if state.value("cluster") != name:
                     taken = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
                     st.button("Plan on this cluster", on_click=state.change, kwargs=taken, type="primary")
-        _own_gpu(cluster)
+        cluster_editor.form(cluster)
         st.download_button(
-            "This cluster as a file", json.dumps(cluster.to_json(), indent=1), file_name="cluster.json", mime="application/json",
+            "This cluster as a file", cluster_editor.file(cluster), file_name="cluster.json", mime="application/json",
             on_click="ignore", key="cluster_file", icon=":material/download:", type="tertiary",
             help="Every figure of its GPU and links, to change and upload",
         )  # fmt: skip
-
-
-def _own_gpu(cluster: Cluster) -> None:
-    """A GPU by the figures of its data sheet, in this cluster's place."""
-    now = own_cluster.figures(cluster)
-    with st.form("own_gpu", border=False):
-        st.markdown("**A GPU by its figures**, on these links")
-        st.text_input("Its name", placeholder=now.name, max_chars=40, key="w_gpu_name")
-        for label, key, value in (
-            ("Products in bf16 (or fp16), TFLOP/s, without sparsity", "w_gpu_tflops", now.half_tflops),
-            ("Memory, GiB", "w_gpu_gib", now.memory_gib),
-            ("Memory bandwidth, GB/s", "w_gpu_gb_per_s", now.memory_gb_per_s),
-        ):
-            st.number_input(
-                label, min_value=0.001, max_value=1e7, value=None, key=key, placeholder=units.significant(value)
-            )
-        st.caption(
-            f"What is left empty is that of {now.name}. So is the share of its peaks that it reaches: no data sheet says it."
-        )
-        st.form_submit_button("Plan on this GPU", on_click=_take_gpu, args=(cluster,))
-
-
-def _take_gpu(cluster: Cluster) -> None:
-    """Callback: keep the cluster with this GPU, and plan on it."""
-    s, now = st.session_state, own_cluster.figures(cluster)
-    wanted = own_cluster.Figures(
-        s["w_gpu_name"] or "",
-        s["w_gpu_tflops"] or now.half_tflops,
-        s["w_gpu_gib"] or now.memory_gib,
-        s["w_gpu_gb_per_s"] or now.memory_gb_per_s,
-    )
-    name = own_cluster.keep(own_cluster.with_gpu(cluster, wanted))
-    state.change(cluster=name, **dict.fromkeys(settings.CLUSTER_KEYS))
 
 
 def _changes(v: dict[str, Any]) -> None:

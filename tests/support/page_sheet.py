@@ -74,7 +74,7 @@ STATES = (
         "a GPU by its figures in the cluster's editor",
         ("1440", "1440-dark"),
         press=("2 nodes × 8 H100", "Your own cluster"),
-        to="A GPU by its figures",
+        to="A GPU and links by their figures",
     ),
     State("fold", "/fold", "the folded graph", ALL),
     State("fold-placements", "/fold?show=placement", "placements and messages on the graph"),
