@@ -87,7 +87,7 @@ def test_the_words_say_what_the_numbers_are(capsys: pytest.CaptureFixture[str]) 
     ("args", "said"),
     [
         (["--layout", "fsdp=8"], "fsdp=8 takes 8 GPUs, but 2x8-h100 has 16; say for example fsdp=16"),
-        (["--layout", "fsdp=16,cp=2"], "cannot be priced yet"),
+        (["--layout", "fsdp=16,cp=2"], "takes 32 GPUs, but 2x8-h100 has 16; say for example fsdp=8,cp=2"),
         (["--layout", "fsdp=16", "--micro-batch", "0"], "--micro-batch 0"),
         (["--layout", "fsdp=16", "--recompute", "some"], "some"),
         (["--layout", "fsdp=16", "--tokens", "-1"], "--tokens -1.0 is not a positive number"),
