@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorer.graph.layout import text_width
+from explorer.graph.layered import text_width
 
 HEIGHT = 16.0
 REACH = 15.0

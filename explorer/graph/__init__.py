@@ -1,1 +1,1 @@
-"""The model graph as a drawing: scene, layout, overlays. No Streamlit."""
+"""The model graph as a drawing: scene, layers, overlays. No Streamlit."""

@@ -1,6 +1,6 @@
 """A coarsened model as a drawing: scopes (the top, and each repeated block once) of nodes and edges with positions.
 
-    CoarseGraph --scopes--> boxes and edges --graph_layout--> Scene --to_json--> the component and the stand-alone page
+    CoarseGraph --scopes--> boxes and edges --layered--> Scene --to_json--> the component and the stand-alone page
 
 A run of equal calls is one node "name ×N" that opens to its block's scope. Node ids are the group's name at the
 top and `block:group` inside a block, so an address names a node for as long as the model's code does.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from explorer.graph.layout import Box, layout, text_width
+from explorer.graph.layered import Box, layered, text_width
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, Call, Op, TensorMeta
 from planner_core.cost.compute import op_work
@@ -137,7 +137,7 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
     nodes, made = _nodes(name, coarse, runs, titles)
     edges = _edges(block, coarse, runs, nodes, made, name)
     boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT, _first(n, block)) for n in nodes]
-    drawn = layout(boxes, edges)
+    drawn = layered(boxes, edges)
     placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
     return ScopeDrawing(name, placed, wires, drawn.width, drawn.height)

@@ -15,8 +15,8 @@ from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.outputs import Deliver, collective, delivery, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
-from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.planned import own_part
+from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.specs import Program
 
 

@@ -14,8 +14,8 @@ from planner_core.runtime.plan_reader import Placements
 from planner_core.runtime.record import DEVICE, CannotRewrite, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.functions import constant_text
-from planner_core.runtime.write.layout import PlannedTape, refuse_mixed
 from planner_core.runtime.write.moves import MoveNames
+from planner_core.runtime.write.planned_tape import PlannedTape, refuse_mixed
 from planner_core.runtime.write.spelling import RESERVED, Names, arguments, call, identifier, literal, subscript
 
 Cut = tuple[int, Placements]

@@ -13,8 +13,8 @@ from planner_core.runtime.plan_reader import Edge, Placements, Step
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER
 from planner_core.runtime.write import operators
-from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.moves import MoveNames
+from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier
 
 Cut = tuple[int, Placements]

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.record import CannotRewrite, Ref, TapeCall
-from planner_core.runtime.write.layout import PlannedTape
+from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.spelling import Write, call, literal
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")

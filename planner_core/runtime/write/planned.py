@@ -16,7 +16,7 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import DTypes
 from planner_core.runtime.record import Ref, Tape, record
 from planner_core.runtime.record.batch import batch_dims, counts_samples, repeated, with_numbers_of
-from planner_core.runtime.write.layout import PlannedTape, places
+from planner_core.runtime.write.planned_tape import PlannedTape, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 

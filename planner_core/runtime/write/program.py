@@ -14,8 +14,8 @@ from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, Lifted
-from planner_core.runtime.write.layout import PlannedTape
 from planner_core.runtime.write.moves import MoveNames, outside
+from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.specs import BlockLine, Instance, Program, UnitBuffer, UnitSpec, UnitUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
 from planner_core.runtime.write.wrapping import wrapped

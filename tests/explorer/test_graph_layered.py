@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from explorer.graph import overlay
 from explorer.graph import scene_json as graph_json
-from explorer.graph.layout import Box, layout, ranks
+from explorer.graph.layered import Box, layered, ranks
 from explorer.graph.loads import loads, to_json
 from explorer.graph.pyvis_page import folded_html
 from explorer.graph.scene import Scene, choices, scene
@@ -38,7 +38,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Box], list[tuple[str, str]]]:
 @given(graphs())
 def test_edges_point_down_and_boxes_stand_apart(graph: tuple[list[Box], list[tuple[str, str]]]) -> None:
     boxes, edges = graph
-    drawn = layout(boxes, edges)
+    drawn = layered(boxes, edges)
     for src, dst in edges:
         assert drawn.centres[src][1] < drawn.centres[dst][1]
     size = {b.id: b for b in boxes}
@@ -52,7 +52,7 @@ def test_edges_point_down_and_boxes_stand_apart(graph: tuple[list[Box], list[tup
 @given(graphs())
 def test_routes_join_their_boxes_and_stay_inside(graph: tuple[list[Box], list[tuple[str, str]]]) -> None:
     boxes, edges = graph
-    drawn = layout(boxes, edges)
+    drawn = layered(boxes, edges)
     size = {b.id: b for b in boxes}
     for (src, dst), route in zip(edges, drawn.routes, strict=True):
         for name, (x, y) in ((src, route[0]), (dst, route[-1])):
@@ -66,7 +66,7 @@ def test_routes_join_their_boxes_and_stay_inside(graph: tuple[list[Box], list[tu
 def test_equal_input_gives_an_equal_drawing() -> None:
     boxes = [Box(f"n{i}", 100, 34) for i in range(40)]
     edges = [(f"n{random.Random(i).randrange(i)}", f"n{i}") for i in range(1, 40)]
-    assert layout(boxes, edges) == layout(boxes, edges)
+    assert layered(boxes, edges) == layered(boxes, edges)
 
 
 def test_an_edge_that_points_up_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_three_thousand_nodes_are_laid_out_downwards() -> None:
     pick = random.Random(1)
     boxes = [Box(f"n{i}", 100, 34) for i in range(3000)]
     edges = [(f"n{max(0, i - pick.randrange(1, 6))}", f"n{i}") for i in range(1, 3000)]
-    centres = layout(boxes, edges).centres
+    centres = layered(boxes, edges).centres
     assert all(centres[a][1] < centres[b][1] for a, b in edges)
 
 

@@ -49,7 +49,7 @@ def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
     return (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide) * size * (1.06 if bold else 1.0)
 
 
-def layout(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Drawn:
+def layered(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Drawn:
     """Place `boxes` so that every edge points down."""
     if not boxes:
         return Drawn({}, (), 0.0, 0.0)

@@ -182,12 +182,12 @@ def places(plan: Mapping[str, object]) -> dict[str, Place]:
     return found
 
 
-def refuse_mixed(layout: PlannedTape, needed: Iterable[int]) -> None:
+def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
     """Raise CannotRewrite if a needed constant depends on all samples of the batch."""
-    mixed = layout.mixed()
+    mixed = planned.mixed()
     wrong = next((n for n in needed if n in mixed), None)
     if wrong is not None:
-        made = next(c for c in layout.tape.calls if wrong in c.outputs)
+        made = next(c for c in planned.tape.calls if wrong in c.outputs)
         raise CannotRewrite(
             f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch, but each rank holds a part of them"
         )
