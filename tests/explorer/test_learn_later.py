@@ -21,7 +21,7 @@ from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
 from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.learn.visit import answers, progress
-from planner_core.core import ASSETS, PlannerError
+from planner_core.core import ASSETS
 from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, across_s, inside_s, took_s, turn_s
@@ -314,16 +314,32 @@ def test_22_the_question_is_about_twice_as_many_gpus(n: int) -> None:
     assert question.values[question.answer] == pytest.approx(last / (len(pairs) / (2 * n)))
 
 
-def test_22_the_table_is_the_planners_and_the_rest_is_said_not_to_be() -> None:
-    last = LESSONS[21].scene(LLAMA, LESSONS[21].defaults()).steps[-1]
-    assert "The planner has a ring too" in last.says
-    told = price("llama-3-8b", layout="fsdp=16", micro_batch=1, seq=4096, recompute="full", advise=False)
-    assert told.plan is not None
-    peak, seconds, fits, texts = l22_long.priced(LLAMA, 4096)["FSDP, a text for each GPU"]
-    assert (peak, fits, texts) == (told.plan.cost.memory_bytes["peak"], told.plan.fits, 16)
+@pytest.mark.parametrize(
+    ("way", "layout"),
+    [
+        ("FSDP, a text for each GPU", "fsdp=16"),
+        ("a text for the 8 GPUs of a node, tensor and sequence parallel", "fsdp=2,tp=8,sp"),
+        ("a text for the 8 GPUs of a node, keys in a ring", "fsdp=2,cp=8"),
+        ("a text for the 8 GPUs of a node, heads exchanged", "fsdp=2,cp=8,cp_type=ulysses"),
+    ],
+)
+def test_22_the_table_is_the_planners(way: str, layout: str) -> None:
+    found = l22_long.priced(LLAMA, 4096)
+    told = price("llama-3-8b", layout=layout, micro_batch=1, seq=4096, recompute="full", advise=False)
+    assert told.plan is not None and len(found) == 4
+    peak, seconds, fits, texts = found[way]
+    assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
+    assert texts == (16 if layout == "fsdp=16" else 2) == told.plan.workload["batch"]
     assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
-    with pytest.raises(PlannerError, match="cp"):
-        price("llama-3-8b", layout="fsdp=8,cp=2", advise=False)
+
+
+def test_22_ways_that_a_model_cannot_follow_are_left_out() -> None:
+    """GPT-2 XL has 25 heads: 8 GPUs cannot share them."""
+    learner = Learner(Request("gpt2-xl"))
+    assert set(l22_long.priced(learner, 4096)) == {
+        "FSDP, a text for each GPU",
+        "a text for the 8 GPUs of a node, keys in a ring",
+    }
 
 
 # --- 23: break it and debug it ------------------------------------------------------------------------

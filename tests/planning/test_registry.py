@@ -39,7 +39,7 @@ def test_an_entry_is_whole_and_names_are_used_once() -> None:
 
 def test_the_explorer_reads_its_lists_from_the_registry() -> None:
     assert list(settings.METHODS) == list(METHODS) == list(words.METHOD_TITLES)
-    assert set(METHOD_NAMES) == {*ALL, "edited"}
+    assert set(METHOD_NAMES) == {*ALL, "edited", "layout"}
     assert set(words.TITLES) == {b.title for b in BASELINES.values()}
     assert set(glossary.PLANS) == {"exact", "trade-off", *BASELINES}
     assert settings.SETTINGS["method"].parse("taps") == "taps"

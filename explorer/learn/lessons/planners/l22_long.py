@@ -222,9 +222,14 @@ def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool, i
     n, t = found.cluster.num_gpus, node(found.cluster)
     made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], n, recompute="full")}
     if t < n:
-        made[f"a text for the {t} GPUs of a node"] = of_batch(
-            found, Layout(fsdp=n // t, tp=t, sp=True), n // t, recompute="full"
-        )
+        made |= {
+            f"a text for the {t} GPUs of a node{how}": of_batch(found, layout, n // t, recompute="full")
+            for how, layout in {
+                ", tensor and sequence parallel": Layout(fsdp=n // t, tp=t, sp=True),
+                ", keys in a ring": Layout(fsdp=n // t, cp=t),
+                ", heads exchanged": Layout(fsdp=n // t, cp=t, cp_type="ulysses"),
+            }.items()
+        }
     return {
         name: (plan.cost.memory_bytes["peak"], plan.cost.step_time_s, plan.fits, case.planner.workload.batch)
         for name, case in made.items()
@@ -249,9 +254,9 @@ def _planner(learner: Learner) -> Step:
                     )
                 )
     says = (
-        "**The planner has a ring too.** Where it chooses freely, it may take the ring, exchange heads, or deal out the queries front and back and gather keys and values whole. A layout that you state with "
-        "`cp` (context parallelism, the tokens of a text over so many GPUs) is refused, and nothing on this page but the table is a planner's price. The table has what can be stated, for two lengths, with recomputation: one text for each GPU, and a text shared by the "
-        "GPUs of a node with tensor and sequence parallelism (lesson 7), where every GPU has some heads of all tokens. Where neither fits, let the planner choose freely (Plans)."
+        "**The planner has both ways too.** The table has its prices for two lengths, with recomputation: one text for each GPU, and a text shared by the GPUs of a node. There every GPU has some heads of all tokens "
+        "(tensor and sequence parallelism, lesson 7), or a part of the tokens (context parallelism, `cp` in a stated layout, with weights sharded over all GPUs), by the ring or with heads exchanged. A way that your model "
+        "or cluster cannot follow is left out. Where none fits, let the planner choose freely (Plans)."
     )
     return Step(
         "What the planner prices",
