@@ -23,7 +23,7 @@ SHOWN = {
     "cluster": "{}", "nodes": "{} nodes", "gpus": "{} GPUs a node", "intra": "{} GB/s inside", "inter": "{} GB/s between",
     "batch": "batch {}", "seq": "{} tokens", "accumulate": "{} micro-batches", "layers": "{} layers", "memory": "within {} GB",
     "mesh": "mesh {}",
-    "method": "{}", "objective": "least {}", "tool": "for {}", "zero": "ZeRO {}",
+    "method": "{}", "objective": "least {}", "tool": "for {}", "zero": "ZeRO {}", "chunks": "products in {} chunks",
 }  # fmt: skip
 NAMES: dict[str, Mapping[str, str]] = {
     "dtype": settings.DTYPES,

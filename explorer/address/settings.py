@@ -16,7 +16,16 @@ from explorer.address.amounts import Unreadable as Unreadable
 from explorer.address.amounts import tokens_of as tokens_of
 from explorer.address.amounts import tokens_text as tokens_text
 from explorer.text.recipe import RECOMPUTED
-from planner_core.core import DEFAULT_PRECISION, OPTIMIZERS, PRECISIONS, RECOMPUTE, InputError, cluster_names, gpu_names
+from planner_core.core import (
+    CHUNKS,
+    DEFAULT_PRECISION,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTE,
+    InputError,
+    cluster_names,
+    gpu_names,
+)
 from planner_core.exporters import TARGETS
 from planner_core.models import ZOO
 from planner_core.planning import Request, methods
@@ -259,6 +268,7 @@ SETTINGS: dict[str, Setting] = {
     "precision": Setting(DEFAULT_PRECISION, _one_of(PRECISIONS, "precision")),
     "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
     "accumulate": Setting(None, _number(1, 10**6)),
+    "chunks": Setting(1, lambda text: int(_one_of([*map(str, CHUNKS)], "number of chunks")(text))),
     "recompute": Setting("auto", _one_of(RECOMPUTE, "way of recomputation")),
     "zero": Setting(3, _zero),
     "memory": Setting(None, _decimal),
@@ -314,7 +324,7 @@ SETTINGS: dict[str, Setting] = {
 }
 REQUEST_KEYS = (
     "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",
-    "memory", "mesh", "method", "objective", "tool",
+    "chunks", "memory", "mesh", "method", "objective", "tool",
 )  # fmt: skip
 
 
@@ -375,6 +385,7 @@ def request(values: Mapping[str, Value]) -> Request:
         optimizer=values["optimizer"],
         zero=None if values["zero"] == AUTO else values["zero"],
         recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",
+        chunks=values["chunks"],
         accumulate=values["accumulate"] if for_time else values["accumulate"] or 1,
         memory_gb=values["memory"],
         layers=values["layers"],

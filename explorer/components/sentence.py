@@ -15,6 +15,7 @@ from explorer.text import units
 from explorer.text.words import cluster_words, numbers
 from explorer.text.words import text as plain
 from planner_core.core import (
+    CHUNKS,
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTE,
@@ -35,6 +36,10 @@ MICRO_BATCHES_HELP = (
     "Empty: the search chooses how many"
 )
 LAYERS_HELP = "How many copies of the repeated block; empty: as published"
+CHUNKS_HELP = (
+    "In chunks: where it gains, a matrix product is made in parts, and the sum of one part over GPUs runs beside the product of the next "
+    "(ATP). The torchrun script runs so; other tools make products at once"
+)
 PRECISION_HELP = (
     "Mixed: operators compute in the format above; weights, moments and gradients are kept in fp32, and gradients are reduced in it. "
     "One format: all of them are in the format above"
@@ -302,6 +307,7 @@ def _training(v: dict[str, Any]) -> None:
         "As needed: the search chooses for each copy of a block. Full: a block keeps only its inputs and runs forward again in the "
         "backward pass. Selective: it also keeps attention and every second matmul.",
     )
+    _pick("Products", "chunks", list(CHUNKS), lambda n: "at once" if n == 1 else f"in {n} chunks", CHUNKS_HELP)
     _pick("ZeRO", "zero", list(settings.STAGE_NAMES), lambda z: settings.STAGE_NAMES[z], ZERO_HELP)
 
 

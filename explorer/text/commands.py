@@ -11,7 +11,7 @@ from planner_core.planning import Request
 
 OPTIONS = (
     "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
-    "objective", "tool", "memory_gb", "layout",
+    "objective", "tool", "memory_gb", "layout", "chunks",
 )  # fmt: skip
 ALWAYS = ("cluster",)
 NAMES = {"tool": "for"}

@@ -27,8 +27,9 @@ def recipe(plan: Plan) -> str:
 
 
 def work(plan: Plan) -> str:
-    """What a step does: its micro-batches and what it recomputes."""
-    return f"{_micro_batches(plan)}, {_recomputation(plan)}"
+    """What a step does: its micro-batches, what it recomputes, and whether it makes products in chunks."""
+    parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
+    return ", ".join([_micro_batches(plan), _recomputation(plan), *parts])
 
 
 def layout(plan: Plan) -> str:

@@ -181,6 +181,12 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=1.0,
         help="where experts are dealt out: load of the fullest GPU over the mean; default 1, balanced routing",
     )
+    p.add_argument(
+        "--chunks",
+        type=int,
+        default=1,
+        help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
+    )
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")

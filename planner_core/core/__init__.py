@@ -73,6 +73,7 @@ from planner_core.core.plan import (
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import (
+    CHUNKS,
     DEFAULT_PRECISION,
     DTYPES,
     OPTIMIZERS,
@@ -84,6 +85,7 @@ from planner_core.core.workload import (
 
 __all__ = [
     "ASSETS",
+    "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
     "ITEM_BYTES",

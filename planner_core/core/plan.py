@@ -57,7 +57,8 @@ class Edge:
     """The redistribution of one tensor from state `src` to state `dst`. `forward` and `backward` are its steps, in order.
 
     `segments` maps a tensor dim to the sizes of its fused parts (q, k, v in one projection). A shard of that dim holds an equal part
-    of each of them.
+    of each of them. `chunks`: the product that makes the tensor runs in so many parts of its last dim, and the collective of one part
+    runs beside the product of the next (ATP, section 3.4).
     """
 
     src: State
@@ -65,6 +66,7 @@ class Edge:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,11 @@ class Plan:
     fits: bool = True
     notes: tuple[str, ...] = ()
     assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(timing()))
+
+    @property
+    def chunks(self) -> int:
+        """The largest number of parts in which an operator makes a result that is sent part by part; 1 if all are made at once."""
+        return max((e.chunks for b in self.blocks.values() for s in b.sites.values() for e in s.outputs), default=1)
 
     @property
     def data_axes(self) -> tuple[int, ...]:

@@ -196,14 +196,17 @@ def _segments_from_json(data: Mapping[str, list[int]]) -> dict[int, tuple[int, .
 
 
 def _edge_json(e: Edge) -> list[Any]:
+    chunks = [e.chunks] if e.chunks > 1 else []
     return [
-        str(e.src), str(e.dst), _steps_text(e.forward), _steps_text(e.backward), _segments_json(e.segments)
+        str(e.src), str(e.dst), _steps_text(e.forward), _steps_text(e.backward), _segments_json(e.segments), *chunks
     ]  # fmt: skip
 
 
 def _edge_from_json(row: list[Any]) -> Edge:
-    src, dst, forward, backward, segments = row
-    return Edge(parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments))
+    src, dst, forward, backward, segments, *chunks = row
+    return Edge(
+        parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments), *chunks
+    )
 
 
 def _steps_text(steps: tuple[Step, ...]) -> str:

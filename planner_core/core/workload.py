@@ -22,9 +22,10 @@ RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "ful
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
-USUAL = {"expert_imbalance": 1, "rank_by_rank": False}
+USUAL = {"expert_imbalance": 1, "rank_by_rank": False, "chunks": 1}
 """Fields that plain data leaves out while they have these values."""
 MOST_IMBALANCE = 1000
+CHUNKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Workload:
     have instead of stage 0; 1 shards the optimizer's states, 2 also the gradients, 3 also the weights. A plan that states no
     `precision` is pure, as all were once. `expert_imbalance`: how many times the mean the fullest GPU gets where experts are dealt out
     over GPUs; 1: routing is balanced. `rank_by_rank`: ZeRO-1 and ZeRO-2 hand out the updated weights tensor by tensor and rank by rank,
-    as nanotron and InternEvo do, and not in buckets.
+    as nanotron and InternEvo do, and not in buckets. `chunks`: the number of parts into which a product may be cut, so that the sum of one
+    part over GPUs runs beside the product of the next; a plan cuts those that gain by it.
     """
 
     batch: int
@@ -51,6 +53,7 @@ class Workload:
     attention: str = "flash2"
     expert_imbalance: float = 1.0
     rank_by_rank: bool = False
+    chunks: int = 1
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
@@ -69,7 +72,7 @@ class Workload:
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
             ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
-            ("attention", self.attention, ATTENTION),
+            ("attention", self.attention, ATTENTION), ("chunks", self.chunks, CHUNKS),
         )  # fmt: skip
         for name, value, allowed in choices:
             if value not in allowed:

@@ -34,9 +34,11 @@ from planner_core.cost.schedule import (
     Event,
     Exposed,
     beyond_compute,
+    cuttable,
     exposed_parts,
-    overlap,
+    in_chunks,
     scheduled,
+    seconds_in_chunks,
     simulated,
     weight_traffic,
 )
@@ -61,7 +63,15 @@ from planner_core.cost.step_messages import (
     messages,
     recomputed,
 )
-from planner_core.cost.step_time import NUM_COMPONENTS, Component, CostVector, Shares, StepTime, waited_seconds
+from planner_core.cost.step_time import (
+    NUM_COMPONENTS,
+    Component,
+    CostVector,
+    Shares,
+    StepTime,
+    chunk_waits,
+    waited_seconds,
+)
 from planner_core.cost.units import ops_before_the_units, sent_share
 
 __all__ = [
@@ -93,9 +103,12 @@ __all__ = [
     "axis_roles",
     "beyond_compute",
     "block_of",
+    "chunk_waits",
     "cost_model",
     "cost_model_of",
+    "cuttable",
     "exposed_parts",
+    "in_chunks",
     "local_bytes",
     "message_time",
     "message_waits",
@@ -105,11 +118,11 @@ __all__ = [
     "op_seconds",
     "ops_before_the_units",
     "optimizer_bytes",
-    "overlap",
     "price",
     "recomputed",
     "scheduled",
     "searched_stages",
+    "seconds_in_chunks",
     "sent_share",
     "simulated",
     "split_parts",

@@ -206,13 +206,19 @@ def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[f
     """Seconds forward and backward of one op on one GPU."""
     over = memory_passes(block, model.fused)[op.name]
     chosen = rows_at(block, op, site)
-    kernels = kernel_seconds(op, block.values, chosen, model) if has_kernels(op) else (0.0, 0.0)
+    chunks = max(e.chunks for e in site.outputs)
+    kernels = kernel_seconds(op, block.values, chosen, model, chunks) if has_kernels(op) else (0.0, 0.0)
     ends = [
         *zip(op.inputs, (e.dst for e in site.inputs), strict=True),
         *zip(op.outputs, (e.src for e in site.outputs), strict=True),
     ]
     sizes = [local_bytes(block, v, state.forward, model) for v, state in ends]
     moved = [sum(n * size for n, size in zip(p, sizes, strict=True)) for p in (over.forward, over.backward)]
+    moved[0] += sum(
+        2 * local_bytes(block, v, e.dst.forward, model)  # the parts of a result that is made in chunks are joined
+        for v, e in zip(op.outputs, site.outputs, strict=True)
+        if e.chunks > 1
+    )
     forward, backward = op_time(op, _each(kernels), _each(moved), model)
     return float(forward[0]), float(backward[0])
 

@@ -39,7 +39,7 @@ class Message:
     `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
     message (see `units.bucket_share`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
-    a kernel of the same operator that runs meanwhile.
+    a kernel of the same operator that runs meanwhile. `in_chunks`: the next chunk of a product is made meanwhile.
     """
 
     site: str
@@ -55,6 +55,7 @@ class Message:
     share: float = 1.0
     load: float = 1.0
     behind_s: float = 0.0
+    in_chunks: bool = False
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
@@ -123,15 +124,28 @@ def _site(block: Block, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], mode
     again = rerun.get(op.name)
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
         yield from _operand(block, op, position, value, edge, again is not None, model)
+    yield from result_messages(block, op, site, again, model)
+    yield from _internal(block, op, site, model, again is not None and again.sends)
+
+
+def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, model: CostModel) -> Iterator[Message]:
+    """The collectives of an operator's results, and of their gradients. `again`: what of it runs again in backward."""
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(sent(block, value, edge.forward, edge.src.forward, model))
+        kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
         for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
-            yield from (
-                Message(op.name, f"result {position}", phase, kind, axis, n, 1, WAIT) for kind, axis, n in steps
-            )
+            for kind, axis, n in steps:
+                last = Message(op.name, f"result {position}", phase, kind, axis, n // edge.chunks, 1, WAIT)
+                if edge.chunks > 1:
+                    yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
+                yield last
         for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
-    yield from _internal(block, op, site, model, again is not None and again.sends)
+
+
+def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: CostModel) -> float:
+    """Seconds of one chunk of a product."""
+    return kernel_seconds(op, block.values, rows_at(block, op, site), model, chunks)[0] / chunks
 
 
 def _operand(

@@ -36,6 +36,8 @@ def _written(plan: Plan, target: Target) -> ExportedPlan:
             *remarks,
             f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
         )
+    if plan.chunks > 1 and not target.runs_chunks:
+        remarks = (*remarks, "the plan makes products in chunks; what runs this form makes each at once")
     if target.price is None or layout is None:
         return ExportedPlan(text, remarks, beside=beside)
     found = target.price(plan, layout) if on_cluster(plan) else None

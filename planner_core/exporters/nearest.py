@@ -216,7 +216,7 @@ def _planner(plan: Plan) -> Planner:
         str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
         optimizer=load["optimizer"], recompute=load["recompute"], accumulate=load.get("accumulate", 1),
     )  # fmt: skip
-    return prepare(request, graph_of(plan)).changed(workload=cost_model_of(plan).workload)
+    return prepare(request, graph_of(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 
 
 def _shards_data(plan: Plan, layout: TpLayout) -> bool:

@@ -37,6 +37,8 @@ class Target:
     price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
     beside: str = ""
     """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
+    runs_chunks: bool = False
+    """Whether what runs the form makes products in chunks if the plan says so."""
 
     @property
     def in_pairs(self) -> bool:
@@ -132,11 +134,11 @@ def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> PricedForm | None:
 TARGETS: Mapping[str, Target] = {
     t.name: t
     for t in (
-        Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json),
+        Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json, runs_chunks=True),
         Target(
             "torchrun", "torchrun script", ".py",
             "A training script of one page: the plan’s blocks as functions with their collectives in place, and a loop around them.",
-            _torchrun, beside=".plan.json",
+            _torchrun, beside=".plan.json", runs_chunks=True,
         ),
         Target(
             "parallelize_module", "parallelize_module", ".py",

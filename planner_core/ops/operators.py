@@ -115,6 +115,7 @@ class Operator:
     own_forward: bytes that forward uses for a moment, beside operands, results and what it keeps.
     own_backward: bytes that backward uses for a moment, beside the gradients that it takes and makes.
     of_logits: whether it is a loss of logits that the model also returns.
+    cuts: whether it may make its result in parts of the last dim, one after the other (`Workload.chunks`).
     local: how it runs on one GPU's part of its tensors.
     leads: whether it leads a group of its own; None: its kind decides.
     title: its name for people; "": `name`.
@@ -140,6 +141,7 @@ class Operator:
     own_backward: BytesFn | None = None
     local: Local = Local.AS_IT_IS
     of_logits: bool = False
+    cuts: bool = False
     leads: bool | None = None
     title: str = ""
 

@@ -41,7 +41,8 @@ def plan(
             (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout`
             ("dp=2,fsdp=8", see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan",
             ...): only plans that this tool can be told. `expert_imbalance` (1.0): how many times the mean the fullest GPU
-            computes and gets, where experts are dealt out over GPUs.
+            computes and gets, where experts are dealt out over GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so
+            that the sum of one part over GPUs hides behind the next (ATP).
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

@@ -29,7 +29,7 @@ from planner_core.core import (
     Step,
     join_name,
 )
-from planner_core.cost import CostModel, price
+from planner_core.cost import CostModel, cuttable, price
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import SegmentMap, coarsen, graph_strategies
 
@@ -143,7 +143,8 @@ class _Retarget:
             table = self._moves(block, v)
             back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
             forward = self._steps(table, e.src.forward, e.dst.forward, name)
-            outputs.append(Edge(e.src, e.dst, forward, back, dict(self._parts(block, v))))
+            edge = Edge(e.src, e.dst, forward, back, dict(self._parts(block, v)), e.chunks)
+            outputs.append(edge if cuttable(block, op, edge, self.model.sizes, e.chunks) else replace(edge, chunks=1))
             delivered[v] = e.dst
         return SitePlan(inputs, tuple(outputs))
 

@@ -153,28 +153,27 @@ class Planner:
         by_volume: bool = False,
         stages: tuple[int, ...] | None = None,
         joined: tuple[int, ...] | None = None,
+        usual: bool = False,
     ) -> Problem:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
-        `CostModel`.
+        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks.
 
         Of three axes, operators treat the second as one with the first, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
-        if joined is None:
-            joined = (1,) if len(mesh.axis_sizes) > 2 else ()
+        workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
+        workload = replace(workload, chunks=1) if usual or by_volume else workload
+        joined = ((1,) if len(mesh.axis_sizes) > 2 else ()) if joined is None else joined
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
-        workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         model = replace(cost_model(self.cluster, mesh, workload), joined=joined)
-        if stages is not None:
-            model = replace(model, stages=stages)
-        if by_volume:
-            model = _by_volume(model)
-        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined)
+        model = model if stages is None else replace(model, stages=stages)
+        model = _by_volume(model) if by_volume else model
+        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
         with self.clock("network"):
             if key not in self.networks:
-                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined), {})
+                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks), {})
                 self.networks[key] = build_networks(self.coarse, self.strategies, model, known)
             nets = self.networks[key]
 
@@ -217,7 +216,7 @@ class Planner:
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
         restrict = space.restriction(self.graph)
-        return self.problem(space.mesh, restrict, uniform=uniform, stages=space.stages, joined=space.joined)
+        return self.problem(space.mesh, restrict, uniform=uniform, stages=space.stages, joined=space.joined, usual=True)
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -334,7 +333,7 @@ def prepare(
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
         request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
-        expert_imbalance=request.expert_imbalance,
+        expert_imbalance=request.expert_imbalance, chunks=request.chunks,
     )  # fmt: skip
     asked.check()
     if graph is None:

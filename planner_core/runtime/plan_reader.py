@@ -37,7 +37,8 @@ class Step:
 class Edge:
     """A redistribution of one tensor: its placements before (`src`) and after (`dst`), and the steps that it and its gradient take.
 
-    `gradient`: the placements in which the gradient comes back to the edge. `wanted`: those in which it leaves the edge.
+    `gradient`: the placements in which the gradient comes back to the edge. `wanted`: those in which it leaves the edge. `chunks`: into
+    how many parts the product that makes the tensor is cut.
     """
 
     src: Placements
@@ -47,6 +48,7 @@ class Edge:
     segments: Segments = field(default_factory=dict)
     gradient: Placements = ()
     wanted: Placements = ()
+    chunks: int = 1
 
     @property
     def differentiable(self) -> bool:
@@ -164,10 +166,10 @@ def _row(inputs: list[Any], outputs: list[Any]) -> Row:
 
 
 def _edge(row: list[Any]) -> Edge:
-    src, dst, forward, backward, segments = row
+    src, dst, forward, backward, segments, *chunks = row
     return Edge(
         _placements(src.partition("|")[0]), _placements(dst.partition("|")[0]), _steps(forward), _steps(backward),
-        _segments(segments), _placements(dst.partition("|")[2]), _placements(src.partition("|")[2]),
+        _segments(segments), _placements(dst.partition("|")[2]), _placements(src.partition("|")[2]), *chunks,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from planner_core.core import (
     State,
     Step,
 )
-from planner_core.cost import CostModel, sent_share
+from planner_core.cost import CostModel, in_chunks, sent_share
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import kept_ops
 from planner_core.search.folded_solver import Assignment
@@ -125,7 +125,8 @@ def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) ->
         if v.kind == "parameter" and i not in block.inputs and tensor_name(i) in net.tensors
     }
     in_order = dict(sorted(sites.items(), key=lambda item: order[item[0]]))
-    return BlockPlan((), params, in_order, recompute, kept_ops(block, recompute))
+    plan = BlockPlan((), params, in_order, recompute, kept_ops(block, recompute))
+    return in_chunks(block, plan, problem.model)
 
 
 def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:

@@ -28,6 +28,7 @@ from planner_core.core import (
     format_placements,
     local_shape,
 )
+from planner_core.cost import cuttable
 from planner_core.models import graph_of
 from planner_core.ops import Kind, Pair, Row, operator, rows, together
 
@@ -146,6 +147,8 @@ def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered
     for v, edge in zip(op.outputs, site.outputs, strict=True):
         delivered[v] = edge.dst
         yield from _leads(f"{name} result {v}", edge, block.values[v].grad, result=True)
+        if edge.chunks > 1 and (op.name in bp.kept or not cuttable(block, op, edge, plan.mesh.axis_sizes, edge.chunks)):
+            yield f"{name} cannot make its result in {edge.chunks} parts and send each by itself"
         yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
         yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)
     yield from _attention(name, op, site.inputs)

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner_core.cost import chunk_waits
 from planner_core.cost.communication.atp import (
     best_mesh,
     bracket,
     chunk_timeline,
-    chunked_time_s,
     layer_cost,
     layer_wire_bytes,
-    overlapped_backward_s,
     reduced_elements,
     reductions,
     replicated_norm_elements,
@@ -116,7 +115,7 @@ def test_a_slow_outer_axis_moves_the_mesh() -> None:
 @given(st.floats(0, 10), st.floats(0, 10), st.integers(1, 50))
 def test_closed_form_of_chunk_overlap_is_the_timeline(compute: float, reduce: float, chunks: int) -> None:
     spans = chunk_timeline([compute / chunks] * chunks, [reduce / chunks] * chunks)
-    assert spans[-1].end_s == pytest.approx(chunked_time_s(compute, reduce, chunks), rel=1e-9, abs=1e-12)
+    assert spans[-1].end_s == pytest.approx(_in_chunks(compute, reduce, chunks), rel=1e-9, abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=20))
@@ -131,11 +130,11 @@ def test_timeline_keeps_the_order_of_each_stream_and_of_each_chunk(chunks: list[
 
 
 def test_one_chunk_hides_nothing_and_many_hide_all_but_one() -> None:
-    assert chunked_time_s(8.0, 4.0, 1) == 12.0
-    assert chunked_time_s(8.0, 4.0, 4) == 9.0
-    assert chunked_time_s(4.0, 8.0, 4) == 9.0
+    assert _in_chunks(8.0, 4.0, 1) == 12.0
+    assert _in_chunks(8.0, 4.0, 4) == 9.0
+    assert _in_chunks(4.0, 8.0, 4) == 9.0
 
 
-def test_backward_hides_the_all_reduce_behind_the_weight_gradient() -> None:
-    assert overlapped_backward_s(2.0, 1.0, 3.0) == 5.0
-    assert overlapped_backward_s(2.0, 4.0, 3.0) == 6.0
+def _in_chunks(compute: float, reduce: float, chunks: int) -> float:
+    """Seconds of equal chunks without contention, as plans are priced."""
+    return compute + float(chunk_waits(reduce / chunks, compute / chunks, chunks, 0.0))

@@ -142,6 +142,19 @@ def test_the_choice_of_zero_stages_is_proven(mesh: str, zero: int) -> None:
     assert any(once), "no weight has the stage"
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_choice_of_chunks_is_proven(recompute: str) -> None:
+    """Two samples on eight GPUs, of which four share each: a result is there sooner if it is summed in chunks."""
+    graph = load_snapshot("llama-3-8b", layers=2, batch=2)
+    cluster = load_cluster("1x8-h100:intra=150")
+    problem = problem_of(graph, cluster, "2x4", chunks=4, recompute=recompute)
+    assert_proven(problem, relaxed(problem))
+    at_once = claimed(once := problem_of(graph, cluster, "2x4", recompute=recompute), relaxed(once))
+    answer = solve(problem, relaxed(problem))
+    assert answer is not None and priced(relaxed(problem), answer) < at_once
+    assert {e.chunks for p in assemble(problem, answer).values() for s in p.sites.values() for e in s.outputs} == {1, 4}
+
+
 @pytest.mark.parametrize("zero", [1, 2])
 @pytest.mark.parametrize("seed", [0, 3, 7])
 def test_zero_stages_within_a_budget_are_proven(seed: int, zero: int) -> None:

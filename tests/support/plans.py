@@ -1,7 +1,12 @@
 """Plans that tests share: a request is planned once in each process."""
 
+from dataclasses import replace
 from functools import lru_cache
 
+from planner_core.core import Plan
+from planner_core.cost import cost_model_of, cuttable, price
+from planner_core.cost.resolved_ops import block_of
+from planner_core.models import graph_of
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 
@@ -13,3 +18,17 @@ def planned(request: Request) -> Result:
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
     return plan_model(request)
+
+
+def in_chunks(plan: Plan, chunks: int = 4) -> Plan:
+    """The plan with every product in chunks that can be, whether it gains or not."""
+    graph, plan = graph_of(plan), replace(plan, workload={**plan.workload, "chunks": chunks})
+    model, blocks = cost_model_of(plan), {}
+    for label, bp in plan.blocks.items():
+        block, sites = block_of(graph, label), dict(bp.sites)
+        for op in block.ops:
+            edge = sites[op.name].outputs[0]
+            if op.name not in bp.kept and cuttable(block, op, edge, model.sizes, max(2, chunks)):
+                sites[op.name] = replace(sites[op.name], outputs=(replace(edge, chunks=chunks),))
+        blocks[label] = replace(bp, sites=sites)
+    return replace(plan, blocks=blocks, cost=price(blocks, graph, model))

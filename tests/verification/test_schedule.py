@@ -28,7 +28,7 @@ from planner_core.verification.api import scaled, verify_text
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.schedule import difference
-from tests.support.plans import Request, planned
+from tests.support.plans import Request, in_chunks, planned
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
@@ -139,6 +139,21 @@ def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: P
         for name, rows in zip(names, rank, strict=True):
             wanted = scheduled(plans[name], graph, micro_batches=micro_batches)
             assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
+
+
+def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
+    """Four sums of a product are issued one behind the other, and then waited for; a run that waits for each at once is caught."""
+    plans, graph = llama()
+    cut = {name: in_chunks(plans[name]) for name in ("Megatron-LM", "Megatron-LM + sequence parallel")}
+    for name, plan in cut.items():
+        shardscope.save_plan(plan, tmp_path / name)
+    files = [str(tmp_path / name) for name in cut]
+    for fault in ("", "waits at once"):
+        for (name, plan), rows in zip(cut.items(), run_ranks(traced, 2, (files, 1, fault))[0], strict=True):
+            wanted = scheduled(plan, graph)
+            assert [e.what for e in wanted if "down_proj" in getattr(e, "site", "")][:8] == ["issue"] * 4 + ["wait"] * 4
+            found = difference(wanted, [Event(*row) for row in rows], prefixes(graph))
+            assert (found == "") is (fault == ""), (name, fault, found)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -135,13 +135,3 @@ def chunk_timeline(compute_s: Sequence[float], communication_s: Sequence[float])
         sent = start + reduce
         spans.append(Span("communication", chunk, start, sent))
     return tuple(spans)
-
-
-def chunked_time_s(compute_s: float, communication_s: float, chunks: int) -> float:
-    """Seconds of C = `chunks` equal chunks, for the sums g (compute) and a (communication): (g + a + (C-1)·max(g, a)) / C."""
-    return (compute_s + communication_s + (chunks - 1) * max(compute_s, communication_s)) / chunks
-
-
-def overlapped_backward_s(grad_input_s: float, communication_s: float, grad_weight_s: float) -> float:
-    """Seconds of a backward whose grad-input all_reduce runs beside the grad-weight GEMM."""
-    return grad_input_s + max(communication_s, grad_weight_s)

@@ -10,7 +10,7 @@ each doubling of the number of nodes (`CostModel.slowdown`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from planner_core.core import Op, Value
 from planner_core.cost.compute.attention import attention_seconds
 from planner_core.cost.compute.products import product_seconds, work_seconds
 from planner_core.cost.model import Array, CostModel
-from planner_core.ops import OWN_KERNEL, Attention, Kernel, Merge, Row, Scan, Work, operator, work_of
+from planner_core.ops import OWN_KERNEL, Attention, Gemm, Kernel, Merge, Row, Scan, Work, operator, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,16 @@ def has_kernels(op: Op) -> bool:
     return operator(op.fn).work is not None
 
 
-def kernel_seconds(op: Op, values: Sequence[Value], chosen: Sequence[Row], model: CostModel) -> tuple[float, float]:
-    """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis."""
+def kernel_seconds(
+    op: Op, values: Sequence[Value], chosen: Sequence[Row], model: CostModel, chunks: int = 1
+) -> tuple[float, float]:
+    """Seconds forward and backward of the operator's kernels. `chosen` has the row that it runs on each mesh axis. `chunks`: into how
+    many parts of its result's last dim a product is cut in forward."""
     work: Work = work_of(op, values, chosen, model.sizes)
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
     fullest = model.fullest(chosen)
-    forward = fullest * sum(_seconds(k, dtype, whole, model) for k in work.forward)
+    cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
+    forward = fullest * chunks * sum(_seconds(k, dtype, whole, model) for k in cut)
     return forward, fullest * sum(_seconds(k, dtype, whole, model) for k in work.backward)
 
 

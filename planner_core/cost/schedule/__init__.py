@@ -4,10 +4,10 @@ units           the parts of a forward pass, and the buckets of their weights an
 events          what a rank issues and waits for, in order
 simulation      the seconds of that order, on two streams
 exposed         the parts of a step's exposed communication, by the form that the search minimises
-chunk_overlap   what ATP's chunks would hide
+chunks          products in parts, each summed over GPUs beside the next (ATP)
 """
 
-from planner_core.cost.schedule.chunk_overlap import overlap
+from planner_core.cost.schedule.chunks import cuttable, in_chunks, seconds_in_chunks
 from planner_core.cost.schedule.events import Event, scheduled
 from planner_core.cost.schedule.exposed import (
     CONTENTION,
@@ -31,9 +31,11 @@ __all__ = [
     "Event",
     "Exposed",
     "beyond_compute",
+    "cuttable",
     "exposed_parts",
-    "overlap",
+    "in_chunks",
     "scheduled",
+    "seconds_in_chunks",
     "simulated",
     "weight_traffic",
 ]

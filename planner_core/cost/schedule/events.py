@@ -206,6 +206,10 @@ class _Recorder(Rank):
         self.events.append(Event(what, unit, "", 0, 0))
 
     def run(self, unit: ScheduledUnit, phase: str) -> None:
+        behind = 0  # chunks of a product on their way, which are waited for behind its last one
         for m in unit.forward if phase == "forward" else unit.backward:
-            for what in ("issue", "wait") * m.count:
+            early = m.count if m.in_chunks else 0
+            order = ("issue",) * early or ("issue", "wait") * m.count + ("wait",) * behind
+            behind = early
+            for what in order:
                 self.events.append(Scheduled(what, m.kind, self.axes[m.axis], m.num_bytes, 0, m.site))

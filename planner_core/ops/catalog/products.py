@@ -304,7 +304,9 @@ def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 
 OPERATORS = (
-    Operator(name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias"),
+    Operator(
+        name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias", cuts=True
+    ),
     Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
     Operator(name="baddbmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input batch1 batch2"),
     Operator(name="matmul", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input other"),

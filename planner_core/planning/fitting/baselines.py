@@ -36,7 +36,9 @@ def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: M
 
 def _problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
     restricts = [(mesh, b.restrict(planner.graph, mesh)) for mesh in options]
-    return [planner.problem(mesh, restrict, zero=b.zero) for mesh, restrict in restricts if restrict is not None]
+    return [
+        planner.problem(mesh, restrict, zero=b.zero, usual=True) for mesh, restrict in restricts if restrict is not None
+    ]
 
 
 def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:

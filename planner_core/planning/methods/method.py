@@ -48,7 +48,7 @@ class Method:
     space: str = ""
     """What `restrict` forbids, as words after the method's name, for the steps of the ablation."""
     chunks: bool = False
-    """Whether its plans say how much communication chunks of the batch would hide (ATP)."""
+    """Whether its plans say what they would gain if products ran in chunks (ATP)."""
     called: str = ""
     """Its name in the explorer, if that is not `title`."""
     plan_title: str = ""

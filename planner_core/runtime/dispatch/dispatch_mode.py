@@ -94,6 +94,11 @@ class Steering(TorchFunctionMode):
         super().__init__()
         self.model, self.mesh, self.params = model, mesh, params
         self.rows, self.versions = read_rows(plan), other_versions(plan)
+        if any(edge.chunks > 1 for row in self.rows.values() for edge in row.outputs):
+            raise PlanMismatch(
+                "the plan makes products in chunks, which only generated code does, and this model cannot become generated code; plan "
+                "it again without --chunks"
+            )
         self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
         self.recompute, self.kept = set(recomputed_prefixes(plan)), kept_sites(plan)
         self.scopes = Scopes(model, self._module_call)

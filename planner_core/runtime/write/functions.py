@@ -272,6 +272,9 @@ class FunctionWriter:
             return expression
         edge = self.layout.row(call).outputs[0]
         grad = self.tape.tensors[call.outputs[0]].grad
+        if edge.chunks > 1:
+            product = self.moves.product(edge.forward, edge.backward if grad else (), edge.chunks)
+            return expression.replace("F.linear(", f"{product}(", 1)
         return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
 
     def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:

@@ -65,6 +65,7 @@ class MoveNames:
         self.names, self.sizes = [n.upper() for n in names], sizes
         self.taken = frozenset(self.names)
         self.defined: dict[tuple[str, str, str], str] = {}
+        self.products: dict[tuple[str, str, int], str] = {}
 
     def axis(self, axis: int) -> str:
         """The name of a mesh axis in the code."""
@@ -94,6 +95,15 @@ class MoveNames:
             self.defined[key] = name
         return self.defined[key]
 
+    def product(self, forward: Sequence[Step], backward: Sequence[Step], chunks: int) -> str:
+        """The name of a product in chunks whose result is moved. The first call defines it."""
+        ahead, back = self.real(forward), self.real(backward)
+        name = f"product_{_words(ahead)}_in_{chunks}_back_{_words(back)}"
+        count = sum(one.startswith(name) for one in self.products.values())
+        return self.products.setdefault(
+            (self.steps(ahead), self.steps(back), chunks), f"{name}_{count + 1}" if count else name
+        )
+
     def steps(self, steps: Sequence[Step]) -> str:
         """Steps as code: `[all_gather(TENSOR, 1)]`."""
         return f"[{', '.join(map(self.step, steps))}]"
@@ -104,10 +114,13 @@ class MoveNames:
         return f"{CONSTRUCTORS.get(kind(step), kind(step))}({', '.join([self.axis(step.axis), *dims])})"
 
     def definitions(self) -> list[str]:
-        """One line for each move."""
+        """One line for each move, and for each kind of product in chunks."""
         return [
             f"{name} = move({forward}, backward={backward}{f', segments={fused}' if fused else ''})"
             for (forward, backward, fused), name in self.defined.items()
+        ] + [
+            f"{name} = chunked({forward}, backward={backward}, chunks={chunks})"
+            for (forward, backward, chunks), name in self.products.items()
         ]
 
 

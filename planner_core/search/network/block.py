@@ -28,6 +28,7 @@ from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, memory_passes
+from planner_core.search.network import chunks
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, Runs, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
@@ -303,12 +304,15 @@ class _Builder:
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
         allowed = np.isfinite(there) & np.isfinite(back)
         allowed &= joint_all(_may_deliver(made, states.pairs), index, states.index)
-        again = self.options.again.get(s.ops[where[0]].name)
-        if again is not None and again.delivers:
-            back = back + there
-        cost = costs(*allowed.shape)
-        cost[Component.FORWARD], cost[Component.BACKWARD] = np.where(allowed, (there, back), 0.0)
-        cost[Component.COMMUNICATION] = (cost[Component.FORWARD] + cost[Component.BACKWARD]) * self._micro_batches
+        rerun = self.options.again.get(s.ops[where[0]].name)
+        again = rerun is not None and rerun.delivers
+        delay = sent = there
+        if chunks.cuts(work, where[0], fused=bool(self.segments(value))):
+            delay, sent = chunks.least(work, where[0], forward, states, table, there)
+        cost, m = costs(*allowed.shape), self._micro_batches
+        cost[Component.FORWARD] = np.where(allowed, delay, 0.0)
+        cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)
+        cost[Component.COMMUNICATION] = np.where(allowed, m * (back + (2 if again else 1) * sent), 0.0)
         if any(root(self.block, kept) == value for op in s.ops for kept in op.saved) and self._kept_by_reader(value):
             # the operator keeps the tensor as it was made, the reader as it was delivered: two tensors if these differ
             own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])

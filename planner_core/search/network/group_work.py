@@ -144,7 +144,7 @@ class GroupWork:
         op = self.strategy.ops[k]
         known = self.runs.seconds
         if op.name not in known:
-            kernels = self._kernels(k)
+            kernels = self.kernels(k)
             known[op.name] = *op_time(op, kernels, self._moved(k), self.model), *self._internal(k, kernels)
         return known[op.name]
 
@@ -158,15 +158,24 @@ class GroupWork:
         """[joint row]: the number of parts of something that exactly the rows with a flag split; `flags` has one per row."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
-    def _kernels(self, k: int) -> tuple[Floats, Floats]:
-        """Two arrays [joint row]: seconds of op k's kernels forward and backward. Equal joint rows are priced once."""
+    def longer(self, k: int, chunks: int, rows: Ints, joined: Floats) -> Floats:
+        """[entry]: by how many seconds op k computes longer in forward if it makes its result in chunks. `rows` [entry] are joint rows.
+        `joined` [entry]: the bytes that are read and written to join the chunks."""
+        kernels, moved = self.kernels(k, chunks)[0][rows], self._moved(k)[0][rows] + joined
+        forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved, moved), self.model)
+        return np.asarray(forward - self._run(k)[0][rows])
+
+    def kernels(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
+        """Two arrays [joint row]: seconds of op k's kernels forward (in so many chunks) and backward. Equal joint rows are priced once."""
         op, found = self.strategy.ops[k], np.zeros((2, len(self.index)))
         if not has_kernels(op):
             return found[0], found[1]
         rows = [r[k] for r in self.strategy.rows]
         first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
         distinct, place = np.unique(first[self.index], axis=0, return_inverse=True)
-        each = [kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model) for joint in distinct]
+        each = [
+            kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks) for joint in distinct
+        ]
         forward, backward = np.array(each).T
         return forward[place.ravel()], backward[place.ravel()]
 

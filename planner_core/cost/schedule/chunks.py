@@ -1,0 +1,62 @@
+"""Products that run in chunks, so that the sum of one chunk over GPUs runs beside the product of the next.
+
+Source: Cheng et al., "ATP: Adaptive Tensor Parallelism for Foundation Models" (2023), section 3.4. ATP cuts the batch. Here the features of
+the result are cut, which a rank always has: y [tokens, 4096] is made as 4 parts [tokens, 1024]. The first is summed over the ranks (to
+all, or each rank gets its share of the tokens) while the second is made, and so on. Then the parts are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from planner_core.core import Block, BlockPlan, Edge, Graph, Op, P, Shard, SitePlan, local_shape
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import block_of
+from planner_core.cost.step import site_time, step_seconds, units_of
+from planner_core.cost.step_messages import message_waits, result_messages
+from planner_core.ops import operator
+
+
+def in_chunks(block: Block, bp: BlockPlan, model: CostModel) -> BlockPlan:
+    """The plan of a block with its products in `Workload.chunks` parts, where the next operator gets the result sooner so. Results that are
+    kept for recomputation are made at once."""
+    if model.workload.chunks == 1:
+        return bp
+    sites = {op.name: bp.sites[op.name] for op in block.ops}
+    cut = {op.name: _in_chunks(block, op, sites[op.name], model) for op in block.ops if op.name not in bp.kept}
+    return replace(bp, sites=sites | cut)
+
+
+def seconds_in_chunks(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
+    """Seconds of a step of a plan, if its products run in chunks where that is faster."""
+    cut = {label: in_chunks(block_of(graph, label), bp, model) for label, bp in blocks.items()}
+    return step_seconds(units_of(cut, graph, model), model)
+
+
+def _in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> SitePlan:
+    """The site with its product in chunks, if its result can be delivered so and is there sooner; else as it is."""
+    edge, chunks = site.outputs[0], model.workload.chunks
+    if not cuttable(block, op, edge, model.sizes, chunks):
+        return site
+    cut = replace(site, outputs=(replace(edge, chunks=chunks),))
+    seconds = [site_time(block, op, s, model)[0] + sum(_waits(block, op, s, model)) for s in (site, cut)]
+    return cut if seconds[1] < seconds[0] else site
+
+
+def cuttable(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], chunks: int) -> bool:
+    """Whether an operator can make its result in so many parts of the last dim, which are sent one by one along `edge`: its terms are
+    summed over one mesh axis, into whole tensors or into parts of another dim. `sizes`: those of the mesh axes."""
+    if not operator(op.fn).cuts or len(edge.forward) != 1 or edge.segments:
+        return False
+    (step,), shape = edge.forward, block.values[op.outputs[0]].meta.shape
+    features = local_shape(shape, edge.src.forward, sizes)[-1]
+    summed = step.src == P and step.dst != Shard(len(shape) - 1) and sizes[step.axis] > 1
+    return summed and features % chunks == 0
+
+
+def _waits(block: Block, op: Op, site: SitePlan, model: CostModel) -> Iterator[float]:
+    """Seconds of the redistributions of an operator's results in forward that the next operator waits for."""
+    for m in result_messages(block, op, site, None, model):
+        if m.phase == "forward":
+            yield message_waits(m, model)

@@ -1,0 +1,74 @@
+"""What a result costs on its way to the next operator if the product that makes it runs in chunks (`cost.schedule.chunks`).
+
+Example: a product of 8 ms makes terms that an all_reduce of 4 ms sums. In 4 chunks the sums of the first three run beside products of 2 ms
+each. The last sum, of 1 ms, is waited for. So the redistribution costs 1 ms, the price of contention, and what it takes longer to compute
+and join four small results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner_core.core import Shard
+from planner_core.cost import chunk_waits
+from planner_core.cost.communication import Moves, collective_times
+from planner_core.ops import operator
+from planner_core.search.network.group_work import GroupWork
+from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
+
+WHOLE, PARTIAL, FIRST_DIM = 0, 1, 2
+"""Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Moves`)."""
+
+
+def cuts(work: GroupWork, k: int, fused: bool) -> bool:
+    """Whether op k of a group may run in chunks. Results with fused parts, and those that are kept for recomputation, are made at once."""
+    op = work.strategy.ops[k]
+    return work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept
+
+
+def least(
+    work: GroupWork, k: int, forward: Ints, states: TensorStates, table: Moves, there: Floats
+) -> tuple[Floats, Floats]:
+    """Two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks, whichever is
+    less; and the seconds of its collectives.
+
+    `forward` [row] is the code of the placement in which the result is made. `there` [row, state]: the seconds at once.
+    """
+    (value,), model, chunks = work.strategy.ops[k].outputs, work.model, work.model.workload.chunks
+    delay, sent = there.copy(), there.copy()
+    last = len(states.meta.shape) - 1
+    cut = _divisible(work, k, last, chunks)
+    kernel, made = work.kernels(k, chunks)[0] / chunks, work.made_bytes(k, value)
+    for axis, kind, pairs in _sums(forward, states, table, last):
+        row, state = here = np.nonzero(pairs & cut[:, None])
+        each = collective_times(kind, made[row] / chunks, model.links[axis])
+        waits = chunk_waits(each, kernel[row], chunks, model.contention)
+        total = waits + work.longer(k, chunks, row, 2 * states.local_bytes[state])
+        better = total < delay[here]
+        delay[here] = np.where(better, total, delay[here])
+        sent[here] = np.where(better, chunks * each, sent[here])
+    return delay, sent
+
+
+def _divisible(work: GroupWork, k: int, last: int, chunks: int) -> Bools:
+    """[row]: whether this GPU's part of the last dim of op k's result can be cut evenly."""
+    (value,) = work.strategy.ops[k].outputs
+    sharded = np.array([rows[k].outputs[0][0] == Shard(last) for rows in work.strategy.rows])
+    features = work.block.values[value].meta.shape[last] // joint_parts(sharded, work.index, work.model.sizes)
+    return np.asarray(features % chunks == 0)
+
+
+def _sums(forward: Ints, states: TensorStates, table: Moves, last: int) -> Iterator[tuple[int, str, Bools]]:
+    """Every axis and collective that sums a result there, and for which [row, state] it is all that there is to do. A result is not
+    scattered by its last dim, which is cut already."""
+    base, delivered = 2 + len(states.meta.shape), states.forward[None, :]
+    direct = table.first[forward[:, None], delivered] == delivered
+    for axis in range(table.num_axes):
+        unit = base ** (table.num_axes - 1 - axis)
+        summed = direct & (forward // unit % base == PARTIAL)[:, None]
+        changed = delivered - forward[:, None]  # in the digit of this axis only, or it is not this axis
+        for digit in (WHOLE, *range(FIRST_DIM, FIRST_DIM + last)):
+            pairs = summed & (changed == (digit - PARTIAL) * unit)
+            yield axis, "all_reduce" if digit == WHOLE else "reduce_scatter", pairs

@@ -1,0 +1,89 @@
+"""Plans whose products run in chunks: they run as predicted, issue each chunk before the next is made, and compile."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from planner_core.core import Plan, plan_to_json
+from planner_core.exporters import export
+from planner_core.planning.request import Request
+from planner_core.verification.api import scaled
+from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.numerics import verify_all
+from planner_core.verification.processes import VerificationFailed, run_ranks
+from tests.support.plans import in_chunks, planned
+from tests.support.torchrun import run_script
+
+WAYS = ["none", "full", "selective"]
+"""Ways to recompute a block. If it is recomputed in full, the last product and its sums are not repeated."""
+
+
+@cache
+def megatron(model: str = "llama-3-8b", recompute: str = "none", accumulate: int = 1) -> tuple[Plan, Plan]:
+    """Megatron-LM's plans of two by four GPUs, without and with sequence parallelism: sums to all ranks, and to a share of the tokens."""
+    request = Request(model, cluster="1x8-h100", batch=16, mesh="2x4", recompute=recompute, accumulate=accumulate)
+    whole, shares = (p for p in planned(request).plans if p.method in ("megatron", "megatron-sp"))
+    return in_chunks(whole), in_chunks(shares)
+
+
+@pytest.mark.parametrize("recompute", ["none", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
+def test_traffic_and_memory_at_full_size(recompute: str) -> None:
+    plans = megatron(recompute=recompute)
+    for plan, report in zip(plans, verify_fake_all(list(plans)), strict=True):
+        assert report["ok"] and report["dispatched"] == "", (plan.name, report["order"])
+        assert report["memory_bytes"]["rel_error"] < 0.02, report["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    "recompute", ["full", *(pytest.param(way, marks=pytest.mark.slow) for way in ("none", "selective"))]
+)
+def test_it_runs_as_predicted(recompute: str) -> None:
+    """On real processes: loss, every gradient, a step of AdamW; kinds, numbers and bytes of all collectives by phase and axis."""
+    plans = [scaled(p, 4) for p in megatron(recompute=recompute)]
+    assert all(p.chunks == 4 for p in plans)
+    for plan, found in zip(plans, verify_all(plans), strict=True):
+        assert found["ok"] and not found["dispatched"], (plan.name, found["loss"], found["grad"], found["collectives"])
+
+
+@pytest.mark.slow
+def test_biases_and_two_micro_batches() -> None:
+    """BERT's products add a bias, which one rank adds."""
+    plans = [scaled(p, 4) for p in (*megatron("bert-large"), *megatron("t5-large"), *megatron(accumulate=2))]
+    for plan, found in zip(plans, verify_all(plans), strict=True):
+        assert plan.chunks == 4 and found["ok"] and not found["dispatched"], (plan.model["name"], found["grad"])
+
+
+def _dispatched(plan: dict[str, Any]) -> list[Any]:
+    """A model that cannot be rewritten."""
+    from planner_core.runtime import CannotRewrite, Parallel
+    from planner_core.verification.numerics import compare
+
+    with mock.patch.object(
+        Parallel, "_rewritten", mock.Mock(side_effect=CannotRewrite("a test wants the dispatch mode"))
+    ):
+        return [compare(plan, 0, "float32")]
+
+
+def test_a_model_that_cannot_be_rewritten_is_refused() -> None:
+    with pytest.raises(VerificationFailed, match="plan it again without --chunks"):
+        run_ranks(_dispatched, 4, (plan_to_json(scaled(megatron()[0], 4)),))
+
+
+@pytest.mark.slow
+def test_its_script_shows_chunks_and_trains_alike(tmp_path: Path) -> None:
+    """On two ranks, at once; in chunks, eager and compiled."""
+    plan, found = megatron()[1], []
+    for chunks, options in ((1, ()), (4, ()), (4, ("--compile",))):
+        export(scaled(in_chunks(plan, chunks), 2), "torchrun", tmp_path / "train.py")
+        said = run_script(tmp_path / "train.py", "--steps", "2", "--report-every", "1", *options, ranks=2)
+        found.append([float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)])
+    text = (tmp_path / "train.py").read_text()
+    assert "chunked([reduce_scatter(TENSOR, 1)], backward=[all_gather(TENSOR, 1)], chunks=4)" in text
+    assert len(found[0]) == 2
+    assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)
