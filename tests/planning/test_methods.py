@@ -10,7 +10,9 @@ import pytest
 
 from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
+from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
+from planner_core.cost import zero_stage
 from planner_core.models.zoo import ZOO
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.methods.registry import METHODS
@@ -112,6 +114,28 @@ def test_fsdp_gathers_twice_and_scatters_once(name: str) -> None:
 def test_heads_that_cannot_be_split_leave_no_megatron_plan() -> None:
     """GPT-2 XL has 25 heads: Megatron-LM cannot run it on 8 GPUs, so no plan goes by that name."""
     assert set(plans("gpt2-xl", 2)[1]) == {"data-parallel", "fsdp"}
+
+
+@pytest.mark.parametrize("stage", [None, 1])
+def test_megatron_shards_optimizer_states_where_the_space_holds_zero_1(stage: int | None) -> None:
+    """Its distributed optimizer: the same tensor-parallel traffic, states of matrices sharded over the data axis, and less memory."""
+    kept = plans("llama-3-8b", 2, "4x2")[1]
+    planner = prepare(Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", layers=2, zero=stage))
+    found = {p.method: p for p in baselines(planner, meshes(planner.request, planner.cluster))}
+    for name in ("megatron", "megatron-sp"):
+        plan, before = found[name], kept[name]
+        weights = [w for b in plan.blocks.values() for w in b.params.values() if len(w.stored) == 2]
+        assert {zero_stage(before), zero_stage(plan)} == {0, 1}
+        assert any(isinstance(w.stored[0], Shard) for w in weights)
+        assert plan.cost.step_time_s <= before.cost.step_time_s
+        assert plan.cost.memory_bytes["peak"] < before.cost.memory_bytes["peak"]
+        tensor = [
+            {(t.phase, t.kind, t.num_bytes) for t in p.cost.traffic if t.axis and t.phase == "forward"}
+            for p in (plan, before)
+        ]
+        assert tensor[0] == tensor[1]
+    for name in ("data-parallel", "fsdp"):
+        assert name not in found or found[name].blocks == kept[name].blocks
 
 
 @pytest.mark.parametrize(

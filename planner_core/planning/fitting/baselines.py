@@ -36,8 +36,9 @@ def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: M
 
 def _problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
     restricts = [(mesh, b.restrict(planner.graph, mesh)) for mesh in options]
+    zero = b.highest_stage(planner.request.zero)
     return [
-        planner.problem(mesh, restrict, zero=b.zero, usual=True) for mesh, restrict in restricts if restrict is not None
+        planner.problem(mesh, restrict, zero=zero, usual=True) for mesh, restrict in restricts if restrict is not None
     ]
 
 

@@ -10,6 +10,7 @@ from planner_core.planning.methods.restrictions import (
     batch_split,
     sharded,
     summed,
+    summed_once,
     used_in_parts,
 )
 from planner_core.search.network import Restriction
@@ -27,13 +28,13 @@ def fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
 
 def megatron(stream: PairTest) -> Restrict:
     """Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards
-    the batch."""
+    the batch. On it the optimizer states may be sharded, as Megatron-LM's distributed optimizer does (ZeRO-1)."""
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
             return AxisRules(graph, (stream,), (used_in_parts,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (summed, used_in_parts))
+            return AxisRules(graph, (batch_split, stream), (summed_once, used_in_parts))
         return None
 
     return restrict

@@ -41,6 +41,8 @@ class Method:
     """What it minimises (see `OBJECTIVES`); None: what the request asks for."""
     zero: int = 3
     """The highest ZeRO stage of its space."""
+    own_stage: int | None = None
+    """The same where the request's space holds this stage: the one in which such a layout is usually run. None: `zero` everywhere."""
     uniform: bool = False
     """Whether all copies of a block are equal."""
     by_volume: bool = False
@@ -65,6 +67,10 @@ class Method:
     def shown_plan(self) -> str:
         """The name of its plan in the explorer."""
         return self.plan_title or self.title[:1].upper() + self.title[1:]
+
+    def highest_stage(self, zero: int | None) -> int:
+        """The highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
+        return self.own_stage if self.own_stage is not None and zero in (None, self.own_stage) else self.zero
 
     @property
     def defined(self) -> str:

@@ -51,11 +51,12 @@ BASELINES: Mapping[str, Method] = {
             words="data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
         ),
         Method(
-            name="megatron", title="Megatron-LM", restrict=megatron(whole), zero=0,
+            name="megatron", title="Megatron-LM", restrict=megatron(whole), zero=0, own_stage=1,
             words="attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
         ),
         Method(
             name="megatron-sp", title="Megatron-LM + sequence parallel", restrict=megatron(sequence_split), zero=0,
+            own_stage=1,
             words="as Megatron-LM, and what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
         ),
         Method(

@@ -153,8 +153,13 @@ def sequence_split(v: Value, pair: AxisState) -> bool:
 
 
 def summed(v: Value, pair: AxisState) -> bool:
-    """A Replicate parameter whose gradient is summed once a step."""
+    """A Replicate parameter whose gradient is summed once a step, and whose states are whole."""
     return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
+
+
+def summed_once(v: Value, pair: AxisState) -> bool:
+    """A Replicate parameter whose gradient is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
+    return summed(v, pair) or pair[3] == 1
 
 
 def sharded(v: Value, pair: AxisState) -> bool:
