@@ -23,12 +23,13 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.elimination import Floats, Table, eliminate
+from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_labels import Allowance, TooMuch
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
 from planner_core.search.units.dual_shares import best_shares
+from planner_core.search.units.reduction import solved
 from planner_core.search.units.tables import scalar
 from planner_core.search.units.unit import Copy, UnitCost, total
 from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
@@ -171,10 +172,10 @@ class FoldedTables:
         totals: list[Floats] = []
         bound = -np.inf
         for _ in range(MAX_TOP_SHARES):
-            solved = self._exact_below(abandon_above)
-            if solved is None:
+            exact = self._exact_below(abandon_above)
+            if exact is None:
                 return None
-            states, least = solved
+            states, least = exact
             bound = max(bound, least)
             mine = self._assignment(states)
             if found is None or self._priced(mine) < self._priced(found):
@@ -219,7 +220,7 @@ class FoldedTables:
         top = self.problem.top
         rounds = 0
         while True:
-            result = eliminate(top.sizes, self.tables, top.sequence, ())
+            result = solved(top, self.tables)
             if not np.isfinite(result.table):
                 return None
             states = result.assignment({})

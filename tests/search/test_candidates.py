@@ -16,6 +16,7 @@ from planner_core.planning.pipeline import _one_axis, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.elimination import eliminate
+from planner_core.search.candidates.generate import dominated
 from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
 from planner_core.search.network.block import Network, build_block, tensor_name
 from planner_core.search.network.folded import compile_network, ports
@@ -193,3 +194,12 @@ class Model(torch.nn.Module):
 def make():
     return Model(), (torch.zeros(8, 32, 64),)
 """
+
+
+def test_a_line_is_dominated_only_by_points_below_all_of_it() -> None:
+    """The example of `dominated`; and a line that lies lower than its ends tell is not dominated."""
+    stairs = [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0), (3.0, 0.0)]
+    assert dominated((0, 4), (4, 0), 4.0, stairs)
+    assert not dominated((0, 4), (4, 0), 4.0, [p for p in stairs if p != (1.0, 2.0)])
+    assert not dominated((0, 4), (4, 0), 3.9, stairs)
+    assert not dominated((0, 4), (4, 0), 4.0, [(0.0, 4.0), (4.0, 0.0)])

@@ -18,7 +18,7 @@ from planner_core.search.algebra.minplus import Power, power
 from planner_core.search.budget.memory_fit import FAR
 from planner_core.search.network.folded import Compiled
 from planner_core.search.units import reduction
-from planner_core.search.units.reduction import Inside, Reduced
+from planner_core.search.units.reduction import Inside, reduced
 from planner_core.search.units.tables import scalar
 
 MODELS = ("gpt2-xl", "mixtral-8x7b", "t5-large")
@@ -42,7 +42,7 @@ def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch:
     weights = np.random.default_rng(0).random(NUM_COMPONENTS)
     for variants in problem.blocks.values():
         assert len(variants) == 5
-        together = Reduced(list(variants.values()), weights)
+        together = reduced(list(variants.values()), weights)
         for k, c in enumerate(variants.values()):
             inside = Inside(together, k)
             rest = eliminate(c.sizes, given(inside.rest, {}), inside.left, c.keep)

@@ -160,19 +160,25 @@ class BucketTree:
 
     def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
         """The state of every variable in one label of the root, and for each of the `sets` (by number) the label taken from it."""
-        at: dict[str, int] = {}
-        taken: dict[int, int] = {}
-        todo = [(-1, label)]
+        at, taken = self.assignments(np.array([label]))
+        return {v: int(s[0]) for v, s in at.items()}, {k: int(s[0]) for k, s in taken.items()}
+
+    def assignments(self, labels: Ints) -> tuple[dict[str, Ints], dict[int, Ints]]:
+        """`assignment` of each of the root's `labels` [label], for all of them at once: arrays [label]."""
+        at: dict[str, Ints] = {}
+        taken: dict[int, Ints] = {}
+        todo = [(-1, labels)]
         while todo:
-            i, label = todo.pop()
+            i, labels = todo.pop()
             chosen = self.chosen[i]
-            place = np.unravel_index(int(chosen.row[label]), self.margins[i].shape) if self.scope_of(i) else ()
-            at.update(zip(self.scope_of(i), map(int, place), strict=True))
+            if self.scope_of(i):
+                place = np.unravel_index(chosen.row[labels], self.margins[i].shape)
+                at.update(zip(self.scope_of(i), place, strict=True))
             for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
                 if child < 0:
-                    taken[-1 - child] = int(part[label])
+                    taken[-1 - child] = part[labels]
                 else:
-                    todo.append((child, int(part[label])))
+                    todo.append((child, part[labels]))
         return at, taken
 
 

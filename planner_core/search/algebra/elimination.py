@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -86,16 +87,15 @@ def order(
     largest = MAX_TABLE if largest is None else largest
     if (entries := _entries(keep, sizes)) > largest:
         raise TooWide(entries)
-    near: dict[str, set[str]] = {v: set() for v in sizes}
-    for scope in scopes:
-        for v in scope:
-            near[v].update(scope)
-    for v, others in near.items():
-        others.discard(v)
+    near = _neighbours(sizes, scopes)
     kept, found = set(keep), []
     weight = {v: _entries((v, *near[v]), sizes) for v in sizes if v not in kept}
+    queue = [(entries, v) for v, entries in weight.items()]  # old weights stay, and are passed over
+    heapify(queue)
     while weight:
-        v = min(weight, key=lambda name: (weight[name], name))
+        entries, v = heappop(queue)
+        if weight.get(v) != entries:
+            continue
         if weight.pop(v) > largest:
             raise TooWide(_entries((v, *near[v]), sizes))
         found.append(v)
@@ -103,9 +103,21 @@ def order(
         for o in others:
             near[o] = (near[o] | others) - {o, v}
         for o in others:
-            if o in weight:
-                weight[o] = _entries((o, *near[o]), sizes)
+            if o in weight and weight[o] != (now := _entries((o, *near[o]), sizes)):
+                weight[o] = now
+                heappush(queue, (now, o))
     return found
+
+
+def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> dict[str, set[str]]:
+    """The other variables with which each variable stands in a table."""
+    near: dict[str, set[str]] = {v: set() for v in sizes}
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    for v, others in near.items():
+        others.discard(v)
+    return near
 
 
 def _entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:

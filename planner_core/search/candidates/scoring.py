@@ -119,11 +119,8 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
     """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _kinds(compiled, n) for n in names}
-    found: list[tuple[tuple[int, ...], float, float]] = []
-    for at in _held(compiled, _stream(block)):
-        ways = generate(compiled, at)
-        for state, comm, memory in zip(ways.at, ways.comm_s, ways.memory_bytes, strict=True):
-            found.append((tuple(kinds[n][state[n]] for n in names), float(comm), float(memory)))
+    ways = generate(compiled, _held(compiled, _stream(block)), names)
+    found = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in ways]
     if not found:
         return None
     best = np.flatnonzero(pareto(*(np.array([x[i] for x in found]) for i in (1, 2))))

@@ -52,8 +52,9 @@ class Compiled:
     orders: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(
         default_factory=dict
     )  # for other boundaries
-    recipes: list[Any] = field(default_factory=list)
-    """How the inside is eliminated, if that was worked out (see `units.reduction`). Variants share it."""
+    recipes: dict[Any, Any] = field(default_factory=dict)
+    """How the inside is eliminated, by the scopes of its tables, as far as that was worked out (see `units.reduction`). Variants share
+    it."""
 
     @cached_property
     def costs(self) -> Floats:

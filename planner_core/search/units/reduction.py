@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Floats, Steps, Table
+from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate
 from planner_core.search.network.folded import Compiled
 
 SMALL = 1_000_000
@@ -55,11 +55,18 @@ class Recipe:
     left: list[str]
 
 
-def recipe(compiled: Compiled) -> Recipe:
-    """The recipe of a block. It stops before the first variable that needs a table of more than SMALL entries."""
+def recipe(compiled: Compiled, wanted: Sequence[tuple[str, ...]]) -> Recipe:
+    """The recipe of a network with tables over the variables `wanted` [table]. It stops before the first variable that needs a table
+    of more than SMALL entries. The network keeps it."""
+    if (key := tuple(wanted)) not in compiled.recipes:
+        compiled.recipes[key] = _recipe(compiled, [*wanted])
+    found: Recipe = compiled.recipes[key]
+    return found
+
+
+def _recipe(compiled: Compiled, scopes: list[tuple[str, ...]]) -> Recipe:
     sizes = compiled.sizes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
-    scopes = [tuple(v for v in f.vars if sizes[v] != 1) for f in compiled.factors]
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]
     pool: dict[str, list[int]] = {v: [] for v in compiled.sequence}
     last: list[int] = []
@@ -96,27 +103,39 @@ def _part(table: int, scope: tuple[str, ...], wanted: tuple[str, ...], sizes: Ma
 
 
 class Reduced:
-    """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
+    """Tables [variant, ...] of networks of one form, after what the recipe says was eliminated."""
 
-    def __init__(self, variants: Sequence[Compiled], weights: Floats) -> None:
-        first = variants[0]
-        if not first.recipes:
-            first.recipes.append(recipe(first))
-        self.recipe: Recipe = first.recipes[0]
-        flat = np.stack([weights @ c.costs + c.barrier for c in variants])
-        self.tables: list[Floats] = []
-        at = 0
-        for f, scope in zip(first.factors, self.recipe.scopes, strict=False):
-            sizes = tuple(n for n in f.allowed.shape if n != 1)
-            assert len(sizes) == len(scope)
-            self.tables.append(flat[:, at : at + f.allowed.size].reshape(-1, *sizes))
-            at += f.allowed.size
-        for step in self.recipe.steps:
+    def __init__(self, recipe: Recipe, tables: list[Floats]) -> None:
+        self.recipe, self.tables = recipe, tables
+        for step in recipe.steps:
             if step.parts:
-                total, *more = (self.tables[p.table].transpose(p.order).reshape(p.shape) for p in step.parts)
+                total, *more = (tables[p.table].transpose(p.order).reshape(p.shape) for p in step.parts)
                 for array in more:
                     total = total + array
-                self.tables.append(total.min(axis=1))
+                tables.append(total.min(axis=1))
+
+
+def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:
+    """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
+    first = variants[0]
+    sizes = first.sizes
+    flat = np.stack([weights @ c.costs + c.barrier for c in variants])
+    tables: list[Floats] = []
+    scopes = [tuple(v for v in f.vars if sizes[v] != 1) for f in first.factors]
+    at = 0
+    for f, scope in zip(first.factors, scopes, strict=True):
+        tables.append(flat[:, at : at + f.allowed.size].reshape(-1, *(sizes[v] for v in scope)))
+        at += f.allowed.size
+    return Reduced(recipe(first, scopes), tables)
+
+
+def solved(compiled: Compiled, tables: Sequence[Table]) -> Elimination:
+    """The `tables` of a network without a boundary, after all of its variables were eliminated."""
+    names = [scope for scope, _ in tables]
+    inside = Inside(Reduced(recipe(compiled, names), [array[None] for _, array in tables]), 0)
+    found = eliminate(compiled.sizes, inside.rest, inside.left, ())
+    found.before = inside
+    return found
 
 
 class Inside:

@@ -30,7 +30,7 @@ from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.reduction import Inside, Reduced
+from planner_core.search.units.reduction import Inside, reduced
 from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
 
 MAX_SHARES = 5
@@ -136,9 +136,9 @@ class UnitCost:
         """A variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
         if (variant, shares) not in self.solvers:
             names = list(self.variants) if shares == EVEN else [variant]
-            reduced = Reduced([self.variants[name] for name in names], self.objective.weights(shares))
+            together = reduced([self.variants[name] for name in names], self.objective.weights(shares))
             for k, name in enumerate(names):
-                self.solvers[name, shares] = Solver(self.variants[name], Inside(reduced, k))
+                self.solvers[name, shares] = Solver(self.variants[name], Inside(together, k))
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:
