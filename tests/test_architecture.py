@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,14 @@ HOST = re.compile(
 )
 
 
-def sources(root: Path) -> list[Path]:
-    return sorted(root.rglob("*.py"))
+def sources(place: Path) -> list[Path]:
+    """The modules of a folder, or the file itself."""
+    return [place] if place.is_file() else sorted(place.rglob("*.py"))
+
+
+def places(root: Path) -> list[Path]:
+    """The packages of `root` and the modules beside them: a rule is one test for each."""
+    return sorted({root / path.relative_to(root).parts[0] for path in sources(root)})
 
 
 def room(path: Path, root: Path) -> str:
@@ -49,6 +56,7 @@ def room(path: Path, root: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+@cache
 def imports(path: Path, root: Path) -> list[tuple[str, bool]]:
     """(absolute dotted name, whether it stands inside a function) of every import; `from a import b` gives a.b."""
     found: list[tuple[str, bool]] = []
@@ -84,6 +92,9 @@ def both() -> list[tuple[Path, Path]]:
     return [(root, path) for root in ORDER for path in sources(root)]
 
 
+each = [(root, place) for root in ORDER for place in places(root)]
+
+
 def ids(value: Path) -> str:
     return str(value.relative_to(ROOT))
 
@@ -108,27 +119,29 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
             )
 
 
-@pytest.mark.parametrize(("root", "path"), both(), ids=ids)
-def test_packages_point_one_way(root: Path, path: Path) -> None:
+@pytest.mark.parametrize(("root", "place"), each, ids=ids)
+def test_packages_point_one_way(root: Path, place: Path) -> None:
     order = ORDER[root]
-    own = room(path, root)
-    before = order[: order.index(own)] if own else order
-    late = {name[0] for name, _ in own_imports(path, root) if name[0] in order and name[0] not in before}
-    assert not late, f"{own} may not import {sorted(late)}, which stands after it"
+    for path in sources(place):
+        own = room(path, root)
+        before = order[: order.index(own)] if own else order
+        late = {name[0] for name, _ in own_imports(path, root) if name[0] in order and name[0] not in before}
+        assert not late, f"{path.relative_to(ROOT)} may not import {sorted(late)}, which stands after {own}"
 
 
-@pytest.mark.parametrize("path", [p for r in ORDER for p in sources(r)], ids=ids)
-def test_other_packages_are_asked_through_their_init(path: Path) -> None:
+@pytest.mark.parametrize(("root", "place"), each, ids=ids)
+def test_other_packages_are_asked_through_their_init(root: Path, place: Path) -> None:
     """`from planner_core.core import Graph`, never `from planner_core.core.graph import Graph`, save inside core."""
-    inner = []
-    for name, _ in imports(path, CORE if path.is_relative_to(CORE) else EXPLORER):
-        parts = name.split(".")
-        if parts[0] != "planner_core" or (path.is_relative_to(CORE) and parts[1:2] == [room(path, CORE)]):
-            continue
-        module = ROOT.joinpath(*parts[:-1])
-        if len(parts) > 2 and module.with_suffix(".py").exists() and parts[1] != "cli":
-            inner.append(name)
-    assert not inner, f"{path.relative_to(ROOT)} reaches into {inner}"
+    for path in sources(place):
+        inner = []
+        for name, _ in imports(path, root):
+            parts = name.split(".")
+            if parts[0] != "planner_core" or (root == CORE and parts[1:2] == [room(path, CORE)]):
+                continue
+            module = ROOT.joinpath(*parts[:-1])
+            if len(parts) > 2 and module.with_suffix(".py").exists() and parts[1] != "cli":
+                inner.append(name)
+        assert not inner, f"{path.relative_to(ROOT)} reaches into {inner}"
 
 
 def test_no_module_imports_in_a_circle() -> None:
@@ -148,20 +161,19 @@ def test_no_module_imports_in_a_circle() -> None:
             edges = {name: to for name, to in edges.items() if name not in ends}
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=ids)
-def test_heavy_libraries_stay_at_the_rim(path: Path) -> None:
-    if heavy(path):
-        return
-    place = path.relative_to(CORE).as_posix()
-    direct = {name for name, _ in imports(path, CORE) if name.split(".")[0] in HEAVY_LIBRARIES}
-    assert not direct, f"{place} imports {sorted(direct)}; only {sorted(HEAVY)} may"
+@pytest.mark.parametrize("place", places(CORE), ids=ids)
+def test_heavy_libraries_stay_at_the_rim(place: Path) -> None:
     rooms = {".".join(h.split("/")) for h in HEAVY if "/" in h}
-    early = {
-        name
-        for name, inside in imports(path, CORE)
-        if any(name.startswith(f"planner_core.{r}") for r in rooms) and not (inside and place in MAY_CALL_HEAVY)
-    }
-    assert not early, f"{place} imports {sorted(early)}; only {sorted(MAY_CALL_HEAVY)} may, in a function"
+    for path in (p for p in sources(place) if not heavy(p)):
+        name_of = path.relative_to(CORE).as_posix()
+        direct = {name for name, _ in imports(path, CORE) if name.split(".")[0] in HEAVY_LIBRARIES}
+        assert not direct, f"{name_of} imports {sorted(direct)}; only {sorted(HEAVY)} may"
+        early = {
+            name
+            for name, inside in imports(path, CORE)
+            if any(name.startswith(f"planner_core.{r}") for r in rooms) and not (inside and name_of in MAY_CALL_HEAVY)
+        }
+        assert not early, f"{name_of} imports {sorted(early)}; only {sorted(MAY_CALL_HEAVY)} may, in a function"
 
 
 def test_planning_needs_neither_torch_nor_transformers_nor_streamlit() -> None:
@@ -174,23 +186,25 @@ def test_planning_needs_neither_torch_nor_transformers_nor_streamlit() -> None:
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("path", sources(CORE), ids=ids)
-def test_the_library_knows_no_front_end(path: Path) -> None:
+@pytest.mark.parametrize("place", places(CORE), ids=ids)
+def test_the_library_knows_no_front_end(place: Path) -> None:
     """Only the command line may draw, with a function of the explorer that it imports when asked."""
-    drawn = {(name.split(".")[0], inside) for name, inside in imports(path, CORE)}
     front = {"streamlit", "plotly", "explorer"}
-    assert not {name for name, inside in drawn if name in front and not (name == "explorer" and inside)}
-    assert room(path, CORE) == "cli" or ("explorer", True) not in drawn
+    for path in sources(place):
+        drawn = {(name.split(".")[0], inside) for name, inside in imports(path, CORE)}
+        assert not {name for name, inside in drawn if name in front and not (name == "explorer" and inside)}, path
+        assert room(path, CORE) == "cli" or ("explorer", True) not in drawn, path
 
 
-@pytest.mark.parametrize("path", sources(EXPLORER), ids=ids)
-def test_only_pages_session_and_components_know_streamlit(path: Path) -> None:
-    roots = {name.split(".")[0] for name, _ in imports(path, EXPLORER)}
-    assert room(path, EXPLORER) in STREAMLIT or "streamlit" not in roots
-    # lessons compute with torch, but only when they are opened
-    late = room(path, EXPLORER) == "learn"
-    early = {name.split(".")[0] for name, inside in imports(path, EXPLORER) if not (inside and late)}
-    assert not early & HEAVY_LIBRARIES
+@pytest.mark.parametrize("place", places(EXPLORER), ids=ids)
+def test_only_pages_session_and_components_know_streamlit(place: Path) -> None:
+    for path in sources(place):
+        roots = {name.split(".")[0] for name, _ in imports(path, EXPLORER)}
+        assert room(path, EXPLORER) in STREAMLIT or "streamlit" not in roots, path
+        # lessons compute with torch, but only when they are opened
+        late = room(path, EXPLORER) == "learn"
+        early = {name.split(".")[0] for name, inside in imports(path, EXPLORER) if not (inside and late)}
+        assert not early & HEAVY_LIBRARIES, path
 
 
 def test_the_explorer_names_no_other_host() -> None:
@@ -246,11 +260,12 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys.modules[__name__], "CORE", root)
     monkeypatch.setitem(ORDER, root, ORDER[CORE] if CORE in ORDER else next(iter(ORDER.values())))
     assert imports(bad, root) == [("planner_core.search.folded_solver.solve", False), ("torch.nn", True)]
-    for rule in (test_other_packages_are_asked_through_their_init, test_heavy_libraries_stay_at_the_rim):
+    for place in (bad, bad.parent):
+        for rule in (test_other_packages_are_asked_through_their_init, test_packages_point_one_way):
+            with pytest.raises(AssertionError):
+                rule(root, place)
         with pytest.raises(AssertionError):
-            rule(bad)
-    with pytest.raises(AssertionError):
-        test_packages_point_one_way(root, bad)
+            test_heavy_libraries_stay_at_the_rim(place)
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")
 
