@@ -23,6 +23,7 @@ from planner_core.planning.request import Request
 from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.plans import own_planned
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLABLE = f"{ROOT / 'tests' / 'support' / 'own_model.py'}:make"
@@ -268,8 +269,7 @@ def loop_losses(plan: shardscope.Plan) -> list[Any]:
 def test_an_own_loop_under_a_plan_is_the_loop_of_one_process(mesh: str, names: tuple[str, ...], tmp_path: Path) -> None:
     """Accumulation over two micro-batches, clipping and AdamW; the batch given whole, and each rank its own part."""
     gpus = {"2": 2, "2x2": 4}[mesh]
-    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=f"1x8-h100:gpus={gpus}", mesh=mesh)
-    plans = {p.name: p for p in result.plans}
+    plans = {p.name: p for p in own_planned(gpus, mesh=mesh).plans}
     for name in names:
         assert plans[name].data_axes == ((0,) if name != "Megatron-LM" or gpus == 4 else ())
         shardscope.save_plan(plans[name], tmp_path / name)
@@ -282,7 +282,7 @@ def test_an_own_loop_under_a_plan_is_the_loop_of_one_process(mesh: str, names: t
 
 
 def test_a_plan_needs_a_process_group() -> None:
-    plan = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=TWO).best
+    plan = own_planned().best
     with pytest.raises(
         shardscope.InputError, match="no process group to run a plan on; start the script with torchrun"
     ):
@@ -298,7 +298,7 @@ def wrong_size(plan_file: str) -> str:
 
 
 def test_a_plan_for_other_ranks_is_refused(tmp_path: Path) -> None:
-    plan = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=TWO).best
+    plan = own_planned().best
     shardscope.save_plan(plan, tmp_path / "plan.json")
     (said,) = run_ranks(wrong_size, 1, (str(tmp_path / "plan.json"),))
     assert "the plan is for 2 devices" in said and "the process group has 1 rank;" in said

@@ -13,6 +13,7 @@ import planner_core as shardscope
 from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.plans import own_planned
 
 
 def _train(plan_file: str, folder: str, first: int, last: int, save: bool) -> list[Any]:
@@ -53,8 +54,7 @@ def alone() -> tuple[list[float], OwnGPT]:
 
 
 def plan_file(folder: Path, gpus: int, name: str) -> str:
-    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=f"1x8-h100:gpus={gpus}")
-    shardscope.save_plan(next(p for p in result.plans if p.name == name), folder / f"{name}{gpus}")
+    shardscope.save_plan(next(p for p in own_planned(gpus).plans if p.name == name), folder / f"{name}{gpus}")
     return str(folder / f"{name}{gpus}")
 
 

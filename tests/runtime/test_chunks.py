@@ -25,16 +25,22 @@ WAYS = ["none", "full", "selective"]
 
 
 @cache
-def megatron(model: str = "llama-3-8b", recompute: str = "none", accumulate: int = 1) -> tuple[Plan, Plan]:
+def megatron(
+    model: str = "llama-3-8b", recompute: str = "none", accumulate: int = 1, layers: int | None = None
+) -> tuple[Plan, Plan]:
     """Megatron-LM's plans of two by four GPUs, without and with sequence parallelism: sums to all ranks, and to a share of the tokens."""
-    request = Request(model, cluster="1x8-h100", batch=16, mesh="2x4", recompute=recompute, accumulate=accumulate)
+    how = {"recompute": recompute, "accumulate": accumulate, "layers": layers}
+    request = Request(model, cluster="1x8-h100", batch=16, mesh="2x4", **how)  # type: ignore[arg-type]
     whole, shares = (p for p in planned(request).plans if p.method in ("megatron", "megatron-sp"))
     return in_chunks(whole), in_chunks(shares)
 
 
-@pytest.mark.parametrize("recompute", ["none", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
-def test_traffic_and_memory_at_full_size(recompute: str) -> None:
-    plans = megatron(recompute=recompute)
+@pytest.mark.parametrize(
+    ("recompute", "layers"), [("none", 4), *(pytest.param(way, None, marks=pytest.mark.slow) for way in WAYS)]
+)
+def test_traffic_and_memory_at_full_size(recompute: str, layers: int | None) -> None:
+    """`layers` None: all 32 of them."""
+    plans = megatron(recompute=recompute, layers=layers)
     for plan, report in zip(plans, verify_fake_all(list(plans)), strict=True):
         assert report["ok"] and report["dispatched"] == "", (plan.name, report["order"])
         assert report["memory_bytes"]["rel_error"] < 0.02, report["memory_bytes"]

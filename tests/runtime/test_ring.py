@@ -31,9 +31,10 @@ TOKENS = 131072
 
 
 @cache
-def long(recompute: str = "none") -> Result:
+def long(recompute: str = "none", layers: int | None = None) -> Result:
     """The plan of one sequence of 131 072 tokens on two nodes of eight GPUs."""
-    return planned(Request("llama-3-8b", cluster="2x8-h100", batch=1, seq=TOKENS, mesh="2x8", recompute=recompute))
+    how = {"seq": TOKENS, "mesh": "2x8", "recompute": recompute, "layers": layers}
+    return planned(Request("llama-3-8b", cluster="2x8-h100", batch=1, **how))  # type: ignore[arg-type]
 
 
 def _ring(found: tuple[Row, ...]) -> Row:
@@ -104,10 +105,12 @@ def test_the_dispatch_mode_runs_it_too() -> None:
 MEMORY = ["none", "keep-attention", "full", "selective"]
 
 
-@pytest.mark.parametrize("ways", [MEMORY[:1], pytest.param(MEMORY[1:], marks=pytest.mark.slow)], ids=["one", "others"])
-def test_traffic_and_memory_at_full_size(ways: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("ways", "layers"), [(MEMORY[:1], 4), pytest.param(MEMORY, None, marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_traffic_and_memory_at_full_size(ways: list[str], layers: int | None) -> None:
     """A rank keeps its own keys and values alone. Where a plan keeps attention, it keeps what it has exchanged too."""
-    results = [long(recompute) for recompute in ways]
+    results = [long(recompute, layers) for recompute in ways]
     assert all("send_recv" in r.plans[0].cost.collectives()["forward"] for r in results)
     reports = verify_fake_all([r.plans[0] for r in results], graphs=[r.graph for r in results])
     for way, report in zip(ways, reports, strict=True):

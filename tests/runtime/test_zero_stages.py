@@ -16,13 +16,13 @@ from planner_core.verification.processes import run_ranks
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.plans import own_planned
 from tests.support.zero_plans import at_stage
 
 
 def planned(gpus: int, **options: Any) -> tuple[Plan, Graph]:
     """Data parallel over all ranks of one axis."""
-    cluster = f"1x8-h100:gpus={gpus}"
-    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster=cluster, mesh=str(gpus), **options)
+    result = own_planned(gpus, mesh=str(gpus), **options)
     return next(p for p in result.plans if p.name == "data parallel"), result.graph
 
 
@@ -118,7 +118,7 @@ def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("stage", [1, 3])
 def test_hsdp_shards_over_one_axis_and_replicates_over_the_other(stage: int, tmp_path: Path) -> None:
     """Megatron's plan on 2 x 2 has weights that are whole on both axes; those are sharded over the first one here."""
-    result = shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster="1x8-h100:gpus=4", mesh="2x2")
+    result = own_planned(4, mesh="2x2")
     megatron = next(p for p in result.plans if p.name == "Megatron-LM")
     shardscope.save_plan(at_stage(megatron, result.graph, stage, 0), tmp_path / "plan")
     losses, rows, _ = run_ranks(_steps, 4, (str(tmp_path / "plan"),))[0]

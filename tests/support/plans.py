@@ -1,7 +1,8 @@
 """Plans that tests share: a request is planned once in each process."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from planner_core.core import Plan
 from planner_core.cost import cost_model_of, cuttable, price
@@ -18,6 +19,15 @@ def planned(request: Request) -> Result:
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
     return plan_model(request)
+
+
+@cache
+def own_planned(gpus: int = 2, **options: Any) -> Result:
+    """What is planned for the model of tests/support/own_model.py, which needs torch."""
+    import planner_core as shardscope
+    from tests.support import own_model
+
+    return shardscope.plan(own_model.OwnGPT(), inputs=own_model.batch(0), cluster=f"1x8-h100:gpus={gpus}", **options)
 
 
 def in_chunks(plan: Plan, chunks: int = 4) -> Plan:

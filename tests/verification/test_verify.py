@@ -69,7 +69,7 @@ def no_steps(edge: Edge, *, forward: bool = False, backward: bool = False) -> Ed
 def test_every_baseline_of_llama_runs_as_predicted() -> None:
     names = ("best", "Megatron-LM", "Megatron-LM + sequence parallel")
     for name, found in zip(names, verify_all([small("llama-3-8b", n) for n in names]), strict=True):
-        assert found["ok"], (name, found)
+        assert found["ok"] and found["dispatched"] == "", (name, found)
 
 
 @pytest.mark.slow
