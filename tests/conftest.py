@@ -36,8 +36,11 @@ settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.g
 settings.load_profile("shared")
 
 
-LONG_FIRST = ("pages", "exporters", "runtime", "verification", "search", "planning", "models")
-"""Folders of tests whose files take long. Files are dealt to the workers in this order, so that none ends alone with a long one."""
+LONG_FIRST = (
+    "pages", "exporters", "runtime", "verification", "search", "planning", "models", "explorer", "cli", "test_library.py", "test_docs.py",
+    "corpus", "ops",
+)  # fmt: skip
+"""Folders and files of tests that take long. Files are dealt to the workers in this order, so that none ends alone with a long one."""
 
 
 LONG = frozenset(line for line in (ROOT / "tests" / "long.txt").read_text().splitlines() if not line.startswith("#"))

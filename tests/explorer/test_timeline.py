@@ -25,7 +25,7 @@ from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
-QUICK = ("llama-3-8b", "mixtral-8x7b", "resnet50-100k")
+QUICK = ("llama-3-8b", "mixtral-8x7b")
 
 
 @pytest.fixture(scope="module", params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ZOO])

@@ -78,7 +78,7 @@ def test_what_cannot_be_planned_is_said() -> None:
 
 
 def test_a_slider_plans_again_and_the_settings_stay() -> None:
-    at = open_page("plans")
+    at = open_page("plans", model="gpt2-xl", layers="2")
     assert "what" not in at.query_params
     at.select_slider(key="wi_batch").set_value(64).run()
     assert not at.exception

@@ -73,7 +73,8 @@ def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> Non
     mark = tmp_path / "pids"
     start = "[subprocess.Popen(['sleep', '600'], start_new_session=own).pid for own in (False, True)]"
     source = made(
-        tmp_path, f"import subprocess\npids = {start}\nopen({str(mark)!r}, 'w').write(str(pids))\nwhile True: pass\n"
+        tmp_path,
+        f"import subprocess\npids = {start}\nopen({str(mark)!r}, 'w').write(str(pids))\nimport time\ntime.sleep(600)\n",
     )
     for limit_s in (5, 40, 120):  # a busy machine may not have imported torch within the first
         with pytest.raises(CaptureError, match=f"longer than {limit_s} s"):

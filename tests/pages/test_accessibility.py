@@ -67,13 +67,20 @@ async (others) => {
 """
 
 
+STILL = """
+() => !document.querySelector("[data-stale=true]") && document.getAnimations().every(
+  (a) => a.playState !== "running" || a.effect?.getComputedTiming().endTime === Infinity)
+"""
+"""Whether nothing of the run before is left and nothing fades in or out any more: colours in between have too little contrast."""
+
+
 def findings(visit: Visit, path: str, opened: bool = False) -> list[dict[str, Any]]:
     """Serious and critical findings of a page that are not Streamlit's; with every closed section `opened` before."""
     visit.page.goto(visit.base + path)
     visit.page.wait_for_selector("[data-testid=stMainBlockContainer]", timeout=180_000)
     visit.page.wait_for_timeout(1500)
     visit.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=180_000)
-    visit.page.wait_for_timeout(700)
+    visit.page.wait_for_function(STILL)
     if opened:
         open_all(visit)
     visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
@@ -104,7 +111,7 @@ def test_axe_finds_nothing_serious_from_page_to_page(visit: Visit) -> None:
     for title in ("Answer", "Plans", "Compare", "Learn"):
         if title != "Answer":
             visit.turn(title)
-        visit.page.wait_for_timeout(700)
+        visit.page.wait_for_function(STILL)
         found = ours(visit)
         assert not found, f"{title}: {json.dumps(found[:5], indent=1)}"
 
@@ -162,7 +169,7 @@ def test_axe_finds_nothing_serious_in_what_pops_up(visit: Visit, which: str) -> 
     closed = visit.page.locator("[data-testid=stPopoverBody] details:not([open]) > summary")
     for _ in range(closed.count()):  # one that opens is found no more
         closed.first.click()
-    visit.page.wait_for_timeout(700)
+    visit.page.wait_for_function(STILL)
     visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
     found = ours(visit)
     assert not found, json.dumps(found[:5], indent=1)

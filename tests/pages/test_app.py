@@ -41,8 +41,9 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     assert "8.03 B parameters" in words(at)
 
 
-def test_a_newcomer_sees_the_simplest_of_the_fastest_plans() -> None:
+def test_a_newcomer_sees_the_simplest_of_the_fastest_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exact plan is faster by less than the prediction's doubt: it stands beside the headline, with what it gains."""
+    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
     at = open_page("answer")
     said = words(at).replace("\\", "").replace("\u00a0", " ")
     assert "The simplest of the fastest plans for Llama-3-8B" in said and "FSDP over 16, <span" in said

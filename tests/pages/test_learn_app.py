@@ -19,12 +19,13 @@ from planner_core.planning.request import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
-QUICK = (1, 4, 9, 13, 15)
-"""Lessons that are played in `make test`, one of each kind; `make test-all` plays every one."""
-every = pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(x, marks=() if x.number in QUICK else pytest.mark.slow, id=f"lesson{x.number}") for x in LESSONS],
-)
+
+
+def every(*quick: int) -> pytest.MarkDecorator:
+    """Every lesson in `make test-all`; in `make test` one of each kind that the test tells apart."""
+    marks = [() if x.number in quick else pytest.mark.slow for x in LESSONS]
+    params = [pytest.param(x, marks=m, id=f"lesson{x.number}") for x, m in zip(LESSONS, marks, strict=True)]
+    return pytest.mark.parametrize("lesson", params)
 
 
 def opened(**query: str) -> AppTest:
@@ -77,7 +78,7 @@ def submit(at: AppTest) -> None:
     at.button(key="w_answer").click().run()
 
 
-@every
+@every(4, 13)
 def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
     scene = lesson.scene(LLAMA, lesson.defaults())
@@ -95,7 +96,7 @@ def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
     assert step(at).startswith(f"### {scene.reveal}. ")
 
 
-@every
+@every(4, 9)
 def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
     to_question(at, lesson)
@@ -113,7 +114,7 @@ def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Less
     assert scene.steps[-1].says in words(at)
 
 
-@every
+@every(13)
 def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
     at = opened(lesson=str(lesson.number))
     to_question(at, lesson)
@@ -121,7 +122,7 @@ def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
     assert not at.button(key="w_next").disabled and not done(at, lesson)
 
 
-@every
+@every(1, 4, 9, 15)
 def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
     for control in (c for c in lesson.controls if c.kind != "placed"):  # those: test_browser_learn.py
         at = opened(lesson=str(lesson.number))

@@ -78,7 +78,7 @@ def assert_proven(problem: Problem, objective: Objective) -> None:
     )  # toulbar2 rounds every entry to 1e-12 s
 
 
-QUICK = ((1, "8"), (2, "2x8"), (3, "2x2"))
+QUICK = ((1, "8"), (2, "2x8"))
 
 
 @pytest.mark.parametrize(

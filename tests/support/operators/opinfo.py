@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 
 from planner_core.models.hooks import canonical
 from planner_core.ops import Kind, Operator, operator
@@ -38,6 +37,9 @@ REASONS: tuple[tuple[str, str], ...] = (
 @functools.cache
 def entries() -> dict[str, list[Any]]:
     """What autograd differentiates, views among it: the forms of each operator in the database, by name."""
+    # two seconds, which only who asks for the database pays
+    from torch.testing._internal.common_methods_invocations import op_db
+
     found: dict[str, list[Any]] = {}
     for entry in op_db:
         if entry.supports_autograd:
