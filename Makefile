@@ -17,6 +17,8 @@ LONGER := $(addprefix --ignore=tests/,core/test_plan_json.py cost/test_memory.py
 
 export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
+# The tests start a hundred processes. Each would compile the sources again where the environment forbids to keep them compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The tools of the JavaScript are npm packages; where npm is missing, pip brings one into .venv.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix .js
