@@ -217,13 +217,19 @@ class BackwardMemory:
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
         packed = any(value in r.weights and r.flat for r in self.leaving)
-        if packed and v.name not in self.weights:
+        if packed and (v.name not in self.weights or self._gathers(value)):
             self.last_packed = gradient.num_bytes
             return self._moment()
         if v.name in self.weights:  # used before: the first waits, and autograd makes a new tensor of both
             return self._moment(2 * gradient.num_bytes)
-        self._stands(v.name, self.block_memory.gradient_bytes.get(value, gradient.num_bytes))
-        return self._moment()
+        stands = self.block_memory.gradient_bytes.get(value, gradient.num_bytes)
+        self._stands(v.name, stands)
+        return self._moment(gradient.num_bytes if stands != gradient.num_bytes else 0)  # it is cast to what stands
+
+    def _gathers(self, value: int) -> bool:
+        """Whether the unit at work has a gathered copy of a weight, which autograd tells from the copies of other units."""
+        unit = self.block_memory.units[self.block_memory.unit_at[self.at]]
+        return any(use.value == value and use.gather for use in unit.uses.values())
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:
         """Add a gradient to that of a value: in place, or into a new tensor if the old one is also another value's gradient."""
