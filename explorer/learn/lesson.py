@@ -20,7 +20,7 @@ Values: TypeAlias = Mapping[str, Choice]
 @dataclass(frozen=True, slots=True)
 class Control:
     """Something to play with: `kind` is "slider", "choice", "draw" (a button that draws another case at random) or "placed" (changed in
-    the picture itself)."""
+    the picture itself). `step`: the first step that it changes, which a student is told if it is not the one at hand."""
 
     key: str
     label: str
@@ -28,6 +28,11 @@ class Control:
     default: Choice
     names: Mapping[Choice, str] = field(default_factory=dict)
     kind: str = "choice"
+    step: int = 1
+
+    def title(self, at: int) -> str:
+        """Its label beside step number `at`."""
+        return self.label if at >= self.step else f"{self.label} (changes step {self.step})"
 
     def name(self, option: Choice) -> str:
         """An option in words."""

@@ -168,7 +168,14 @@ def one_control(lesson: Lesson, c: Control, here: dict[str, Any]) -> None:
         return
     state.seed(widget, here["values"][c.key])
     kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
-    kind(c.label, options=list(c.options), format_func=c.name, key=widget, on_change=take, args=(lesson, c, widget))
+    kind(
+        c.title(here["step"] + 1),
+        options=list(c.options),
+        format_func=c.name,
+        key=widget,
+        on_change=take,
+        args=(lesson, c, widget),
+    )
 
 
 def scrubber(lesson: Lesson, scene: Scene) -> None:

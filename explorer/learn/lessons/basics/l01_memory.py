@@ -127,18 +127,25 @@ def _run(learner: Learner, n: int, found: dict[str, int], limit: tuple[float, st
         says = (
             f"You start to train {learner.name} on {_gpus(n)}, and the run stops. Its fullest moment takes {units.memory(peak)} "
             f"{'on each' if n > 1 else 'of memory'}; the GPU has {units.memory(room)}. That is **{units.memory(over)} too much**. "
-            "**Make it fit**: move the GPUs, the bytes per parameter, recomputation and the batch."
+            f"{_made_of(found)} **Make it fit**: move the GPUs, the bytes per parameter, recomputation and the batch."
         )
     else:
         title = "It runs"
         again = " Does it run on fewer?" if n > 1 else ""
         says = (
             f"{learner.name} trains on {_gpus(n)}: the fullest moment takes {units.memory(peak)} of {units.memory(room)}"
-            f"{' on each' if n > 1 else ''}, **{units.memory(-over)} are free**.{again} What did each thing that you moved cost, and what did it save? "
+            f"{' on each' if n > 1 else ''}, **{units.memory(-over)} are free**. {_made_of(found)}{again} What did each thing that you moved cost, and what did it save? "
             "The next steps take the bar apart."
         )
     told = f"{_gpus(n)}, each needs {units.memory(peak)} of {units.memory(room)}: {_mark(peak, room)}"
     return Step(title, says, svg(vessels(n, _stack(found), limit, units.memory), told))
+
+
+def _made_of(found: Mapping[str, int]) -> str:
+    """The parts of the fullest moment, with their numbers."""
+    parts = [f"{units.memory(found[kind])} {MEMORY_NAMES[kind].lower()}" for kind in MEMORY_KINDS if found.get(kind)]
+    none = " Gradients come only as the backward pass uses activations up." if not found.get("grads") else ""
+    return f"In it are {', '.join(parts)}.{none}"
 
 
 def _one_gpu(

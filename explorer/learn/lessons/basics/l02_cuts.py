@@ -204,8 +204,8 @@ LESSON = Lesson(
         ("Partial, P", "each device holds one term of a sum that has not been taken yet"),
     ),
     (
-        Control("cut", "Cut W by", ("columns", "rows"), "columns"),
-        Control("devices", "Devices", (2, 4), 2),
+        Control("cut", "Cut W by", ("columns", "rows"), "columns", step=2),
+        Control("devices", "Devices", (2, 4), 2, step=2),
         Control("seed", "Other numbers", tuple(range(8)), 1, kind="draw"),
     ),
     scene, question, CODE, ("fold", "Choices of each weight of this model: click one"),

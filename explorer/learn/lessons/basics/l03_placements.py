@@ -130,7 +130,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
     film = motion(before, parse_placement(src), parse_placement(dst), whole)
     steps.append(Step("What is sent", says, film.markup(f"{moved} turns {src} into {dst}")))
-    says = f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. What costs nothing is worth looking for. No operation wants a tensor as P, so moves into P are left out."
+    says = f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. Look for the moves that send 0 bytes: a good plan has many of these. No operation wants a tensor as P, so moves into P are left out."
     steps.append(Step("All moves", says, _moves(n, (src, dst))))
     return Scene(tuple(steps), {"sent": count, "bytes": size, "total": float(whole.sum())}, reveal=4)
 
@@ -241,7 +241,7 @@ LESSON = Lesson(
     (
         ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
         ("Plan", "a placement for every tensor of a model, and the messages that follow from it"),
-        ("Collective", "a message in which a whole group of devices takes part. PyTorch has the next four; in prose they have a hyphen"),
+        ("Collective", "a message in which a whole group of devices takes part. The next four are PyTorch's; a text may write them with a hyphen, as all-gather"),
         ("all_reduce", "every device ends with the sum of what all of them had"),
         ("reduce_scatter", "the sum is taken, and each device ends with one slice of it"),
         ("all_gather", "every device ends with the slices of all"),

@@ -224,7 +224,8 @@ def _time_says(size: int, seconds: float, name: str, cross: float, n: int) -> st
         f"On {n} neighbouring GPUs of your cluster, {amount(size)} take **{units.seconds(seconds)}** "
         f"({name}). Below {amount(cross)} "
         f"the ring waits mostly for its {2 * (n - 1)} hops (latency); above it mostly for bytes (bandwidth). "
-        f"You are {side} it. Around it a collective takes longer than both waits added, and few GPUs do not fill the links even with a large tensor: so measured runs say."
+        f"You are {side} it. Measured runs add two things. Near the crossover a collective takes longer than both waits added. And few GPUs do not fill the links, "
+        "however large the tensor is, so the rate that they reach is below the link's."
     )
 
 
@@ -288,7 +289,7 @@ LESSON = Lesson(
     ),
     (
         Control("n", "Devices", (2, 3, 4, 5, 6, 7, 8), 4, kind="slider"),
-        Control("bytes", "Tensor size B", SIZES, 2**26, {s: amount(s) for s in SIZES}, "slider"),
+        Control("bytes", "Tensor size B", SIZES, 2**26, {s: amount(s) for s in SIZES}, "slider", step=2),
     ),
     scene, question, CODE, ("topology", "Which links this model's collectives use"), uses_model=True,
 )  # fmt: skip

@@ -249,7 +249,7 @@ LESSON = Lesson(
         ("Megatron-LM", "NVIDIA's training code; the way it splits transformers is that of lessons 5 to 7"),
         ("f and g", "Megatron-LM's names for the two points where the devices talk, each the other's backward"),
     ),
-    (Control("first", "Cut A by", ("columns", "rows"), "columns"), Control("seed", "Other numbers", tuple(range(6)), 0, kind="draw")),
+    (Control("first", "Cut A by", ("columns", "rows"), "columns", step=2), Control("seed", "Other numbers", tuple(range(6)), 0, kind="draw")),
     scene, question, CODE, ("fold", "The feed-forward part of this model, with its placements"),
     focus=links.feed_forward, block=shown,
 )  # fmt: skip

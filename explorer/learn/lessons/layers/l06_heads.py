@@ -214,7 +214,7 @@ LESSON = Lesson(
         ("Grouped-query attention", "several query heads share one head of keys and values"),
         ("Degree", "how many devices share the weights of a layer"),
     ),
-    (Control("t", "Devices", DEGREES, 4, kind="slider"),),
+    (Control("t", "Devices", DEGREES, 4, kind="slider", step=2),),
     scene, question, CODE, ("fold", "This model's attention"), uses_model=True,
     focus=links.attention, block=shown,
 )  # fmt: skip

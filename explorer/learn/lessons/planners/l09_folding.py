@@ -82,7 +82,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             "stands outside, apart from the others, and puts the best of each together: between them a tensor lies in one agreed way."
             if shared
             else f"No block has {values['least']} copies, so nothing is kept and every copy would be planned apart.",
-            table(("names", "copies", "weights in each", "why"), rows),
+            table(("names", "copies", "weights in each, norms too", "why"), rows),
         )
     )
     c = counts(learner)
@@ -124,7 +124,8 @@ def _told(learner: Learner, top: int) -> str:
     """Where the matrices stand, so that the question can be worked out."""
     repeats = learner.graph.num_repeats
     parts = [
-        f"{len(matrices(b))} in each of {repeats[name]} copies of a block" for name, b in learner.graph.blocks.items()
+        f"{len(matrices(b))} in each of {repeats[name]} copies of a block (norms have vectors, which are not cut)"
+        for name, b in learner.graph.blocks.items()
     ]
     return ", ".join([*parts, f"{top} outside"])
 

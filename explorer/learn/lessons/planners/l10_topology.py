@@ -270,7 +270,7 @@ def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Optio
     return (
         says
         + each
-        + f"That does not fit. The quickest that fits: **{_named(tied(fitting, [o for o in can if o.peak and o.peak <= room]))}**."
+        + f"{by_time.name} does not fit. The quickest that fits: **{_named(tied(fitting, [o for o in can if o.peak and o.peak <= room]))}**."
     )
 
 
@@ -387,7 +387,7 @@ LESSON = Lesson(
         ("Tensor group", "the devices that share the weights of a layer; the groups share the batch, as in data parallelism"),
         ("Volume", "the bytes that each GPU sends in one step"),
     ),
-    (Control("batch", "Batch, samples in one step", BATCHES, 16, kind="slider"),),
+    (Control("batch", "Batch, samples in one step", BATCHES, 16, kind="slider", step=3),),
     scene, question, CODE, ("topology", "Your cluster and the load on its links"), uses_model=True,
     focus=links.same_batch_of_layers,
 )  # fmt: skip

@@ -359,9 +359,9 @@ LESSON = Lesson(
         ("Overlap", "communication that runs while something else is computed, so that nobody waits for it"),
     ),
     (
-        Control("n", "GPUs", COUNTS, 16, kind="slider"),
-        Control("ratio", "Bandwidth of axis 2, axis 1 being 1", (1, 2, 4, 8), 1, kind="slider"),
-        Control("chunks", "Chunks of the batch", (1, 2, 4, 8), 4, kind="slider"),
+        Control("n", "GPUs", COUNTS, 16, kind="slider", step=3),
+        Control("ratio", "Bandwidth of axis 2, axis 1 being 1", (1, 2, 4, 8), 1, kind="slider", step=3),
+        Control("chunks", "Chunks of the batch", (1, 2, 4, 8), 4, kind="slider", step=6),
     ),
     scene, question, CODE, ("topology", "Best mesh against number of GPUs"), uses_model=True,
     focus=links.layers,

@@ -203,7 +203,7 @@ def _exact(learner: Learner, devices: int) -> Step:
     says = (
         f"The planner may do one thing more: keep a weight in parts and gather it whenever it is used, and leave the stream between blocks cut. On these {devices} GPUs, with {learner.planner.workload.batch} "
         f"samples, its exact plan takes {units.seconds(cost.step_time_s)} a step, the least of all; that is {units.seconds(cost.step_time_s / layers)} for each of "
-        f"{layers} layers, most of it compute. {how}. Its messages are {units.seconds(best.seconds)} in a layer, and many of them wait for nobody. At its fullest moment it needs {units.memory(_peak(best))}."
+        f"{layers} layers, most of it compute. {how}. Its messages are {units.seconds(best.seconds)} in a layer, and many of them wait for nobody. {_in_all(best, learner)}"
     )
     return Step("The exact plan", says, svg(drawn(best), "The block under the exact plan"))
 

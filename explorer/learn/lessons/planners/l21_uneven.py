@@ -251,7 +251,7 @@ LESSON = Lesson(
     ),
     (
         Control("skew", "How unfair the router is", tuple(SKEWS), 2, SKEWS, "slider"),
-        Control("factor", "Capacity factor", tuple(FACTORS), 125, FACTORS, "slider"),
+        Control("factor", "Capacity factor", tuple(FACTORS), 125, FACTORS, "slider", step=4),
         Control("seed", "Other tokens", tuple(range(6)), 0, kind="draw"),
     ),
     scene, question, CODE, ("fold", "The experts of this model (Mixtral-8x7B if it has none)"), uses_model=True, focus=links.experts,

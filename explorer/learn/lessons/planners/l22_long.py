@@ -301,7 +301,7 @@ LESSON = Lesson(
     ),
     (
         Control("n", "GPUs that share a text", (2, 4), 4),
-        Control("tokens", "Tokens of the text", tuple(LENGTHS), 131072, LENGTHS, "slider"),
+        Control("tokens", "Tokens of the text", tuple(LENGTHS), 131072, LENGTHS, "slider", step=4),
     ),
     scene, question, CODE, ("plans", "Plan this model with longer texts"), uses_model=True, focus=links.layers,
 )  # fmt: skip

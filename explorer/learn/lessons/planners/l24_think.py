@@ -151,7 +151,7 @@ def _ways(learner: Learner, run: RunTable, devices: int) -> Step:
     ]  # fmt: skip
     says = (
         f"On {devices} GPUs each tensor of {learner.name} may lie in a few ways, and each operator may run in a few. One copy of its block has "
-        f"about **{_ten(one)}** joint ways, all {run.copies} copies {_ten(every)}. Folding (lesson 9) leaves one block to look at, but not one "
+        f"about **{_ten(one)}** joint ways (10^{one:.2f}), all {run.copies} copies {_ten(every)}: {run.copies} times the exponent. Folding (lesson 9) leaves one block to look at, but not one "
         "way: neighbours may differ. No computer tries them. The planner finds the best all the same, and proves it."
     )
     return Step("Too many ways", says, table(("of", "copies", "joint ways"), rows))
@@ -178,8 +178,8 @@ def _as_table(run: RunTable) -> Step:
     says = (
         "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
         "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
-        f"for each way of its neighbours, then forgotten. {len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward{_never(run)}. "
-        f"In `S(0)|R` the tensor is S(0) and its gradient R. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
+        f"for each way of its neighbours, then forgotten. Such a way is written as a pair: in `S(0)|R` the tensor is S(0) and its gradient R. "
+        f"{len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward{_never(run)}. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
     )
     return Step(
         "A copy becomes a table",
@@ -202,8 +202,9 @@ def _two_copies(run: RunTable) -> Step:
     best = int(sums.argmin())
     says = (
         f"Put two copies together, from {run.states[i]} to {run.states[j]}. Between them the tensor lies in one of {len(middle)} ways: add both tables' "
-        f"numbers for each, and keep the least, **{_milliseconds(float(sums[best]))} ms** through {run.states[best]}. Done for every pair of ends, that is a product of tables: "
-        "plus where numbers are multiplied, the least where they are added."
+        f"numbers for each, and keep the least, **{_milliseconds(float(sums[best]))} ms** through {run.states[best]}. Done for every pair of ends, this is called a "
+        "product of tables. It goes as a product of matrices does, row by column, but two numbers are added where those multiply, and of the results the "
+        "least is taken where those add up."
     )
     head = ("between", "first copy, ms", "second copy, ms", "together, ms")
     return Step("Two copies", says, table(head, rows, middle.index(best)))
@@ -381,7 +382,7 @@ LESSON = Lesson(
     ),
     (
         Control("t", "GPUs, neighbours in a node", (2, 4, 8), 8, kind="slider"),
-        Control("room", "Memory allowed, from the least (0 %) to what the quickest wants", ROOMS, 25, {r: f"{r} %" for r in ROOMS}, kind="slider"),
+        Control("room", "Memory allowed, from the least (0 %) to what the quickest wants", ROOMS, 25, {r: f"{r} %" for r in ROOMS}, kind="slider", step=5),
     ),
     scene, question, CODE, ("plans", "The front of this model's plans, with what is proven"), uses_model=True,
 )  # fmt: skip

@@ -274,10 +274,12 @@ def _map(learner: Learner) -> Step:
         cases, tokens = priced(learner, count), units.whole(count)
         rows.append((tokens, *(cell(cases, scaled(learner.cluster, speed)) for speed in SPEEDS)))
     outer = learner.cluster.levels[-1].name
+    sends = [name for name in contenders(learner.cluster) if "tensor" not in name and name in " ".join(rows[-1][1:])]
+    winners = f" (here {' and '.join(sends)})" if sends else ""
     says = (
         f"The quickest of the four that fits, by tokens per GPU and the speed of {outer}. Each cell is priced by the planner. "
         "Those that the prediction does not tell from it stand behind a ≈. Few tokens and slow links favour tensor parallelism "
-        "inside a node. With many tokens the ways that send weights win, FSDP, HSDP, ZeRO-1, as far as they fit."
+        f"inside a node. With many tokens the ways that send weights win{winners}, as far as they fit."
     )
     return Step("The map", says, table(("tokens per GPU", *(f"{outer}: {SPEED_NAMES[s]}" for s in SPEEDS)), rows))
 
@@ -334,7 +336,7 @@ LESSON = Lesson(
     ),
     (
         Control("tokens", "Tokens per GPU", TOKENS, 1024, kind="slider"),
-        Control("speed", "Speed of the outermost links", SPEEDS, 8, SPEED_NAMES, "slider"),
+        Control("speed", "Speed of the outermost links", SPEEDS, 8, SPEED_NAMES, "slider", step=2),
     ),
     scene, question, CODE, ("plans", "Plan this model on your cluster"), uses_model=True,
     focus=focus,

@@ -18,6 +18,7 @@ from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
 from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts, optimizer_bytes
 from planner_core.cost.communication import axis_links, collective_time
+from planner_core.planning.analysis import MOST_DOUBT, doubt_between
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import band_of
 
@@ -291,8 +292,9 @@ def _optimizer(case: Stated) -> Step:
     ]  # fmt: skip
     says = (
         f"The optimizer does no products: its time is memory traffic. It needs {moved} bytes for a parameter, not only those of its weight. PyTorch's usual optimizer is a row of "
-        f"small operations, each of which reads and writes all again: published runs take **{factor:g} times** as long as the bytes it needs (fitted). So it takes {units.seconds(took)} and not "
-        f"{units.seconds(least)}, which is what the bytes it needs would take at the data sheet's rate. A fused optimizer comes nearer to that; the planner prices the usual one. Where other lessons and pages say optimizer, the {units.seconds(case.model.timing.step_s)} of every step are with it."
+        f"small operations, each of which reads and writes all again: published runs move **{factor:g} times** the bytes it needs (fitted). And kernels reach {units.significant(gpu.bytes_per_s / 1e12)} "
+        f"of the data sheet's {units.significant(gpu.memory_bytes_per_s / 1e12)} TB/s, which takes {units.significant(gpu.memory_bytes_per_s / gpu.bytes_per_s)} times as long. So {units.seconds(least)}, the bytes it needs at the data "
+        f"sheet's rate, become {units.seconds(took)}. A fused optimizer comes nearer to that; the planner prices the usual one. Where other lessons and pages say optimizer, the {units.seconds(case.model.timing.step_s)} of every step are with it."
     )
     return Step("The optimizer's part", says, table(("", ""), rows, len(rows) - 1))
 
@@ -308,11 +310,25 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> Step:
         rows.append((WAYS[way], units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
     says = (
         "How sure is such a price? The planner's prices were compared with published runs of the same kind. Nine in ten runs lie between "
-        "the two times of the third column. **A lead that is smaller than such a band is a tie.** Two plans on the same machine share a part of their "
-        "errors, so their order is surer than their times, though not sure (lesson 19); choose the simpler one of two that tie."
+        "the two times of the third column. Two plans on the same machine share a part of their errors, so their order is surer than their times, though not sure "
+        f"(lesson 19). The planner calls two plans a **tie** if the slower one takes at most as much longer as predictions of both kinds may err together, and never more than "
+        f"{units.percent(MOST_DOUBT)}. {_pair(learner, tokens)}Choose the simpler one of two that tie. Lessons 10 and 14 mark ties by a ≈."
     )
     head = ("", "predicted", "nine in ten lie between", "known from", "")
     return Step("Ties", says, table(head, rows, mine))
+
+
+def _pair(learner: Learner, tokens: int) -> str:
+    """The two quickest ways that fit, as an example of the rule."""
+    found = [case for way in WAYS if (case := chosen(learner, way, tokens)[0]).plan.fits]
+    if len(found) < 2:
+        return ""
+    names = {id(chosen(learner, way, tokens)[0]): WAYS[way] for way in WAYS}
+    one, other = sorted(found, key=lambda case: case.plan.cost.step_time_s)[:2]
+    more = other.plan.cost.step_time_s / one.plan.cost.step_time_s - 1
+    doubt = doubt_between(one.plan, other.plan, one.planner.cluster)
+    said = "a tie" if more <= doubt else "no tie"
+    return f"Here {names[id(other)]} takes {units.percent(more)} longer than {names[id(one)]}, and up to {units.percent(doubt)} would be a tie: **{said}**. "
 
 
 def decides(p: Phase) -> float:

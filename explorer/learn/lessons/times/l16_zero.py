@@ -323,7 +323,7 @@ LESSON = Lesson(
         ("ZeRO-2, ZeRO-3", "besides the optimizer's states gradients are dealt out over the GPUs; and weights too, which is FSDP"),
         ("Micro-batch", "a part of the batch that goes forward and backward by itself; the gradients of all are added up"),
     ),
-    (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider"),),
+    (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider", step=2),),
     scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=focus,
     block=around,
 )  # fmt: skip

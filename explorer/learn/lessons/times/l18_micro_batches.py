@@ -256,7 +256,7 @@ LESSON = Lesson(
         f"the way to shard decide what is sent again. Model and cluster are yours; each GPU has {TOKENS} tokens in a step, whatever their number.",),
     (("Accumulation", "adding the gradients of the micro-batches before the optimizer's step"),),
     (
-        Control("way", "Shard by", tuple(WAYS), "FSDP (ZeRO-3)", dict(WAYS.items())),
+        Control("way", "Shard by", tuple(WAYS), "FSDP (ZeRO-3)", dict(WAYS.items()), step=2),
         Control("m", "Micro-batches of a step", MICRO_BATCHES, 4, kind="slider"),
     ),
     scene, question, CODE, ("plans", "The planner's choice for your batch"), uses_model=True,

@@ -279,9 +279,9 @@ def _purpose(order: dict[bool, tuple[float, float]]) -> Step:
     says = (
         f"A model is for choosing: which of two ways is quicker? These pairs of runs differ by more than {units.percent(TIE)} in speed. A model may be off "
         "everywhere and still order them. A coin gets half of them right. The second row is the hard one, where only layout, micro-batch or recomputation "
-        f"differ. The planner gets {len(wrong)} of those pairs wrong; in {odd} of them one run is out of line with others of its own source (slower on 8 GPUs "
-        f"than on 16, say), so the measurement may be the one that is off; the same holds for {fine} of "
-        f"the {len(pairs(True)) - len(wrong)} that it gets right. A model chooses what is worth trying, and a "
+        f"differ. There the planner gets {len(wrong)} pairs wrong. Some of these measurements may be off themselves: a run that is slower on 8 GPUs than the "
+        f"same on 16, say, does not agree with its own source. There is such a run in {odd} of the pairs that are predicted wrong, and in {fine} of the "
+        f"{len(pairs(True)) - len(wrong)} that are predicted right. A model chooses what is worth trying, and a "
         "measurement decides between the last two."
     )
     return Step(

@@ -236,9 +236,14 @@ def _hops(cluster: Cluster, n: int, size: int) -> Step:
     looks = {"ring": (COMPUTE, ""), "tree, in pieces": (COMMUNICATION, "7 4")}
     lines = [Line(name, tuple((float(k), found[k][name]) for k in COUNTS), *look) for name, look in looks.items()]
     ring, tree = hops_s(between(cluster, n))
+    longer = (
+        "A member of a tree gets, sums and passes on pieces in each round, and the fit puts all of that into its few hops. "
+        if tree > 2 * ring
+        else ""
+    )
     says = (
         f"{amount(small)} on n members, one in each node. A ring has 2(n−1) hops, a tree 2·log₂n: for {n} members **{2 * (n - 1)} against "
-        f"{2 * math.log2(n):g}**. A hop takes {units.seconds(ring)} in the ring and {units.seconds(tree)} in the tree. {origin(cluster)} "
+        f"{2 * math.log2(n):g}**. A hop takes {units.seconds(ring)} in the ring and {units.seconds(tree)} in the tree. {origin(cluster)} {longer}"
         "Small messages take as long as their hops: from some number of members on the tree wins, and the more there are the more it wins by. NCCL has quicker protocols for the smallest messages, which "
         "this model leaves out: real ones of 16 kB are quicker by either way."
     )
@@ -376,8 +381,8 @@ LESSON = Lesson(
         ("In-network sum", "a switch that adds the numbers that pass through it"),
     ),
     (
-        Control("n", "Members, one in each node", COUNTS, 64, kind="slider"),
-        Control("bytes", "Tensor size", SIZES, 2**20, {s: amount(s) for s in SIZES}, "slider"),
+        Control("n", "Members, one in each node", COUNTS, 64, kind="slider", step=3),
+        Control("bytes", "Tensor size", SIZES, 2**20, {s: amount(s) for s in SIZES}, "slider", step=4),
     ),
     scene, question, CODE, ("topology", "Which links this model's collectives use"), uses_model=True,
 )  # fmt: skip
