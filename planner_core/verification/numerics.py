@@ -183,7 +183,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
     wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
-    top = max(float(g.abs().max()) for g in wanted.values())
+    top = max(map(_largest, wanted.values()))
     gradient = _worst(grads, wanted, FLOOR * top)
     _step(whole)
     parallel.gather_buffers()  # running statistics are judged with the parameters
@@ -207,6 +207,11 @@ def _step(model: nn.Module) -> None:
     torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS).step()
 
 
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest size of an entry; 0 of a tensor that has none (a table of no register tokens)."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
 def _worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
     """The largest error, relative to each tensor's largest entry (or to `floor`), and the tensor's name. If a tensor is missing, the
     error is infinite."""
@@ -214,7 +219,7 @@ def _worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
     for name in {*found, *wanted}:
         if name not in found or name not in wanted:
             return float("inf"), name
-        error = float((found[name] - wanted[name]).abs().max()) / max(float(wanted[name].abs().max()), floor)
+        error = _largest(found[name] - wanted[name]) / max(_largest(wanted[name]), floor)
         if not error <= worst[0]:  # NaN too
             worst = (error, name)
     return worst

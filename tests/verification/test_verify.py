@@ -372,3 +372,19 @@ def test_another_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_world_size_that_cannot_be(ranks: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         verify(plans("llama-3-8b")["Megatron-LM"], ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("imagegpt", {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}),  # torch.Tensor(n) makes a weight on the CPU
+        ("dinov3_vit", {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}),
+    ],
+)  # fmt: skip
+def test_weights_of_unusual_making(kind: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """A weight that torch makes on the CPU under the device meta, and a table of no register tokens, whose gradient has no entry."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 513, **sizes}))
+    plan = plan_model(Request(str(tmp_path / "config.json"), cluster="1x8-h100", batch=8)).best
+    if kind == "imagegpt":
+        assert verify_fake(plan)["ok"]
+    assert verify(plan, ranks=2)["numbers_ok"]

@@ -77,7 +77,7 @@ def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 
 def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, share: float = 1.0) -> Array:
     """`collective_time` of many sizes at once: seconds, with the shape of `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
-    if link.size == 1:
+    if link.size == 1 or not share:  # a weight without entries has no share of a message
         _check(kind, link.size)
         return np.zeros_like(size)
     found = [share * a.times(np.maximum(size / share, 0.0)) for a in algorithms(kind, link)]

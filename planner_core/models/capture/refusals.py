@@ -254,7 +254,8 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
         return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
-    return f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text}"
+    told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
+    return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
 
 
 def _instead(stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:

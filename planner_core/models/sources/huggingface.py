@@ -58,7 +58,7 @@ def build(
         loops.register_loops()
         try:
             with torch.device("meta"), without_values(cls.__name__):
-                model = _construct(cls, parsed, getattr(torch, dtype))
+                model = _without_values(_construct(cls, parsed, getattr(torch, dtype)))
         except CaptureError:
             raise
         except ImportError as error:
@@ -94,6 +94,15 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
             plain[name] = 0.0
         if isinstance(part, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)):
             part.p = 0.0
+    return model
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """The model with every parameter on meta. `torch.Tensor(n)` makes one on the CPU, whatever the default device (ImageGPT)."""
+    for part in model.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and not weight.is_meta:
+                part._parameters[name] = nn.Parameter(weight.to("meta"), requires_grad=weight.requires_grad)
     return model
 
 

@@ -49,7 +49,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     cost[Component.AFTER_FORWARD] = held + (gradients if w.accumulate > 1 else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
-        cost[Component.STEP] += handed_out_seconds(elements[0] / elements[2], model)
+        cost[Component.STEP] += handed_out_seconds(states.shares[2] / states.shares[0], model)
         gather = moves.weight.cost[states.stored, states.forward]
         reduce = moves.gradient.cost[states.gradient, states.stored]
         cost[Component.FORWARD_ONCE] = gather

@@ -60,15 +60,16 @@ class Builder:
             self.chosen[id(node)] = self.bodies[id(node)]
 
     def _candidates(self) -> None:
-        """The bodies of all calls that may have an equal: there is another of the same class with as many matrices."""
+        """The bodies of all calls that may have an equal: there is another of the same class with as many matrices; and of the siblings
+        of such calls, which may do more than they do (`_hoist`)."""
         nodes = [n for n in walk(self.rec.root) if n.path]
         matrices = self._matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
         alike = Counter((n.kind, matrices[n.path]) for n in nodes)
-        siblings = Counter((n.kind, n.path.rpartition(".")[0]) for n in nodes)
+        repeated = {(n.kind, n.path.rpartition(".")[0]) for n in nodes if alike[n.kind, matrices[n.path]] > 1}
         templates: dict[int, Body] = {}
         for node in nodes:
-            if alike[node.kind, matrices[node.path]] < 2 and siblings[node.kind, node.path.rpartition(".")[0]] < 2:
+            if alike[node.kind, matrices[node.path]] < 2 and (node.kind, node.path.rpartition(".")[0]) not in repeated:
                 continue
             scope = node.template if isinstance(node, Replay) else node
             if id(scope) not in templates:
