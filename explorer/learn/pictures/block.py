@@ -132,12 +132,17 @@ def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
     return at(x, mid - high / 2, Drawing(wide, high, frame + label))
 
 
+MOST_SLICES = 8
+"""Slices that a tensor is drawn in; more cannot be told apart."""
+
+
 def _ribbon(case: Arranged, h: int, place: str, mid: float) -> str:
     """The tensor that runs here: [tokens, features], whole, in slices, or as terms."""
     letter = case.wires.get((h, place))
     if letter is None:
         return ""
-    body = sliced(RIBBON_W, RIBBON_H, letter, case.devices, across=letter == "S(2)")
+    parts = case.devices if case.devices > 1 else min(case.groups, MOST_SLICES)
+    body = sliced(RIBBON_W, RIBBON_H, letter, parts, across=letter == "S(2)")
     paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
     word = f'<text x="{RIBBON_W / 2:.0f}" y="{RIBBON_H + 13:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{letter}</text>'
     return at(X[place], mid - RIBBON_H / 2, Drawing(RIBBON_W, RIBBON_H, paper + body.body + word))

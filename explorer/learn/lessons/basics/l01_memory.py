@@ -145,7 +145,7 @@ def _made_of(found: Mapping[str, int]) -> str:
     """The parts of the fullest moment, with their numbers."""
     parts = [f"{units.memory(found[kind])} {MEMORY_NAMES[kind].lower()}" for kind in MEMORY_KINDS if found.get(kind)]
     none = " Gradients come only as the backward pass uses activations up." if not found.get("grads") else ""
-    return f"In it are {', '.join(parts)}.{none}"
+    return f"The {units.memory(found['peak'])} are {', '.join(parts)}.{none}"
 
 
 def _one_gpu(

@@ -185,7 +185,13 @@ def _optimum(c: _Chosen, values: Values, mine_s: float, best_s: float) -> str:
     )
     other = [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]]
     differs = f" It differs in {', '.join(other)}." if other else ""
-    return f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. {worse}.{differs} All this with the stream whole, R, between blocks."
+    start = c.best.wires[0, "start"]
+    stream = (
+        "All this with the stream whole, R, between blocks."
+        if start == "R"
+        else f"The choices were compared with the stream whole, R, between blocks. The picture is of a copy in the whole model, where the least communication leaves the stream {start}."
+    )
+    return f"With no more memory than yours, the least communication is **{units.seconds(best_s)}**. {worse}.{differs} {stream}"
 
 
 def _exact(learner: Learner, devices: int) -> Step:
