@@ -78,6 +78,11 @@ def assert_proven(problem: Problem, objective: Objective) -> None:
     )  # toulbar2 rounds every entry to 1e-12 s
 
 
+def drawn(few: int, many: int) -> list[Any]:
+    """Seeds: `few` in make test, `many` in make test-all."""
+    return [*range(few), *(pytest.param(n, marks=pytest.mark.slow) for n in range(few, many))]
+
+
 QUICK = ((1, "8"), (2, "2x8"))
 
 
@@ -107,7 +112,7 @@ def test_optimum_of_eight_layers_is_proven(name: str, mesh: str) -> None:
     assert_proven(problem, relaxed(problem, shares=SHARES[2], price=PRICE))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", drawn(40, 100))
 def test_optimum_of_random_models_is_proven(seed: int) -> None:
     problem = problem_of(random_graph(seed), load_cluster("1x8-h100"), "8")
     assert_proven(problem, relaxed(problem))
@@ -197,7 +202,7 @@ def assert_true_form_proven(problem: Problem) -> None:
     assert answer.assignment.step_time_s == pytest.approx(highs(net, near=answer.value), rel=3e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", drawn(8, 20))
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_step_of_random_models_is_proven(seed: int, accumulate: int) -> None:
     """Slow links, so that traffic binds in some units and compute in others."""
@@ -394,7 +399,9 @@ LEFT_OPEN = {("t5-large", "2x8"): 0.03, ("resnet50-100k", "16"): 0.002, ("resnet
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        pytest.param(n, m, marks=pytest.mark.slow if n in ("t5-large", "resnet50-100k") else ())
+        pytest.param(
+            n, m, marks=pytest.mark.slow if n in ("t5-large", "resnet50-100k", "llama-3-70b", "vit-large") else ()
+        )
         for n in ZOO
         for m in ("16", "2x8")
     ],
