@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,11 +37,18 @@ settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.g
 settings.load_profile("shared")
 
 
+OPENED = pytest.StashKey[ExitStack]()
+BROWSER: "pytest.StashKey[Browser]" = pytest.StashKey()
+WINDOW_OF: "pytest.StashKey[tuple[Browser | None, BrowserContext]]" = pytest.StashKey()
+WANTED = pytest.StashKey[bool]()
+
+
 LONG_FIRST = (
-    "pages", "exporters", "runtime", "verification", "search", "planning", "models", "explorer", "cli", "test_library.py", "test_docs.py",
-    "corpus", "ops",
+    "pages/test_accessibility", "pages/test_browser", "explorer/test_graph_diff", "pages", "exporters", "runtime", "verification",
+    "search", "planning", "models", "explorer", "cli", "test_library.py", "test_docs.py", "corpus", "ops",
 )  # fmt: skip
-"""Folders and files of tests that take long. Files are dealt to the workers in this order, so that none ends alone with a long one."""
+"""Beginnings of paths below `tests/` whose files take long. Files are dealt to the workers in this order, so that none ends alone with a long
+one, and a browser goes from one file to the next."""
 
 
 LONG = frozenset(line for line in (ROOT / "tests" / "long.txt").read_text().splitlines() if not line.startswith("#"))
@@ -52,21 +60,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.removeprefix("tests/") in LONG:
             item.add_marker(pytest.mark.slow)
-    rank = {name: i for i, name in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.relative_to(ROOT / "tests").parts[0], len(rank)))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Place of a test's file among those that take long; the others are behind them."""
+    path = item.path.relative_to(ROOT / "tests").as_posix()
+    return next((i for i, start in enumerate(LONG_FIRST) if path.startswith(start)), len(LONG_FIRST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Remember whether the next test wants the browser, too."""
+    item.session.stash[WANTED] = "chromium" in getattr(nextitem, "fixturenames", ())
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator["Browser"]:
-    """A headless browser. Per module, since playwright keeps an event loop running in this thread meanwhile."""
+def chromium(request: pytest.FixtureRequest) -> Iterator["Browser"]:
+    """A headless browser. It stays for the next module that wants it, and is closed before one that does not: playwright keeps an event
+    loop running in this thread meanwhile."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=PATIENCE_MS)
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=next(filter(None, found), None), args=FLAGS)
-        yield browser
-        browser.close()
+    stash = request.session.stash
+    if OPENED not in stash:
+        found = filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")))
+        stash[OPENED] = stack = ExitStack()
+        playwright = stack.enter_context(sync_playwright())
+        stash[BROWSER] = playwright.chromium.launch(executable_path=next(found, None), args=FLAGS)
+        stack.callback(stash[BROWSER].close)
+    yield stash[BROWSER]
+    if not stash[WANTED]:
+        stash[OPENED].close()
+        del stash[OPENED]
 
 
 @pytest.fixture(scope="session")
@@ -95,11 +121,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def window(chromium: "Browser") -> Iterator["BrowserContext"]:
-    """A browser's window that has read the explorer's scripts; each test has a page of its own in it."""
-    context = chromium.new_context(viewport=WINDOW, accept_downloads=True)
-    yield context
-    context.close()
+def window(chromium: "Browser", request: pytest.FixtureRequest) -> "BrowserContext":
+    """The browser's window, which has read the explorer's scripts once for all modules; each test has a page of its own in it."""
+    stash = request.session.stash
+    if stash.get(WINDOW_OF, (None, None))[0] is not chromium:
+        stash[WINDOW_OF] = chromium, chromium.new_context(viewport=WINDOW, accept_downloads=True)
+    return stash[WINDOW_OF][1]
 
 
 @pytest.fixture

@@ -503,10 +503,11 @@ def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, ap
     assert words not in papers
 
 
-def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str) -> None:
+@pytest.mark.parametrize("numbers", [(4, 13), pytest.param((2, 6, 7), marks=pytest.mark.slow)], ids=str)
+def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str, numbers: tuple[int, ...]) -> None:
     page = chromium.new_page(viewport={"width": 800, "height": 1000})
     visit = Visit(page)
-    for number in (2, 4, 6, 7, 13):
+    for number in numbers:
         page.goto(f"{app}/learn?lesson={number}")
         visit.settle()
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
