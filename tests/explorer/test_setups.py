@@ -112,7 +112,7 @@ def test_the_smallest_machine_and_the_fewest_gpus_for_some_days_are_found() -> N
     ("model", "there"), [("llama-3-8b", {"cp"}), ("mixtral-8x7b", {"cp", "ep"}), ("resnet50-100k", set())]
 )
 def test_the_form_asks_for_what_the_model_can_take(model: str, there: set[str]) -> None:
-    at = open_page("answer", model=model, batch="32")
+    at = open_page("answer", model=model, batch="32", mesh="2x8")  # one mesh is planned at once
     asked = {f.key.removeprefix("w_own_") for f in at.number_input if f.key and f.key.startswith("w_own_")}
     assert asked & {"cp", "ep"} == there
     assert any(s.key == "w_own_cp_type" for s in at.selectbox) == ("cp" in there)
