@@ -22,7 +22,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
-from planner_core.planning.fitting.promise import by_promise, telling
+from planner_core.planning.fitting.promise import by_promise, less, telling
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
@@ -144,7 +144,7 @@ def choose(
         answer = planner.solve(problem, objective, known, rough, telling(say, problem), prove, prices)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
-        if answer.assignment is not None and (best is None or answer.value < best[0]):
+        if answer.assignment is not None and (best is None or less(answer.value, best[0])):
             best = (answer.value, problem, answer)
         bound = min(bound, answer.bound)
     if best:

@@ -4,6 +4,8 @@ Each is searched without proof. Its bound, and the best plan that was found in a
 
 Example: with bounds of 5.0, 5.1 and 4.2 s and plans of 5.2, 5.1 and none that fits, the first one goes first, and the third one
 last: its bound is low since it does not hold the price of memory.
+
+Values that differ by rounding alone are equal here. How a sum of floats is rounded depends on the processor, and the plan must not.
 """
 
 from __future__ import annotations
@@ -13,6 +15,19 @@ from collections.abc import Callable, Sequence
 from planner_core.planning.request import Progress
 from planner_core.search import TIE, Answer, far_above, memory_of, quick, quick_bound, search
 from planner_core.search.network import Problem
+
+ROUNDING = 1e-9
+"""Share by which two equal values may differ."""
+
+
+def less(value: float, than: float) -> bool:
+    """Whether a value is less than another by more than rounding."""
+    return value < than * (1 - ROUNDING)
+
+
+def _level(value: float) -> float:
+    """A value to sort by, without what rounding changes."""
+    return float(f"{value:.9g}")
 
 
 def by_promise(
@@ -25,8 +40,8 @@ def by_promise(
     near = [p for p in problems if not far_above(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
     best, prices = min([below, *fit]), (0.0, 0.0)
-    for problem in sorted(near, key=lambda p: quick_bound(p, objective)):
-        if (bound := quick_bound(problem, objective)) > best:
+    for problem in sorted(near, key=lambda p: _level(quick_bound(p, objective))):
+        if less(best, bound := quick_bound(problem, objective)):
             found.append((False, bound, None, problem))
             continue
         answer = search(
@@ -36,10 +51,12 @@ def by_promise(
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
         found.append((nothing, answer.bound, None if given_up else answer, problem))
-        if answer.value < best:
+        if less(answer.value, best):
             best, prices = answer.value, answer.prices
     far = sorted((p for p in problems if far_above(p, budget)), key=lambda p: p.least_bytes)
-    return [(answer, problem) for *_, answer, problem in sorted(found, key=lambda f: f[:2])] + [(None, p) for p in far]
+    return [(answer, problem) for *_, answer, problem in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [
+        (None, p) for p in far
+    ]
 
 
 def telling(say: Progress, problem: Problem) -> Callable[[], bool]:
