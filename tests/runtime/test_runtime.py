@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
+from planner_core.core import plan_to_json
 from planner_core.core.workload import OPTIMIZERS, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
+from planner_core.planning.request import Request
 from planner_core.runtime.training.optimizers import make_optimizer
-from planner_core.verification.numerics import verify_all
+from planner_core.verification.numerics import same_traffic, verify_all
+from planner_core.verification.processes import run_ranks
+from tests.support.plans import planned
 from tests.support.runtime_plans import make_plan, random_choice
 from tests.support.tiny_models import NAMES, tiny_config
 
@@ -70,3 +76,25 @@ def test_adamw_with_32_bit_states_is_torchs_on_a_master_copy() -> None:
             optimizer.step()
     torch.testing.assert_close(pair[0].state[ours]["master"], theirs.detach())
     assert torch.equal(ours.detach(), pair[0].state[ours]["master"].bfloat16())
+
+
+def _dispatched(plan: dict[str, Any]) -> dict[str, Any]:
+    """A step on a fake group, by the model's own code."""
+    from planner_core.runtime import CannotRewrite
+    from planner_core.verification import fake_group
+
+    with mock.patch.object(fake_group, "program_step", side_effect=CannotRewrite("a test wants the dispatch mode")):
+        return fake_group.fake_step(plan)
+
+
+@pytest.mark.parametrize("name", ["FSDP", "data parallel"])
+def test_the_dispatch_mode_keeps_master_weights_and_reduces_in_their_dtype(name: str) -> None:
+    """Mixed precision: gathers of 2 bytes an element, sums of gradients of 4, moments of 8. Whole weights are cast where they are used, so no
+    copy of them stands."""
+    plan = next(p for p in planned(Request("llama-3-8b", cluster="1x8-h100", layers=2)).plans if p.name == name)
+    found = run_ranks(_dispatched, 1, (plan_to_json(plan),), backend=None)[0]
+    assert found["dispatched"] and same_traffic(plan.cost.collectives(), found["collectives"])
+    memory, wanted = found["memory"], plan.cost.memory_bytes
+    assert memory["optimizer"] == pytest.approx(wanted["optimizer"], rel=1e-3)
+    copies = wanted["params"] / 3 if name == "data parallel" else 0
+    assert memory["params"] == pytest.approx(wanted["params"] - copies, rel=1e-3)

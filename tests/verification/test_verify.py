@@ -348,7 +348,7 @@ def _move_after_apply() -> str:
     from planner_core.runtime.plan_reader import PlanMismatch
 
     model: Any = nn.Linear(2, 2)
-    plan = {"mesh": {"sizes": [1]}, "workload": {}, "blocks": {}}
+    plan = {"mesh": {"sizes": [1]}, "workload": {"dtype": "float32", "optimizer": "adamw"}, "blocks": {}}
     steer(model, plan, init_device_mesh("cpu", (1,)))
     try:
         model.double()

@@ -13,6 +13,7 @@ from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
+from planner_core.runtime.program.setup import dtypes_of
 
 
 def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
@@ -28,7 +29,7 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
     if tuple(mesh.shape) != sizes:
         raise PlanMismatch(f"the plan is for a mesh of sizes {sizes}, the mesh here has {tuple(mesh.shape)}")
     params = Parameters(mesh)
-    params.shard(model, read_params(plan), init)
+    params.shard(model, read_params(plan), dtypes_of(model, plan), init)
     steering = Steering(model, plan, mesh, params)
     plain, inside = model.forward, False
 

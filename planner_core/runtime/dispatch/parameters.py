@@ -20,7 +20,7 @@ from planner_core.runtime.dispatch.redistribute import deliver, move, place
 from planner_core.runtime.dispatch.working import WorkingCopy
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import Edge, Row, Step, Stored
-from planner_core.runtime.program.setup import axes_of, weight_of
+from planner_core.runtime.program.setup import DTypes, axes_of, weight_of
 from planner_core.runtime.program.weights import Weight
 
 
@@ -45,12 +45,16 @@ class Parameters:
     def take(self, param: torch.Tensor, edge: Edge) -> torch.Tensor:
         """The weight as one operator takes it, in the type that computes."""
         copy = self._copies.get(id(param))
-        return copy.use(edge) if copy else deliver(self.local(param), edge, self.mesh)
+        return copy.use(edge) if copy else deliver(self._own(param), edge, self.mesh, self._working[id(param)])
 
     def local(self, param: torch.Tensor) -> torch.Tensor:
-        """This rank's part in compute dtype. A gradient that arrives for it is taken in the dtype that it has."""
-        own = param.to_local(grad_placements=param.placements) if isinstance(param, DTensor) else param
-        return own.to(self._working.get(id(param), own.dtype))
+        """This rank's part in compute dtype."""
+        return self._own(param).to(self._working[id(param)])
+
+    @staticmethod
+    def _own(param: torch.Tensor) -> torch.Tensor:
+        """This rank's part as it is stored. A gradient that arrives for it is taken in the dtype that it has."""
+        return param.to_local(grad_placements=param.placements) if isinstance(param, DTensor) else param
 
     @torch.no_grad()
     def value(self, param: torch.Tensor) -> torch.Tensor:
@@ -64,10 +68,15 @@ class Parameters:
 
     def adopt(self, weight: Weight, stored: Stored) -> None:
         """Take over a parameter that has the placements `stored` already."""
-        self._working[id(weight.parameter)] = weight.dtype
         self._hold(weight, stored)
 
-    def shard(self, model: nn.Module, stored: Mapping[str, Stored], init: Init | None) -> None:
+    def shard(
+        self,
+        model: nn.Module,
+        stored: Mapping[str, Stored],
+        dtypes: Callable[[nn.Parameter], DTypes],
+        init: Init | None,
+    ) -> None:
         """Replace every parameter by this rank's part. Tied parameters stay tied. Without `init` a model on meta stays on meta.
 
         If the plan does not name a parameter, since no operator uses it, it stays Replicate.
@@ -85,26 +94,25 @@ class Parameters:
                 if id(old) not in made:
                     aliases = names[id(old)]
                     entry = next((stored[n] for n in aliases if n in stored), whole)
-                    made[id(old)] = self._shard(aliases[0], old, entry, init)
+                    made[id(old)] = self._shard(aliases[0], old, entry, dtypes(old), init)
                 module._parameters[short] = made[id(old)]
 
-    def _shard(self, name: str, old: nn.Parameter, stored: Stored, init: Init | None) -> nn.Parameter:
+    def _shard(self, name: str, old: nn.Parameter, stored: Stored, dtypes: DTypes, init: Init | None) -> nn.Parameter:
         with torch.no_grad():
             full = old.detach() if init is None else init(name, old).to(self.mesh.device_type)
-            local = place(full, stored.placements, self.mesh, stored.segments).contiguous()
+            local = place(full, stored.placements, self.mesh, stored.segments).to(dtypes[0]).contiguous()
             if local.untyped_storage().nbytes() != local.nbytes:  # a slice would keep the whole alive
                 local = local.clone()
         whole = DTensor.from_local(
             local, self.mesh, stored.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
         )
         param = nn.Parameter(whole, requires_grad=old.requires_grad)
-        types = (old.dtype, old.dtype, old.dtype)
-        self._hold(weight_of((name,), param, stored, axes_of(self.mesh), types), stored)
+        self._hold(weight_of((name,), param, stored, axes_of(self.mesh), dtypes), stored)
         return param
 
     def _hold(self, weight: Weight, stored: Stored) -> None:
         param = weight.parameter
-        self._stored[id(param)] = (param, stored)
+        self._stored[id(param)], self._working[id(param)] = (param, stored), weight.dtype
         if stored.placements != stored.working:
             self._copies[id(param)] = WorkingCopy(weight, stored, self.mesh, lambda: self.sync_gradients)
         elif stored.sync and param.requires_grad:

@@ -20,11 +20,13 @@ from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
 from planner_core.runtime.program.collectives import neighbours
 
 
-def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
-    """The tensor after the edge's forward steps. In backward its gradient takes the edge's backward steps."""
+def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor after the edge's forward steps, in `dtype` if one is given. In backward its gradient takes the edge's backward steps, in
+    the tensor's own dtype."""
+    dtype = x.dtype if dtype is None else dtype
     if not edge.forward and not (edge.backward and x.requires_grad):
-        return x
-    moved: torch.Tensor = _Moved.apply(x, edge, mesh)
+        return x.to(dtype)
+    moved: torch.Tensor = _Moved.apply(x, edge, mesh, dtype)
     return moved
 
 
@@ -32,14 +34,14 @@ class _Moved(torch.autograd.Function):
     _shardscope = True  # not an op of the model
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.edge, ctx.mesh = edge, mesh
-        moved = move(x, edge.forward, mesh, edge.segments)
+    def forward(ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype) -> torch.Tensor:
+        ctx.edge, ctx.mesh, ctx.dtype = edge, mesh, x.dtype
+        moved = move(x.to(dtype), edge.forward, mesh, edge.segments)
         return x.view_as(x) if moved is x else moved
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return move(gradient, ctx.edge.backward, ctx.mesh, ctx.edge.segments), None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return move(gradient.to(ctx.dtype), ctx.edge.backward, ctx.mesh, ctx.edge.segments), None, None, None
 
 
 def move(x: torch.Tensor, steps: Iterable[Step], mesh: DeviceMesh, segments: Segments) -> torch.Tensor:

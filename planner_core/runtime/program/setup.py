@@ -3,7 +3,9 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,13 +13,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import Placements, Stored
+from planner_core.runtime.plan_reader import Placements, Stored, read_precision
 from planner_core.runtime.plan_reader import Step as PlanStep
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
 
 DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 """The dtypes of the stored parameter, of the working copy and of gradients."""
+
+
+def dtypes_of(model: nn.Module, plan: Mapping[str, Any]) -> Callable[[nn.Parameter], DTypes]:
+    """What says the dtypes of a parameter of `model` under a plan. A parameter with a dtype of its own keeps it."""
+    precision, sizes = read_precision(plan), Counter[torch.dtype]()
+    for param in model.parameters():
+        sizes[param.dtype] += param.numel()
+    usual = max(sizes, key=lambda d: sizes[d], default=torch.float32)
+
+    def dtypes(param: nn.Parameter) -> DTypes:
+        if param.dtype != usual or not param.is_floating_point():
+            return param.dtype, param.dtype, param.dtype
+        return precision.stored, precision.working, precision.gradient
+
+    return dtypes
 
 
 def axes_of(mesh: DeviceMesh) -> list[Axis]:

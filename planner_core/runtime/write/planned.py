@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import kept_sites, other_versions, read_params, read_precision, read_rows
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.setup import DTypes
+from planner_core.runtime.program.setup import dtypes_of
 from planner_core.runtime.record import Ref, Tape, record
 from planner_core.runtime.record.batch import batch_dims, counts_samples, repeated, with_numbers_of
 from planner_core.runtime.write.planned_tape import PlannedTape, places
@@ -52,15 +52,8 @@ class PlannedForward:
         self.plain: Callable[..., Any] = model.forward
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
-        self.precision = read_precision(plan)
-        self._usual = _usual_dtype(model)
+        self.dtypes, self.precision = dtypes_of(model, plan), read_precision(plan)
         self.forms = {n: (p.shape, self.dtypes(p)) for n, p in model.named_parameters()}
-
-    def dtypes(self, param: nn.Parameter) -> DTypes:
-        """The dtypes of the stored parameter, the working copy and the gradient. A parameter with a dtype of its own keeps it."""
-        if param.dtype != self._usual or not param.is_floating_point():
-            return param.dtype, param.dtype, param.dtype
-        return self.precision.stored, self.precision.working, self.precision.gradient
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
@@ -127,11 +120,3 @@ def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence
     for axis in data_axes:
         x = axes[axis].slice(x, dim)
     return x
-
-
-def _usual_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of most of the model's elements."""
-    sizes: dict[torch.dtype, int] = {}
-    for param in model.parameters():
-        sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
-    return max(sizes, key=lambda d: sizes[d], default=torch.float32)
