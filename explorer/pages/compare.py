@@ -53,6 +53,7 @@ def page() -> None:
     st.markdown(f"### {frame.text(words.headline(current[names[0]], current[against]))}")
     homes = {n: stated.home(n, result) for n in current}
     comparing.why(current, homes, against)
+    comparing.speeds(current, homes)
     with st.container(key="labelled_plans"):
         choose(plans, current)
     st.markdown(

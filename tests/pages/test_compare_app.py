@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -30,6 +31,20 @@ def test_up_to_four_plans_from_the_address() -> None:
     at = open_page("compare", compare="best,best,nobodys")  # one of them, with what it is compared with at first
     assert not at.exception and len(at.multiselect(key="w_compare").value) == 2
     assert "no plan “nobodys”" in at.warning[0].value
+
+
+def test_days_and_money_stand_beside_every_step() -> None:
+    """Days and cost of 1e9 tokens follow from the tokens per second in the same row: `tokens / (per GPU · GPUs)` seconds."""
+    at = open_page("compare", model="gpt2-xl", tokens="1B", price="2")
+    assert not at.exception
+    table = next(str(e.value) for e in at.html if "how fast each plan trains" in str(e.value))
+    assert "days for 1.00 B tokens" in table
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert len(rows) == 2
+    for _, _, per_gpu, _, days, cost in rows:
+        tokens_per_day = float(per_gpu.replace("\u202f", "")) * 16 * 86_400
+        assert float(days.removesuffix(" days").replace("\u202f", "")) == pytest.approx(1e9 / tokens_per_day, rel=0.01)
+        assert float(cost.replace("\u202f", "")) == pytest.approx(2 * 24 * 16 * 1e9 / tokens_per_day, rel=0.01)
 
 
 def test_rows_that_differ_and_all_rows() -> None:
