@@ -164,7 +164,7 @@ def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
         body.append(
             [
                 html.escape(words.title(plan)), f"{times[0]} <span class='aside'>{times[1]} to {times[2]}</span>",
-                units.whole(round(s.tokens_per_s_per_gpu)), units.percent(s.mfu), *spent,
+                units.whole(s.tokens_per_s_per_gpu), units.percent(s.mfu), *spent,
             ]
         )  # fmt: skip
     spending = [f"{k} for {units.count(asked.tokens)} tokens" for k in SPENT[: len(body[0]) - 4]] if asked else []

@@ -61,12 +61,12 @@ def flops(value: float) -> str:
     for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
         if abs(value) >= size:
             return f"{significant(value / size)} {unit}"
-    return f"{int(value)} FLOP"
+    return f"{round(value)} FLOP"
 
 
 def whole(value: float) -> str:
-    """An exact integer, thousands set apart by thin spaces."""
-    return f"{int(value):,}".replace(",", "\u202f")
+    """`value` as the nearest integer, thousands set apart by thin spaces."""
+    return f"{round(value):,}".replace(",", "\u202f")
 
 
 def shape(dims: Sequence[int]) -> str:

@@ -39,7 +39,7 @@ def result() -> Result:
         (units.seconds(0.3460557), "346 ms"), (units.seconds(1.2345), "1.23 s"), (units.seconds(0), "0 ms"),
         (units.seconds(4.2e-6), "4.20 µs"), (units.memory(80e9), "74.5 GiB"), (units.memory(8192), "8.00 KiB"),
         (units.traffic(1.9e9), "1.90 GB"), (units.traffic(40_800_000_000), "40.8 GB"), (units.count(8_030_261_248), "8.03 B"),
-        (units.flops(2.199e12), "2.20 TFLOP"), (units.whole(59049), "59\u202f049"), (units.significant(9.999), "10.0"),
+        (units.flops(2.199e12), "2.20 TFLOP"), (units.whole(59049), "59\u202f049"), (units.count(29.64), "30"), (units.significant(9.999), "10.0"),
         (units.significant(999.6), "1\u202f000"), (units.percent(0.05), "5 %"), (units.percent(0.1234), "12 %"),
     ],
 )  # fmt: skip

@@ -249,7 +249,7 @@ def _planner(learner: Learner) -> Step:
                         units.memory(peak),
                         str(texts),
                         units.seconds(seconds),
-                        units.whole(round(texts * tokens / seconds)),
+                        units.whole(texts * tokens / seconds),
                         "fits" if fits else "does not fit",
                     )
                 )

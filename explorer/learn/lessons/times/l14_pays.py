@@ -215,12 +215,12 @@ def _crossing(w: Wires, tokens: int) -> Step:
         )
     marks = [(float(tokens), f"yours: {units.whole(tokens)} tokens")]
     if xs[0] <= w.crossing <= xs[-1]:
-        marks.append((w.crossing, f"crossing: {units.whole(round(w.crossing))} tokens"))
+        marks.append((w.crossing, f"crossing: {units.whole(w.crossing)} tokens"))
     side = (
         "above it: the gather hides" if tokens > w.crossing else "below it: the products alone do not hide the gather"
     )
     says = (
-        f"Compute catches up with the gather at **{units.whole(round(w.crossing))} tokens per GPU**. You are {side}. Slower links "
+        f"Compute catches up with the gather at **{units.whole(w.crossing)} tokens per GPU**. You are {side}. Slower links "
         "between the nodes move the crossing to the right. Attention and norms, which lesson 15 counts too, move it to the left: they give the "
         "gather more to hide behind. The sums of tensor parallelism rise with the tokens as compute does: more tokens do not hide them, and the "
         "layer waits for them, unless its products are cut into chunks (lesson 11)."
@@ -291,7 +291,7 @@ def question(learner: Learner, values: Values) -> Question:
     w = wires(learner, tokens, int(values["speed"]))
     right = w.crossing
     why = (
-        f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.whole(round(right))} tokens. Below that, "
+        f"{units.seconds(w.gather_s)} ÷ {units.seconds(w.compute_s)} per token = {units.whole(right)} tokens. Below that, "
         "each layer waits for its weights."
     )
     wrong = (
