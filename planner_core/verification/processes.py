@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import signal
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing import forkserver
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, spawn
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -45,8 +49,9 @@ def run_ranks(
         jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
         ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
         try:
-            for process in ranks:
-                process.start()
+            with _without_main(work, args):
+                for process in ranks:
+                    process.start()
             _wait(ranks, folder, time.monotonic() + timeout_s, timeout_s)
             return [json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(num_ranks)]
         finally:
@@ -66,6 +71,26 @@ def _context() -> Any:
     except OSError:
         return mp.get_context("spawn")
     return mp.get_context("forkserver")
+
+
+_STARTING = threading.Lock()
+_PREPARED = spawn.get_preparation_data
+
+
+@contextmanager
+def _without_main(work: Work, args: tuple[Any, ...]) -> Iterator[None]:
+    """Processes that are started inside do not run the user's script again, which `multiprocessing` does to know what the script
+    defines; a script without `if __name__ == "__main__":` would start ranks that start ranks. A script that defines `work` or a type of
+    `args` is run all the same."""
+    if b"__main__" in pickle.dumps((work, args)):
+        yield
+        return
+
+    def without_main(name: str) -> dict[str, Any]:
+        return {key: value for key, value in _PREPARED(name).items() if not key.startswith("init_main")}
+
+    with _STARTING, mock.patch.object(spawn, "get_preparation_data", without_main):
+        yield
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -295,6 +297,25 @@ def test_ranks_start_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the server's socket cannot be made each rank is a process of its own."""
     monkeypatch.setattr(forkserver, "ensure_running", mock.Mock(side_effect=OSError("AF_UNIX path too long")))
     assert len(set(run_ranks(_pid, 2, timeout_s=120))) == 2
+
+
+PLAIN_SCRIPT = """
+import os
+from planner_core.verification import run_ranks
+print("begins")
+print(len(set(run_ranks(os.getpid, 2, backend=None))))
+"""
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Ranks do not run the user's script again, which need not have `if __name__ == "__main__":`."""
+    script = tmp_path / "mine.py"
+    script.write_text(PLAIN_SCRIPT)
+    found = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert found.stdout == "begins\n2\n", found.stderr
 
 
 def test_no_process_is_left() -> None:
