@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import plan_to_json
 from planner_core.core.workload import OPTIMIZERS, Workload
 from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
 from planner_core.planning.request import Request
+from planner_core.runtime.dispatch.redistribute import deliver
+from planner_core.runtime.plan_reader import Edge, Step
 from planner_core.runtime.training.optimizers import make_optimizer
+from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import same_traffic, verify_all
 from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
@@ -98,3 +106,38 @@ def test_the_dispatch_mode_keeps_master_weights_and_reduces_in_their_dtype(name:
     assert memory["optimizer"] == pytest.approx(wanted["optimizer"], rel=1e-3)
     copies = wanted["params"] / 3 if name == "data parallel" else 0
     assert memory["params"] == pytest.approx(wanted["params"] - copies, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts"),
+    [
+        ("owlvit", ("text_config", "vision_config")),  # casts its images to the dtype of a weight
+        ("vit_mae", ()),  # gives weights of a convolution
+    ],
+)
+def test_a_model_that_runs_its_own_code_sees_the_dtype_that_computes(
+    kind: str, parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Master weights in float32 are seen in bfloat16 by the model's code, also where it asks for a dtype."""
+    two_layers = {"num_hidden_layers": 2}
+    config = {"model_type": kind, **(dict.fromkeys(parts, two_layers) if parts else two_layers)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = verify_fake(planned(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)).best)
+    assert found["dispatched"] and found["ok"], found["memory_bytes"]
+
+
+def _sliced_gradient() -> tuple[int, int]:
+    """Bytes of a weight's gradient on the first of two ranks, and of what it keeps alive: the whole is Replicate, the weight sharded."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    whole, own = (Replicate(),), (Shard(0),)
+    edge = Edge(own, whole, (Step(0, own[0], whole[0]),), (Step(0, whole[0], own[0]),))
+    part = torch.ones(4, 8, requires_grad=True)
+    deliver(part, edge, mesh, torch.bfloat16).sum().backward()
+    assert part.grad is not None
+    return part.grad.nbytes, part.grad.untyped_storage().nbytes()
+
+
+def test_a_gradient_that_is_a_slice_does_not_keep_the_whole() -> None:
+    """It stays until the step. Sixteen times OWL-ViT's gradients were kept."""
+    assert run_ranks(_sliced_gradient, 1, (), backend=None)[0] == [128, 128]

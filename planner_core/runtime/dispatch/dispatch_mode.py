@@ -52,6 +52,9 @@ from planner_core.runtime.plan_reader import (
     recomputed_prefixes,
 )
 
+DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+"""What a mode sees where the model's code reads `tensor.dtype`."""
+
 
 class Steered(torch.Tensor):
     """A tensor of the running model. It has the global shape; `local` is this rank's part, with the given `placements`."""
@@ -169,11 +172,7 @@ class Steering(TorchFunctionMode):
         for put, index, part in parts_to_put_back(fn or "", args, operands):
             self.__torch_function__(torch.Tensor.__setitem__, types, (put, index, part))
         if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):
-            if (
-                len({t.is_meta for t in operands}) > 1
-            ):  # a constant of the model, without values, and one made in forward
-                args, kwargs = on_meta(_replaced((args, kwargs), lambda t: t if t.is_meta else _meta(t)))
-            return func(*args, **kwargs)
+            return self._unplanned(func, args, kwargs, operands)
         if drops(fn, args, kwargs):
             raise PlanMismatch(
                 f"{self.scopes.frame.scope or 'the model'} drops values ({fn}), and runs its own code: each rank would draw masks of its "
@@ -191,6 +190,14 @@ class Steering(TorchFunctionMode):
             return self._rewrite(target, out, self.rows[site].outputs[0], whole[0])
         took_part(fn, args, out)
         return out
+
+    def _unplanned(self, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        """A call on constants alone, or one that is not an operator."""
+        if func == DTYPE and args[0] in self.params:
+            return self.params.dtype(args[0])
+        if len({t.is_meta for t in operands}) > 1:  # a constant of the model, without values, and one made in forward
+            args, kwargs = on_meta(_replaced((args, kwargs), lambda t: t if t.is_meta else _meta(t)))
+        return func(*args, **kwargs)
 
     def current(self, tree: Any) -> Any:
         """The same nested results, but with the new version of every constant into which this step wrote computed values."""
@@ -287,24 +294,28 @@ class Steering(TorchFunctionMode):
         if key not in self.seen:
             self.inferring = True
             try:
-                self.seen[key] = _infer(fn, func, args, kwargs)
+                self.seen[key] = _infer(fn, func, *on_meta(_replaced((args, kwargs), self._without_values)))
             finally:
                 self.inferring = False
         return self.seen[key]
 
+    def _without_values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The global tensor on meta, as the model's code sees it: a master weight in float32 computes in the plan's dtype."""
+        return _meta(tensor).to(self.params.dtype(tensor)) if tensor in self.params else _meta(tensor)
+
 
 def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
-    meta_args, meta_kwargs = on_meta(_replaced((args, kwargs), _meta))
-    operands = tensors((meta_args, meta_kwargs))
+    """The results of a call on meta tensors, or the number of the operand that it returns unchanged."""
+    operands = tensors((args, kwargs))
     with torch.no_grad():
-        out = (attention if fn == "scaled_dot_product_attention" else func)(*meta_args, **meta_kwargs)
+        out = (attention if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
     if is_inplace(fn):
         return [operands[0]], None
     if fn != "contiguous":
         unchanged = [i for i, t in enumerate(operands) if out is t]
         if unchanged:
             return [], unchanged[0]
-    return outputs(fn, () if fn == "contiguous" else meta_args, out), None
+    return outputs(fn, () if fn == "contiguous" else args, out), None
 
 
 def _laid_out(local: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

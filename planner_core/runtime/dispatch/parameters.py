@@ -42,6 +42,10 @@ class Parameters:
         """The placements of a parameter's three forms."""
         return self._stored[id(param)][1]
 
+    def dtype(self, param: torch.Tensor) -> torch.dtype:
+        """The dtype in which a parameter computes, which its own code is to see. A master weight is stored in another one."""
+        return self._working[id(param)]
+
     def take(self, param: torch.Tensor, edge: Edge) -> torch.Tensor:
         """The weight as one operator takes it, in the type that computes."""
         copy = self._copies.get(id(param))

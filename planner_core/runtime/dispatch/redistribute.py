@@ -21,12 +21,12 @@ from planner_core.runtime.program.collectives import neighbours
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor after the edge's forward steps, in `dtype` if one is given. In backward its gradient takes the edge's backward steps, in
-    the tensor's own dtype."""
-    dtype = x.dtype if dtype is None else dtype
+    """The tensor after the edge's forward steps; a weight in `dtype`. In backward its gradient takes the edge's backward steps, in the
+    tensor's own dtype."""
+    weight, dtype = dtype is not None, dtype or x.dtype
     if not edge.forward and not (edge.backward and x.requires_grad):
         return x.to(dtype)
-    moved: torch.Tensor = _Moved.apply(x, edge, mesh, dtype)
+    moved: torch.Tensor = _Moved.apply(x, edge, mesh, dtype, weight)
     return moved
 
 
@@ -34,14 +34,19 @@ class _Moved(torch.autograd.Function):
     _shardscope = True  # not an op of the model
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype) -> torch.Tensor:
-        ctx.edge, ctx.mesh, ctx.dtype = edge, mesh, x.dtype
+    def forward(
+        ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype, weight: bool
+    ) -> torch.Tensor:
+        ctx.edge, ctx.mesh, ctx.dtype, ctx.weight = edge, mesh, x.dtype, weight
         moved = move(x.to(dtype), edge.forward, mesh, edge.segments)
         return x.view_as(x) if moved is x else moved
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return move(gradient.to(ctx.dtype), ctx.edge.backward, ctx.mesh, ctx.edge.segments), None, None, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        moved = move(gradient.to(ctx.dtype), ctx.edge.backward, ctx.mesh, ctx.edge.segments)
+        if ctx.weight and moved.untyped_storage().nbytes() > moved.nbytes:
+            moved = moved.clone()  # the gradient stays until the step, and a slice would keep the whole alive
+        return moved, None, None, None, None
 
 
 def move(x: torch.Tensor, steps: Iterable[Step], mesh: DeviceMesh, segments: Segments) -> torch.Tensor:
