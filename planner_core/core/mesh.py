@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner_core.core.errors import InputError
 
-MOST_AXES = 3
+MOST_AXES = 4
 """Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
 
 
@@ -66,4 +66,9 @@ def grids(num_devices: int) -> list[tuple[int, ...]]:
 
 def axis_names(num_axes: int) -> tuple[str, ...]:
     """The names of the axes, by position. They are only names: any axis may shard the batch, weights or tokens."""
-    return {1: ("world",), 2: ("data", "tensor"), 3: ("data", "shard", "tensor")}[num_axes]
+    return {
+        1: ("world",),
+        2: ("data", "tensor"),
+        3: ("data", "shard", "tensor"),
+        4: ("data", "shard", "context", "tensor"),
+    }[num_axes]

@@ -20,7 +20,7 @@ from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
 from planner_core.ops import Kind, operator
 
 DATA, SHARD, TENSOR, CONTEXT, EXPERT, IDLE = "data", "shard", "tensor", "context", "expert", "idle"
-PLACES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner")}
+PLACES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner"), 4: ("outer", "second", "third", "inner")}
 """What is added to the names of axes of one role, by their number."""
 
 

@@ -158,11 +158,11 @@ class Planner:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
         `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks.
 
-        Of three axes, operators treat the second as one with the first, and only weights tell them apart. Free, an operator
+        Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
-        joined = ((1,) if len(mesh.axis_sizes) > 2 else ()) if joined is None else joined
+        joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
         model = replace(cost_model(self.cluster, mesh, workload), joined=joined)

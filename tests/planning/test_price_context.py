@@ -76,12 +76,12 @@ def test_the_axes_stand_as_tools_order_their_ranks() -> None:
         ("fsdp=16,cp_type=gather", "cp_type says how attention runs over the context ranks; give cp=2 or more"),
         ("fsdp=2,cp=8,zero=3", "zero=3 shards the weights too; say fsdp=8 instead of dp=8,zero=3"),
         ("fsdp=16,ep=3", "the 3 ranks of ep are of the 16 ranks of fsdp; give a divisor of 16"),
-        ("dp=2,fsdp=2,cp=2,tp=2", "makes a mesh of 4 axes (data, shard, context, tensor), and at most 3 can be priced"),
+        ("dp=2,fsdp=8,ep=4,cp=2,tp=2", "makes a mesh of 5 axes (data, shard, expert, context, tensor), and at most 4 can be priced"),
     ],
 )  # fmt: skip
 def test_a_layout_that_cannot_be_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        check_layout(parse_layout(text), load_cluster("2x8-h100"))
+        check_layout(parse_layout(text), load_cluster("8x8-h100" if "ep=4,cp=2" in text else "2x8-h100"))
     assert said in str(error.value)
 
 

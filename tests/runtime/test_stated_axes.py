@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from planner_core.core import Plan, load_cluster
 from planner_core.models.loading import capture_graph
+from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake_group import verify_fake, verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.tiny_models import tiny_config
 
@@ -33,16 +35,22 @@ FULL = (
     ("llama-3-8b", "dp=2,cp=8", 4096),
     ("llama-3-8b", "fsdp=2,cp=4,tp=2,sp", 16384),
     ("llama-3-8b", "fsdp=2,cp=4,tp=2,sp,cp_type=ulysses", 16384),
+    ("llama-3-8b", "dp=2,fsdp=2,cp=2,tp=2,sp", 4096),
     ("mixtral-8x7b", "dp=16,ep=8,zero=1", 4096),
     ("mixtral-8x7b", "fsdp=8,ep=4,tp=2,sp", 1024),
+    ("mixtral-8x7b", "fsdp=2,cp=8", 4096),
 )
 
 
-def small(name: str, text: str) -> Plan:
-    """A tiny model on four ranks, a sample for each data-parallel rank."""
+FOUR_AXES = (("llama-gqa", "dp=2,fsdp=2,cp=2,tp=2,sp"), ("mixtral", "dp=2,fsdp=4,tp=2,ep=2"))
+"""Each of two ranks an axis: HSDP, context or expert ranks, and tensor parallelism."""
+
+
+def small(name: str, text: str, num_gpus: int = 4) -> Plan:
+    """A tiny model, a sample for each data-parallel rank."""
     layout = parse_layout(text)
     graph = capture_graph(tiny_config(name), batch=layout.data, seq=16, dtype="float32")
-    asked = Request(name, cluster="1x8-h100:gpus=4", batch=layout.data, seq=16, dtype="float32")
+    asked = Request(name, cluster=f"1x8-h100:gpus={num_gpus}", batch=layout.data, seq=16, dtype="float32")
     plan = prepare(asked, graph).of_layout(layout)
     assert plan is not None
     return plan
@@ -54,6 +62,52 @@ def test_they_run_as_predicted(cases: Sequence[tuple[str, str]]) -> None:
     plans = [small(*case) for case in cases]
     for (name, text), found in zip(cases, verify_all(plans), strict=True):
         assert found["ok"] and not found["dispatched"], (name, text, found["loss"], found["grad"], found["collectives"])
+
+
+MATRICES = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+def make():
+    return nn.Sequential(*(Layer() for _ in range(3)), nn.Linear(256, 64)), (torch.randn(64, 256),)
+"""
+
+
+def test_a_mesh_of_four_axes_is_searched_and_runs_in_order(tmp_path: Path) -> None:
+    """Sixteen ranks in one process: every collective of every plan, in its order."""
+    (tmp_path / "mine.py").write_text(MATRICES)
+    found = plan_model(Request(f"{tmp_path / 'mine.py'}:make", cluster="2x8-h100", mesh="2x2x2x2"))
+    assert all(p.mesh.axis_sizes == (2, 2, 2, 2) and p.optimal for p in found.plans)
+    for plan, told in zip(
+        found.plans, verify_fake_all(found.plans, graphs=[found.graph] * len(found.plans)), strict=True
+    ):
+        assert told["collectives"]["predicted"] == told["collectives"]["measured"] and told["order"]["ok"], plan.name
+
+
+@pytest.mark.slow
+def test_four_degrees_run_as_predicted() -> None:
+    """On sixteen real processes."""
+    plans = [small(*case, 16) for case in FOUR_AXES]
+    assert [p.mesh.axis_names for p in plans] == [("data", "shard", kind, "tensor") for kind in ("context", "expert")]
+    for case, found in zip(FOUR_AXES, verify_all(plans), strict=True):
+        assert found["ok"], (case, found["loss"], found["grad"], found["collectives"])
+
+
+@pytest.mark.parametrize("mesh", ["2x2x4", pytest.param("2x2x2x2", marks=pytest.mark.slow)])
+def test_weights_that_change_their_sharded_dim_on_the_way_are_issued_early(mesh: str) -> None:
+    """On many axes a weight that is split twice along one dim takes an all_to_all before its all_gather."""
+    asked = Request("llama-3-8b", cluster="2x8-h100", mesh=mesh, batch=32, seq=1024, layers=2)
+    best = (found := plan_model(asked)).best
+    assert any(t.kind == "all_to_all" for t in best.cost.traffic)
+    assert verify_fake(best, graph=found.graph)["ok"]
 
 
 @pytest.mark.slow

@@ -299,6 +299,7 @@ def _reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
 ) -> ReductionMemory:  # fmt: skip
     ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
+    group = [_sliced(use) for use in group]
     micro = _sizes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
     final = () if holds else _final(bp, block, group[0].value, model)
     landed = [(block, u.value, _after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
@@ -321,6 +322,12 @@ def _reduction(
             n + own - sum(_local(block, u, model, ratio) for u in group if u.value not in shared) for n in beside
         )
     return ReductionMemory(weights, own, beside)
+
+
+def _sliced(use: UseMemory) -> UseMemory:
+    """A use whose gradient has taken its first steps as it came: those without a message, before the first collective."""
+    local = next((n for n, step in enumerate(use.reduce) if step.collective), len(use.reduce))
+    return replace(use, sent_from=_after(use.sent_from, use.reduce[:local]), reduce=use.reduce[local:])
 
 
 def _local(block: Block, use: UseMemory, model: CostModel, ratio: float) -> int:

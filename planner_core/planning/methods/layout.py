@@ -45,7 +45,7 @@ WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
-MOST_AXES = 3
+MOST_AXES = 4
 """On more mesh axes an operator has too many strategies, and a weight too many states."""
 
 

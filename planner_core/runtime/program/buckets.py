@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planner_core.runtime.program.collectives import NO_SEGMENTS, AxisMove, Segments, parts
+from planner_core.runtime.program.collectives import NO_SEGMENTS, AxisMove, Segments, joined, parts, sharded, shares
 
 Flow = Callable[[], list[torch.Tensor]]
 """Waits for a bucket, and returns its tensors."""
@@ -42,9 +42,7 @@ class Member:
     @property
     def dim(self) -> int:
         """The dim that the step shards or gathers."""
-        dim = self.step.dst if self.step.kind == "reduce_scatter" else self.step.src
-        assert dim is not None
-        return dim
+        return sharded(self.step.dst if self.step.kind == "reduce_scatter" else self.step.src)
 
     @property
     def shape_after(self) -> tuple[int, ...]:
@@ -59,7 +57,7 @@ class Member:
 
 def bucketed(step: AxisMove) -> bool:
     """Whether the members of a bucket take such a step in one collective."""
-    return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce")
+    return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 def talks(step: AxisMove) -> bool:
@@ -92,7 +90,7 @@ def start(
     step = members[0].step
     if not bucketed(step):
         moved = [m.step.take(t, m.segments) for m, t in zip(members, tensors, strict=True)]
-        return lambda: moved if into is None else copied(moved, into)
+        return lambda: copied(moved, into)
     if step.kind == "all_reduce":
         packed = pack(tensors) if flat is None else flat
         finish = step.axis.start_all_reduce(packed, owned=flat is not None or len(tensors) > 1, packed=len(members))
@@ -100,6 +98,9 @@ def start(
     if step.kind == "reduce_scatter":
         finish = step.axis.start_reduce_scatter(pack_by_rank(members, tensors) if flat is None else flat, len(members))
         return lambda: unpack(finish(), [m.shape_after for m in members])
+    if step.kind == "all_to_all":
+        swapping = step.axis.start_all_to_all(pack_pieces(members, tensors), packed=len(members))
+        return lambda: copied(unpack_pieces(members, swapping()), into)
     gathering = step.axis.start_all_gather(pack(tensors) if flat is None else flat, len(members))
 
     def whole() -> list[torch.Tensor]:
@@ -137,8 +138,10 @@ def _one_stage(
     return finish()
 
 
-def copied(tensors: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the tensors into others, and return these."""
+def copied(tensors: list[torch.Tensor], into: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    """Copy the tensors into others, if there are others, and return these."""
+    if into is None:
+        return tensors
     for here, there in zip(tensors, into, strict=True):
         there.copy_(here)
     return list(into)
@@ -155,6 +158,23 @@ def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Te
     """Views of a flat tensor."""
     pieces = flat.split([math.prod(s) for s in shapes])
     return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def pack_pieces(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[ranks, total]: in row r the pieces, along the dim that is to be sharded, that rank r gets."""
+    n = members[0].step.axis.size
+    pairs = zip(members, tensors, strict=True)
+    return torch.cat([torch.stack(shares(t, sharded(m.step.dst), n, m.segments)).view(n, -1) for m, t in pairs], 1)
+
+
+def unpack_pieces(members: Sequence[Member], rows: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors whose pieces came in `rows` [ranks, total], joined along the dim that was sharded before."""
+    found, n = [], len(rows)
+    for m, part in zip(members, rows.split([m.numel // n for m in members], 1), strict=True):
+        piece = list(m.shape)
+        piece[sharded(m.step.dst)] //= n
+        found.append(joined(part.reshape(n, *piece).unbind(0), sharded(m.step.src), m.segments))
+    return found
 
 
 def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -84,6 +84,7 @@ class Axis:
         received: list[int] | None = None,
         *,
         back: bool = False,
+        packed: int = 0,
     ) -> Finish:
         """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r (by default an equal part), and `received[r]` come from it (by
         default as many). The bytes that are recorded are those sent; or, if the pieces go `back`, those received."""
@@ -94,7 +95,7 @@ class Axis:
             return _traced(torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name))
         out = x.new_empty((sum(received), *x.shape[1:]))
         counted = out if back else x
-        return self._issue("all_to_all", 0, dist.all_to_all_single, counted, out, x, received, counts)
+        return self._issue("all_to_all", packed, dist.all_to_all_single, counted, out, x, received, counts)
 
     def exchange(
         self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
@@ -250,12 +251,12 @@ class AxisMove:
         if kind == "divide":
             return axis.divide(x)
         if kind == "all_to_all":
-            return axis.all_to_all(x, _dim(self.src), _dim(self.dst), segments)
+            return axis.all_to_all(x, sharded(self.src), sharded(self.dst), segments)
         if kind in ("slice", "reduce_scatter"):
             move = axis.slice if kind == "slice" else axis.reduce_scatter
-            return move(x, _dim(self.dst), segments)
+            return move(x, sharded(self.dst), segments)
         move = axis.all_gather if kind == "all_gather" else axis.pad
-        return move(x, _dim(self.src), segments)
+        return move(x, sharded(self.src), segments)
 
     @property
     def collective(self) -> bool:
@@ -263,7 +264,8 @@ class AxisMove:
         return self.kind not in ("slice", "pad", "divide")
 
 
-def _dim(dim: int | None) -> int:
+def sharded(dim: int | None) -> int:
+    """The dim of a move from or to Shard; a move from or to Replicate or Partial has none there."""
     assert dim is not None
     return dim
 

@@ -26,12 +26,14 @@ from planner_core.runtime.program.buckets import (
     talks,
     unpack,
 )
-from planner_core.runtime.program.collectives import AxisMove
+from planner_core.runtime.program.collectives import AxisMove, take
 from planner_core.runtime.program.weights import Weight, step_shape
 
 
 class GradientBucket:
     """The gradients of some weights that take the same steps. `shapes` are those of autograd's gradients.
+
+    Steps without a message that come first, such as the slice of a gradient that is equal on all ranks, are taken at once.
 
     `holds`: the gradients are finished with another unit, the first that uses the weight, since its backward comes last.
     """
@@ -39,11 +41,14 @@ class GradientBucket:
     def __init__(
         self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[AxisMove, ...]], *, holds: bool = False
     ) -> None:  # fmt: skip
-        self.weights, self.shapes, self.holds = list(weights), list(shapes), holds
+        self.weights, self.holds = list(weights), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
+        local = next((n for n, step in enumerate(micro[0]) if talks(step)), len(micro[0]))
+        self.at_once = [chain[:local] for chain in micro]
+        self.shapes = _landed(_stages(weights, shapes, self.at_once), shapes)
         self.num_bytes = sum(map(math.prod, self.shapes)) * self.dtype.itemsize
-        self.micro = _stages(weights, shapes, micro)
-        landed = [step_shape(m) for m in self.micro[-1]] if self.micro else self.shapes
+        self.micro = _stages(weights, self.shapes, [chain[local:] for chain in micro])
+        landed = _landed(self.micro, self.shapes)
         self.final = _stages(weights, landed, [() if holds else w.final for w in weights])
         self.packs = (
             bool(self.micro) and self.micro[0][0].step.kind == "reduce_scatter" and bucketed(self.micro[0][0].step)
@@ -62,6 +67,7 @@ class GradientBucket:
     def put(self, at: int, gradient: torch.Tensor) -> None:
         """Take one gradient from autograd."""
         self.arrived.add(at)
+        gradient = take(gradient, self.at_once[at], self.weights[at].segments)
         if not self.micro:
             self._add(at, gradient)
         elif self.packs:  # rank by rank, as the reduce_scatter sends it
@@ -149,6 +155,11 @@ def _stages(
         shapes = [step_shape(m) for m in members]
         stages.append(members)
     return stages
+
+
+def _landed(stages: Sequence[Sequence[Member]], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The shapes after all stages."""
+    return [step_shape(m) for m in stages[-1]] if stages else list(shapes)
 
 
 def _taken(
