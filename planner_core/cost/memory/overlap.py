@@ -175,10 +175,8 @@ def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use
 
 
 def _after(placements: Placements, steps: Iterable[Step]) -> Placements:
-    found = list(placements)
-    for step in steps:
-        found[step.axis] = step.dst
-    return tuple(found)
+    last = {step.axis: step.dst for step in steps}
+    return tuple(last.get(axis, p) for axis, p in enumerate(placements))
 
 
 def _split(placements: Placements) -> tuple[int | None, ...]:
@@ -347,10 +345,8 @@ def _alike(steps: Steps) -> tuple[tuple[int, str | None], ...]:
 
 
 def _before(placements: Placements, steps: Steps) -> Placements:
-    found = list(placements)
-    for step in reversed(steps):
-        found[step.axis] = step.src
-    return tuple(found)
+    first = {step.axis: step.src for step in reversed(steps)}
+    return tuple(first.get(axis, p) for axis, p in enumerate(placements))
 
 
 def _sizes(
