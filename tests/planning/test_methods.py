@@ -214,7 +214,13 @@ def test_a_baseline_never_communicates_less_under_its_own_constraints(name: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "cluster"), [("llama-3-8b", "2x8-h100"), ("gpt2-xl", "1x4-a100-pcie"), ("resnet50-100k", "1x8-h100")]
+    ("name", "cluster"),
+    [
+        ("llama-3-8b", "2x8-h100"),
+        ("gpt2-xl", "1x4-a100-pcie"),
+        ("resnet50-100k", "1x8-h100"),
+        ("t5-large", "1x4-a100-pcie"),  # within this budget some copies have no known way in some shared states
+    ],
 )
 def test_baselines_of_a_few_models_never_communicate_less(name: str, cluster: str) -> None:
     rows = list(compare(name, cluster))

@@ -133,9 +133,10 @@ def _used(known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, .
 
 def _crossed(entries: set[int], shape: tuple[int, ...]) -> Ints:
     """The entries that lead from a state in which one of `entries` begins to one in which another ends."""
+    known = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
     if len(shape) != 2:
-        return np.array(sorted(entries), dtype=np.int64)
-    first, last = (sorted(set(side.tolist())) for side in np.unravel_index(sorted(entries), shape))
+        return known
+    first, last = map(np.unique, np.unravel_index(known, shape))
     return np.ravel_multi_index(np.ix_(first, last), shape).ravel()
 
 
