@@ -4,6 +4,7 @@
     python -m bench.accuracy --only numbers 8       # some of the checks: numbers, or traffic on meshes 8, 2x8, 8x8, 64x8
     python -m bench.accuracy --models gpt2-xl       # some of the models
     python -m bench.accuracy --redo                 # rows that failed or differed, again
+    python -m bench.accuracy --before 2026-11-23    # rows of earlier days anew
     python -m bench.accuracy --sample 12 7          # 12 rows drawn by the seed 7, again
     python -m bench.accuracy --table                # docs/ACCURACY.md alone
 
@@ -15,24 +16,20 @@ Rows are kept in bench/results/accuracy.jsonl, so a sweep can be stopped and tak
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from bench.support.accuracy_table import table
+from bench.support.kept_rows import ROOT, KeptRows, add_before
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
 from planner_core.planning.methods import Method
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "bench" / "results" / "accuracy.jsonl"
+ROWS = KeptRows("accuracy", ("check", "model", "mesh", "plan"))
 TABLE = ROOT / "docs" / "ACCURACY.md"
 MESHES = {"8": "1x8-h100", "2x8": "2x8-h100", "8x8": "8x8-h100", "64x8": "64x8-h100"}
 NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
@@ -44,7 +41,8 @@ OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "llama-2-7b.json"}
 """Models that are not in the zoo: a Llama with as many key heads as query heads."""
 MODELS = (*ZOO, *OTHERS)
 LIMIT_S = 900.0
-Key = tuple[str, str, str, str]
+Key = tuple[str, ...]
+"""(check, model, mesh, plan); the check `plan` holds why a plan is left out."""
 
 
 def main() -> None:
@@ -52,32 +50,27 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CHECKS), choices=CHECKS)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--redo", action="store_true")
-    parser.add_argument("--again", action="store_true", help="every row anew")
+    add_before(parser)
     parser.add_argument("--all", action="store_true", help="every plan on the big meshes too")
     parser.add_argument("--sample", nargs=2, type=int, metavar=("COUNT", "SEED"))
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    ROWS.parent.mkdir(exist_ok=True)
     if args.sample:
-        drawn = Random(args.sample[1]).sample(sorted(k for k in read_rows() if k[0] != "plan"), args.sample[0])
+        drawn = Random(args.sample[1]).sample(sorted(k for k in ROWS.read() if k[0] != "plan"), args.sample[0])
         for check, model in sorted({k[:2] for k in drawn}):
             sweep(check, model, redo=False, every=True, wanted=set(drawn))
     elif not args.table:
         for check in args.only:
             for model in args.models:
-                sweep(check, model, args.redo, args.all, args.again)
-    TABLE.write_text(table(list(read_rows().values()), MODELS), encoding="utf-8")
+                ROWS.forget(args.before, check=check, model=model)
+                ROWS.forget(args.before, check="plan", model=model, mesh=check)
+                sweep(check, model, args.redo, args.all)
+    TABLE.write_text(table(list(ROWS.read().values()), MODELS), encoding="utf-8")
 
 
-def read_rows() -> dict[Key, dict[str, Any]]:
-    """The last row of each (check, model, mesh, plan)."""
-    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
-    return {(r["check"], r["model"], r["mesh"], r["plan"]): r for r in map(json.loads, lines)}
-
-
-def sweep(check: str, model: str, redo: bool, every: bool, again: bool = False, wanted: set[Key] | None = None) -> None:
+def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None) -> None:
     """All plans of one model under one check; those with a row are left out, or all but the `wanted` ones."""
-    done = {k for k, r in read_rows().items() if (r["ok"] or not redo) and not again}
+    done = {k for k, r in ROWS.read().items() if r["ok"] or not redo}
     if wanted is not None:
         done -= wanted
 
@@ -105,7 +98,6 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
             cluster=MESHES[mesh],
             mesh=mesh,
             batch=64 if mesh == "64x8" else 16,
-            precision="pure",  # as every row of the table
         )
     )
     options = meshes(planner.request, planner.cluster)
@@ -175,26 +167,34 @@ def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[st
 
 
 def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
+    from planner_core.models import graph_of
     from planner_core.verification import verify_all
 
     return [
         {"ok": r["ok"], "numbers_ok": r["numbers_ok"], "collectives_ok": r["collectives_ok"], "loss_error": r["loss"]["abs_error"],
          "grad_error": r["grad"]["max_rel_error"], "worst": r["grad"]["worst"], "param_error": r["param"]["max_rel_error"],
-         "dtype": r["dtype"], **_difference(r)}
-        for r in verify_all(found, timeout_s=LIMIT_S)
+         "dtype": r["dtype"], **_run_as(r), **_difference(r)}
+        for r in verify_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S)
     ]  # fmt: skip
 
 
 def _fake(found: list[Plan]) -> list[dict[str, Any]]:
+    from planner_core.models import graph_of
     from planner_core.verification import verify_fake_all
 
     return [
         {"ok": r["ok"], "collectives_ok": r["collectives_ok"], "predicted_bytes": r["memory_bytes"]["predicted"],
          "measured_bytes": r["memory_bytes"]["measured"], "memory_error": r["memory_bytes"]["rel_error"],
          "measured_kinds": r["memory_bytes"]["by_kind"], "predicted_kinds": dict(p.cost.memory_bytes), "seconds": r["seconds"],
-         **_difference(r)}
-        for r, p in zip(verify_fake_all(found, timeout_s=LIMIT_S), found, strict=True)
+         **_run_as(r), **_difference(r)}
+        for r, p in zip(verify_fake_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S), found, strict=True)
     ]  # fmt: skip
+
+
+def _run_as(report: dict[str, Any]) -> dict[str, Any]:
+    """Why the model's own code ran instead of the rewritten program (empty if it did not), and what of the order was not as scheduled."""
+    order = report["order"]
+    return {"dispatched": report["dispatched"], "order": order and (order["difference"] or "as scheduled")}
 
 
 def _difference(report: dict[str, Any]) -> dict[str, Any]:
@@ -203,11 +203,10 @@ def _difference(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(key: Key, **found: Any) -> None:
-    """Append a row, with when and where it was measured."""
+    """Keep a row, with where it was measured."""
     check, model, mesh, plan = key
     row = {"check": check, "model": model, "mesh": mesh, "plan": plan, **found, **_place()}
-    with ROWS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    ROWS.append(row)
     told = " ".join(
         f"{k}={row[k]}" for k in ("ok", "collectives_ok", "grad_error", "memory_error", "reason") if k in row
     )
@@ -218,12 +217,9 @@ def _place() -> dict[str, str]:
     import torch
     import transformers
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     versions = f"python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    return {"date": time.strftime("%Y-%m-%d"), "commit": commit, "machine": machine, "versions": versions}
+    return {"machine": machine, "versions": versions}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Usual layouts against ours under their own constraints, every zoo model on every cluster.
 
-    python -m bench.baselines          # all, then docs/BASELINES.md
+    python -m bench.baselines                        # what has no row yet, then docs/BASELINES.md
+    python -m bench.baselines --models gpt2-xl       # some of the models
+    python -m bench.baselines --before 2026-11-23    # rows of earlier days anew
 
 A baseline (data parallel, FSDP, Megatron-LM with and without sequence parallelism, the plan that ships with the model) lays a model
 out on its best mesh. Ours has the same mesh, the same ZeRO stage and no more memory (both by the network's sum), and is
@@ -9,12 +11,12 @@ the plan of least communication time there. Ours needs more: a fault, and the sc
 
 from __future__ import annotations
 
+import argparse
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from bench.support.kept_rows import ROOT, KeptRows, add_before, made
 from bench.support.plan_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
@@ -22,35 +24,38 @@ from planner_core.planning import Planner, Request, meshes, prepare
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.search import memory_of, search
 
-TABLE = Path(__file__).resolve().parent.parent / "docs" / "BASELINES.md"
+ROWS = KeptRows("baselines", ("model", "cluster", "baseline"))
+TABLE = ROOT / "docs" / "BASELINES.md"
 SAME = 1e-5
 """Relative difference of communication times that counts as none."""
 
 
 def main() -> None:
-    start, rows = time.perf_counter(), []
-    for model in ZOO:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="*", default=list(ZOO))
+    add_before(parser)
+    args = parser.parse_args()
+    for model in args.models:
         for cluster in cluster_names():
-            for row in compare(model, cluster):
-                rows.append(row)
-                print(
-                    model,
-                    cluster,
-                    row["baseline"],
-                    row["mesh"],
-                    row["outcome"],
-                    f"{time.perf_counter() - start:.0f} s",
-                    flush=True,
-                )
+            ROWS.forget(args.before, model=model, cluster=cluster)
+            if not any(key[:2] == (model, cluster) for key in ROWS.read()):
+                measure(model, cluster)
+    order = [(m, c) for m in ZOO for c in cluster_names()]
+    rows = sorted(ROWS.read().values(), key=lambda r: order.index((r["model"], r["cluster"])))
     TABLE.write_text(table(rows), encoding="utf-8")
     sys.exit(any(r["outcome"].startswith("MORE") for r in rows))
 
 
+def measure(model: str, cluster: str) -> None:
+    """Keep the rows of a model on a cluster, all at once: a part of them would count as done."""
+    for row in list(compare(model, cluster)):
+        ROWS.append(row)
+        print(model, cluster, row["baseline"], row["mesh"], row["outcome"], flush=True)
+
+
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
     """One row for each baseline that has a plan of the model on the cluster."""
-    planner = prepare(
-        Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16", precision="pure")
-    )
+    planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
     for usual in BASELINES.values():
         row = against(planner, usual)
         if row:
@@ -78,7 +83,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
     change = ours.value - least.value
     outcome = "MORE" if change > SAME * least.value else "less" if change < -SAME * least.value else "same"
     if not ours.optimal:
-        outcome += f"; the optimum is at most {100 * ours.gap:.2g} % below ours"
+        outcome += f"; the optimum is at most {100 * ours.gap / (1 + ours.gap):.2g} % below ours"  # the gap is relative to the bound
     wire = [sum(t.wire_bytes for t in p.cost.traffic) for p in plans]
     return {
         "mesh": str(problem.model.mesh), "outcome": outcome, "seconds": (least.value, ours.value), "wire": wire,
@@ -91,10 +96,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     count = {o: sum(r["outcome"].startswith(o) for r in rows) for o in ("MORE", "same", "less")}
     text = [
         "# Usual layouts under their own constraints", "",
-        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts; all in 16 bits), the plan of that layout that "
+        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts; mixed precision, so gradients are reduced in float32), the plan of that layout that "
         "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
+        "Memory is here the sum that the search bounds: it counts the 16-bit copy that a split weight keeps, and not the weights that FSDP "
+        "gathers for a moment. So beside FSDP ours has little room, even where its peak would be far lower. "
         "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "
         "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.", "",
+        made(rows), "",
         f"- {len(rows)} layouts: ours needs more in {count['MORE']}, as much in {count['same']}, less in {count['less']}", "",
         "| model | cluster | baseline | mesh | theirs, ms | ours, ms | theirs, MB | ours, MB | outcome |",
         "|---|---|---|---|---:|---:|---:|---:|---|",

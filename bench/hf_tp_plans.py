@@ -1,7 +1,8 @@
 """The plans that ship with transformers against ours: every model type of transformers with a tensor-parallel plan, on 8 GPUs of one node.
 
-    python -m bench.hf_tp_plans            # what has no row yet, then docs/HF_TP_PLANS.md
-    python -m bench.hf_tp_plans all        # every model type again (or: their names)
+    python -m bench.hf_tp_plans                        # what has no row yet, then docs/HF_TP_PLANS.md
+    python -m bench.hf_tp_plans --types llama cohere   # some of the model types
+    python -m bench.hf_tp_plans --before 2026-11-23    # rows of earlier days anew
 
 Both under the same constraints: one tensor axis of 8, the residual stream whole, every weight that the plan names split,
 all else replicated, least communication. Theirs splits as `base_model_tp_plan` says, ours along any dim. Rows are kept
@@ -10,43 +11,39 @@ in bench/results/hf_tp_plans.jsonl; a child per model, with the limits of `bench
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
 from functools import partial
 from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph, in_child, warm
 from bench.support.coverage_models import default_config
+from bench.support.kept_rows import KeptRows, add_before, made
 from bench.support.tp_plan_models import PARTS, part_graph
 
-ROWS = ROOT / "bench" / "results" / "hf_tp_plans.jsonl"
+ROWS = KeptRows("hf_tp_plans", ("type",))
 TABLE = ROOT / "docs" / "HF_TP_PLANS.md"
 
 
 def main() -> None:
     from planner_core.planning.methods import vendor_plans
 
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--types", nargs="*", default=list(vendor_plans()))
+    add_before(parser)
+    args = parser.parse_args()
     warm()
-    ROWS.parent.mkdir(exist_ok=True)
-    done = {r["type"] for r in read_rows()}
-    for kind in vendor_plans():
-        if (kind in done and "all" not in sys.argv and kind not in sys.argv) or (
-            len(sys.argv) > 1 and not {"all", kind} & set(sys.argv)
-        ):
-            continue
-        cls = PARTS[kind].cls if kind in PARTS else model_class(kind)
-        row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
-        with ROWS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(
-            kind,
-            row.get("outcome"),
-            row.get("theirs_bytes"),
-            row.get("ours_bytes"),
-            str(row.get("reason", ""))[:120],
-            flush=True,
-        )
-    TABLE.write_text(table(read_rows()), encoding="utf-8")
+    for kind in args.types:
+        ROWS.forget(args.before, type=kind)
+        if (kind,) not in ROWS.read():
+            cls = PARTS[kind].cls if kind in PARTS else model_class(kind)
+            row = {"type": kind, **(in_child(partial(_measure, kind, cls)) if cls else {"outcome": "no class"})}
+            ROWS.append(row)
+            print(
+                *(row.get(k) for k in ("type", "outcome", "theirs_bytes", "ours_bytes")),
+                row.get("reason", "")[:120],
+                flush=True,
+            )
+    TABLE.write_text(table([r for _, r in sorted(ROWS.read().items())]), encoding="utf-8")
 
 
 def model_class(kind: str) -> str:
@@ -81,11 +78,6 @@ def _beside(kind: str) -> str:
     return min(fits, key=lambda n: ("For" not in n, len(n)), default="")
 
 
-def read_rows() -> list[dict[str, Any]]:
-    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
-    return list({r["type"]: r for r in map(json.loads, lines)}.values())
-
-
 def _measure(kind: str, cls: str, tell: Any) -> None:
     from planner_core.core import PlannerError
 
@@ -116,7 +108,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     from planner_core.planning.methods import vendor_rules
     from planner_core.search import search
 
-    request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype, precision="pure")
+    request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare(request, graph)
     planner = apart(planner) if fine else planner
     mesh = meshes(request, planner.cluster)[0]
@@ -162,6 +154,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
         "published (`bench/support/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
         "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.", "",
+        made(rows), "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}", "",
         "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from bench.support.kept_rows import made
+
 Row = dict[str, Any]
 GIB = 2**30
 BIG = ("8", "2x8", "8x8", "64x8")
@@ -39,26 +41,15 @@ def _head(rows: list[Row]) -> list[str]:
     return [
         "# Predicted and measured", "",
         "Every zoo model, and Llama-2-7B, under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
-        f"({of('date')}; {of('machine')}; {of('versions')}; {len({r.get('commit') for r in rows})} commits).", "",
+        f"({of('machine')}; {of('versions')}).", "",
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
-        "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), pure bf16, "
-        "H100. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
+        "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), mixed "
+        "precision with bf16, H100. The rewritten program runs, and the model's own code where it cannot be rewritten. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
-        _measured_last(rows),
-        *(["- † memory measured before a fault of the tracker was mended (it counted the result of a collective twice): to be run anew with "
-           "`--again`."] if any(r.get("before_fix") for r in rows) else []), "",
+        "- " + made([r for r in rows if r["check"] != "plan"]), "",
     ]  # fmt: skip
-
-
-def _measured_last(rows: list[Row]) -> str:
-    """What was measured on the last day. The other rows are older, and of older code."""
-    measured = [r for r in rows if r["check"] != "plan"]
-    last = max((str(r["date"]) for r in measured), default="")
-    new = [r for r in measured if r["date"] == last]
-    told = dict.fromkeys(f"{r['model']} ({r['check'] if r['check'] in BIG else 'numbers'})" for r in new)
-    return f"- {len(new)} of {len(measured)} rows are of {last}: {', '.join(told)}. The others are of earlier days and of the code of then."
 
 
 def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
@@ -79,7 +70,23 @@ def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
                 f"- memory within 2 % in {sum(e <= 0.02 for e in errors)} of {len(errors)}: median error "
                 f"{100 * errors[len(errors) // 2]:.2f} %, worst {100 * errors[-1]:.2f} %"
             ]
-    return [*lines, ""]
+    return [*lines, *_as_scheduled([*numbers, *fake]), ""]
+
+
+def _as_scheduled(rows: list[Row]) -> list[str]:
+    """Of how many rewritten programs the collectives came in the order of the schedule, and which models ran their own code."""
+    ordered = [r for r in rows if r.get("order")]
+    dispatched: dict[str, set[str]] = {}
+    for r in rows:
+        if r.get("dispatched"):
+            dispatched.setdefault(r["dispatched"], set()).add(r["model"])
+    return [
+        f"- order of the collectives as scheduled in {sum(r['order'] == 'as scheduled' for r in ordered)} of {len(ordered)} rewritten programs",
+        *(
+            f"- {', '.join(sorted(models))}: the model's own code ran, since {why}"
+            for why, models in dispatched.items()
+        ),
+    ]
 
 
 def _left_out(none: list[Row], missing: list[str]) -> list[str]:
@@ -121,7 +128,9 @@ def _why(row: Row) -> str:
     if row.get("numbers_ok") is False:
         parts.append(f"gradient error {row['grad_error']:.1e} ({row['worst']}), loss {row['loss_error']:.1e}")
     if row.get("memory_error", 0) > 0.02:
-        parts.append(f"memory {100 * row['memory_error']:.1f} % apart" + ("†" if row.get("before_fix") else ""))
+        parts.append(f"memory {100 * row['memory_error']:.1f} % apart")
+    if row.get("order") not in (None, "as scheduled"):
+        parts.append(f"order: {row['order']}")
     return "; ".join(parts)
 
 
@@ -160,7 +169,7 @@ def _traffic(rows: list[Row]) -> list[str]:
         if "memory_error" not in r:
             lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | | |")
             continue
-        name = r["plan"] + ("†" if r.get("before_fix") else "") + ("" if r.get("fits", True) else " (does not fit)")
+        name = r["plan"] + ("" if r.get("fits", True) else " (does not fit)")
         lines.append(
             f"| {r['model']} | {_mesh(r)} | {name} | {_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
             f"| {100 * r['memory_error']:.2f} % | {r['seconds']:.0f} |"
