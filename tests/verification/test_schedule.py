@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import Bound
-from planner_core.verification.api import scaled, verify_text
+from planner_core.verification.api import scaled, verify, verify_text
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.schedule import difference
@@ -354,3 +355,23 @@ def test_a_slow_network_on_a_real_clock(name: str, tmp_path: Path) -> None:
     assert grown < 0.5 * (exposed + delays), (exposed, grown, at_once, delays)
     assert at_once > 0.8 * delays, (exposed, grown, at_once, delays)
     assert grown < 0.6 * at_once, (exposed, grown, at_once, delays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (
+            "yolos",
+            {"image_size": [64, 64], "num_detection_tokens": 8},
+        ),  # reads positions in the middle, in a unit that has no weight
+        (
+            "dpt",
+            {"image_size": 64, "neck_hidden_sizes": [16, 16, 16, 16]},
+        ),  # cuts its positions in two: one gradient of two terms
+    ],
+)
+def test_a_weight_that_is_used_twice_is_reduced_once(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    common = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **common, **sizes}))
+    found = verify(planned(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)).best)
+    assert found["ok"] and found["order"]["events"], found["order"]

@@ -3,8 +3,8 @@
 It is made from the priced messages of a plan:
 
     forward    wait for a unit's weights; issue the gathers of the next unit's weights; run the unit
-    backward   wait for a unit's weights; issue the gathers of the weights of the unit before; run the unit; then let the reductions
-               on their way take a step, and issue those of the unit's own gradients
+    backward   wait for a unit's weights; issue the gathers of the weights of the unit before; run the unit; then, if it has gradients
+               of its own, let the reductions on their way take a step, and issue those of its gradients
 
 The weights of a unit that take the same steps are in one bucket (`units`). A collective for which an operator waits is issued and waited
 for at the place of that operator.
@@ -146,7 +146,8 @@ class Rank(ABC):
             if at or any(u.trained for u in unit.uses):
                 self.mark("return", unit.name)
             self.run(unit, "backward")
-            self.send_on(reductions[at])
+            if unit.sends:
+                self.send_on(reductions[at])
         if at_the_end:
             self.send_on(at_the_end)
         while self.flows:

@@ -35,7 +35,7 @@ Identity = tuple[str, int]
 """A weight of the model: the prefix of the block that holds it, and its number there."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ScheduledUse:
     """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch."""
 
@@ -51,7 +51,7 @@ class ScheduledUse:
 class ScheduledUnit:
     """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
     blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers.
-    `small`: the buckets, and their dtypes, that travel together with those of other units."""
+    `small`: the buckets, and their dtypes, that travel together with those of other units. `sends`: whether gradients end in the unit."""
 
     name: str
     label: str = ""
@@ -66,6 +66,7 @@ class ScheduledUnit:
     each: list[Chain] = field(default_factory=list)
     last: list[Chain] = field(default_factory=list)
     small: list[tuple[str, Chain]] = field(default_factory=list)
+    sends: bool = True
 
 
 def units_of(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
@@ -137,8 +138,14 @@ class _Reader:
         def copied(use: ScheduledUse) -> Chain:
             return self._once(use, "forward")
 
+        first = {u.weight: u for u in reversed(unit.uses)}
+
+        def ends(use: ScheduledUse) -> bool:
+            """Whether the terms of all uses of the weight are summed with those of this one."""
+            return homes[use.weight] is unit and first[use.weight] is use
+
         def final(use: ScheduledUse) -> Chain:
-            return (*use.reduce, *(self._once(use, "backward") if homes[use.weight] is unit else ()))
+            return (*use.reduce, *(self._once(use, "backward") if ends(use) else ()))
 
         kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
         gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
@@ -148,7 +155,8 @@ class _Reader:
         unit.again = _bucketed(_groups(unit.uses, _again), _again)
         trained = [u for u in unit.uses if u.trained]
         unit.each = _bucketed(_groups(trained, _reduce), _reduce)
-        held = [u for u in trained if homes[u.weight] is not unit and self._once(u, "backward")]
+        unit.sends = any(u.gather or homes[u.weight] is unit for u in trained)
+        held = [u for u in trained if not ends(u) and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
         groups = _groups(ordered, final, lambda u: u in held)
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
