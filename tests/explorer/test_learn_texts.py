@@ -44,9 +44,13 @@ def test_16_the_moments_and_the_bytes_that_are_told_are_the_plans(m: int) -> Non
     # the embedding's table is not gathered for backward: 128 256 rows of 4 096 numbers of 2 bytes
     less = m * 128256 * 4096 * 2 * 15 / 16
     rule = m * 8 * 15 / 16 * 8_030_261_248
-    sentence = re.search(r"That is (\S+) (\wB) less than the rule's (.*?):", says(16, 1, m=m))
-    assert sentence and sentence[3] == amount(rule)
-    size = float(sentence[1]) * {"MB": 1e6, "GB": 1e9}[sentence[2]]
+    sentence = re.search(
+        r"FSDP's (.*?) are (\S+) (\wB) less than its bytes per parameter make \((.*?)\):", says(16, 1, m=m)
+    )
+    assert (
+        sentence and sentence[4] == amount(rule) and sentence[1] == amount(l16_zero.sent_bytes(found["FSDP (ZeRO-3)"]))
+    )
+    size = float(sentence[2]) * {"MB": 1e6, "GB": 1e9}[sentence[3]]
     assert size == pytest.approx(less, rel=0.01)  # norms are the rest
 
 

@@ -327,6 +327,9 @@ def test_an_assignment_keeps_answers_unjudged_and_makes_them_a_file() -> None:
     assert "Kept for your assignment: 7" in words(at) and "1 of 3 answered" in words(at)
     assert not any(why in words(at) for why in asked.why), "it is not judged"
     assert json.loads(param(at, "given")) == {"4b": "7"} and param(at, "task") == "4b,16,2"
+    first = opened(task="4b,16,2")
+    assert "0 of 3 answered" in words(first), "without a lesson the link opens its first exercise"
+    assert param(first, "lesson") == "4" and param(first, "with") == param(at, "with")
     # at other settings the lesson is no exercise of this assignment, and judges as ever
     other = opened(task="4b,16,2", given='{"4b": "7", "5": "not asked"}', lesson="4")
     assert "1 of 3 answered" in words(other)

@@ -63,10 +63,11 @@ NINETY = Session(
         RouteStop(4, "Play the ring, then the question. Latency against bandwidth at the end."),
         RouteStop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
         RouteStop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
-        RouteStop(14, "Steps 1 to 3, and the map as what to take home. Where step 5 says ZeRO-1: the optimizer's states are dealt out."),
+        RouteStop(8, "The first step only, for two words that 14 needs: data parallelism, and FSDP, which deals the weights out too.", minutes=5),
+        RouteStop(14, "Steps 1 to 3 with the question, then the map as what to take home; step 5 is for reading at home. ZeRO-1 deals out the optimizer's states."),
         RouteStop(13, "A contest: who finds the placement with the shortest messages?"),
     ),
-    "Leave out 6 first (then let attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
+    "Leave out 6 first (then leave attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
 )  # fmt: skip
 
 FIVE = (
@@ -99,8 +100,11 @@ FIVE = (
 
 MISCONCEPTIONS = (
     Misconception("The weights fit, so training fits", 1, 4, "16 to 18 bytes per parameter in mixed precision"),
+    Misconception("A term of a sum is a part of the tensor", 3, 3, "P has the whole shape, and no entry of it is right alone"),
+    Misconception("An all_reduce sends the tensor once", 4, 9, "it sends 2 (n - 1) / n of it: a reduce_scatter and an all_gather"),
+    Misconception("Heads can be dealt to any number of GPUs", 6, 3, "the key-value heads must divide too"),
     Misconception("Cutting by rows first is as good", 5, 3, "with rows first the result is wrong by more than rounding"),
-    Misconception("FSDP saves messages because each GPU holds less", 16, 2, "it sends more, and again in each micro-batch"),
+    Misconception("FSDP saves messages because each GPU holds less", 16, 2, "it sends more than ZeRO-1, and again in each micro-batch"),
     Misconception("FSDP sends 1.5 times what data parallelism sends", 16, 2, "so with gradients in 2 bytes; here they travel in 4"),
     Misconception("More tokens hide tensor parallelism's messages too", 14, 3, "both lines rise alike"),
     Misconception("Compute and communication add up", 15, 3, "the longer side counts"),

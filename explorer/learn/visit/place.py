@@ -26,7 +26,7 @@ def begin() -> Lesson:
     elsewhere, unknown = progress.read(found.get("done", ""))
     remember(elsewhere)
     if found and found != s.get("learn_written"):
-        lesson, values, step, problems = address.read(found)
+        lesson, values, step, problems = address.read(task.led(found))
         named = [f"“{part[:20]}” in the link names no lessons from 1 to {len(LESSONS)}; left out." for part in unknown]
         s["learn_problems"] = problems + named + _assign(found)
         left = s["learn"].get(lesson.number)

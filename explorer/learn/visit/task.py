@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from explorer.learn.files.sheet import Case, cases_of
 from explorer.learn.lesson import Lesson, Question, Values
 from explorer.learn.lessons import LESSONS
+from explorer.learn.visit import address
 
 LONGEST = 200
 """Characters of an answer that are kept, at most."""
@@ -28,6 +29,15 @@ def read(text: str) -> tuple[tuple[str, ...], list[str]]:
     parts = list(dict.fromkeys(filter(None, text[:400].split(","))))
     there = known()
     return tuple(p for p in parts if p in there), [p for p in parts if p not in there]
+
+
+def led(params: Mapping[str, str]) -> Mapping[str, str]:
+    """The address with the lesson and settings of its first exercise, if it names exercises and no lesson."""
+    names, _ = read(params.get("task", ""))
+    if "lesson" in params or not names:
+        return params
+    first = known()[names[0]]
+    return {**params, **address.write(first.lesson, first.values, 0)}
 
 
 def read_given(text: str, names: Sequence[str]) -> dict[str, str]:

@@ -331,6 +331,8 @@ LESSON = Lesson(
         ("FLOP", "one addition or multiplication of floating-point numbers"),
         ("Intensity", "FLOP per byte that is moved; the more, the less the wires matter"),
         ("Roofline", "what a GPU can reach: limited by memory below the ridge, by arithmetic above it"),
+        ("Data parallelism", "every GPU has all weights and its own samples; gradients are summed (lesson 8)"),
+        ("FSDP", "data parallelism that deals the weights out too, and gathers them where they are used (lesson 8)"),
         ("ZeRO-1", "data parallelism that deals the optimizer's states out over the GPUs (lesson 16)"),
         ("HSDP", "FSDP inside each node, data parallelism between the nodes"),
     ),

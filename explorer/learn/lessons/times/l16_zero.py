@@ -141,7 +141,10 @@ def _less(found: dict[str, Stated], rule: float) -> str:
     less = rule - sent_bytes(found["FSDP (ZeRO-3)"])
     if less < 0.005 * rule:
         return ""
-    return f" That is {amount(less)} less than the rule's {amount(rule)}: what backward does not need, such as the embedding's table, is not gathered again."
+    return (
+        f" FSDP's {amount(rule - less)} are {amount(less)} less than its bytes per parameter make ({amount(rule)}): what backward does not need, "
+        "such as the embedding's table, is not gathered again."
+    )
 
 
 def _sends(found: dict[str, Stated], m: int, rule: float) -> Step:
@@ -294,7 +297,8 @@ def question(learner: Learner, values: Values) -> Question:
     )
     wrong = (
         (ratio / 2, f"That is with {_batches(m // 2)}, as in the picture. Which of the two sends more when there are twice as many?"),
-        (1.5 * m, "1.5 is for gradients in 2 bytes: (2 + 2 + 2) / (2 + 2), as in many papers. Here they travel in fp32: (2 + 2 + 4) / (2 + 4)."),
+        (1.5 * m, "That is for gradients in 2 bytes: (2 + 2 + 2) / (2 + 2) = 1.5 in each micro-batch. Here they travel in fp32: (2 + 2 + 4) / (2 + 4)."),
+        (1.5, "1.5 is one micro-batch's with gradients in 2 bytes, as in many papers. Here they travel in fp32, and FSDP sends again in every micro-batch."),
         (1.0, "FSDP keeps no whole weights: it must gather them forward, and again backward, in every micro-batch."),
         (float(m), "That leaves out the backward pass. It wants the same weights again, and they were freed."),
         (4 / 3, "That is one micro-batch's."),
