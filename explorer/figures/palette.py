@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
-"""Okabe–Ito, black replaced by a grey that shows on both themes."""
+DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999933")
+"""Okabe–Ito, black replaced by an olive that shows on both themes; grey is Replicate."""
 COMPUTE, COMMUNICATION = "#0072B2", "#D55E00"
 MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers")
 MEMORY_NAMES = {

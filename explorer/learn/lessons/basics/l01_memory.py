@@ -84,7 +84,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     found = on_each(learner, batch, keeping(values))
     n = min(int(values["gpus"]), max(found))
     params = learner.graph.num_params
-    steps = [_run(learner, n, found[n][0], limit), *_one_gpu(learner.name, params, found, values, limit)]
+    steps = [_run(learner, n, found[n][0], limit), *_one_gpu(learner, params, found, values, limit)]
     numbers: dict[str, float] = {"room": room, "params": params, "kept": each * params, "n": n}
     numbers["shared_whole"] = kept_whole(found)
     rows, uneven = [], []
@@ -148,8 +148,21 @@ def _made_of(found: Mapping[str, int]) -> str:
     return f"The {units.memory(found['peak'])} are {', '.join(parts)}.{none}"
 
 
+def _shape(learner: Learner) -> str:
+    """The sizes of the model's layers, where it has transformer layers."""
+    if learner.transformer()[1]:
+        return ""
+    layer, words = learner.layer(), learner.graph.config.get("vocab_size")
+    told = f", in {layer.layers} layers of width {units.whole(layer.hidden)} with an inner width of {units.whole(layer.inner)}"
+    return told + (f" and in tables of {units.whole(words)} words" if words else "")
+
+
 def _one_gpu(
-    name: str, params: int, found: dict[int, tuple[dict[str, int], bool]], values: Values, limit: tuple[float, str]
+    learner: Learner,
+    params: int,
+    found: dict[int, tuple[dict[str, int], bool]],
+    values: Values,
+    limit: tuple[float, str],
 ) -> list[Step]:
     """Weights, gradients, optimizer states, then the activations."""
     each = int(values["bytes"])
@@ -160,7 +173,7 @@ def _one_gpu(
     if SHARES[each][2]:
         remembers = f"AdamW remembers two running averages for every weight, {SHARES[each][2] // 2} bytes each: {units.memory(stays['optimizer'])} more."
     says = (
-        f"{name} has {units.count(params)} parameters. Each weight takes {SHARES[each][0]} bytes{why}. Together: {units.memory(stays['params'])}.",
+        f"{learner.name} has {units.count(params)} parameters{_shape(learner)}. Each weight takes {SHARES[each][0]} bytes{why}. Together: {units.memory(stays['params'])}.",
         f"The backward pass gives every weight a gradient of {SHARES[each][1]} bytes: {units.memory(stays['grads'])} more.",
         f"{remembers} Weights, gradients and optimizer states are there at the end of every step, whatever "
         f"the batch: **{each} bytes per parameter**, {units.memory(each * params)}.",

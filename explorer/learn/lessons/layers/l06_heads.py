@@ -7,13 +7,14 @@ from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, amount, column, device, difference, row, svg, table, text, tile
 from explorer.learn import links
-from explorer.learn.blocks import arranged
+from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
 from explorer.learn.pictures.block import F_AND_G
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.charts import wrap
+from explorer.text import units
 from planner_core.core import Shard, ShardingError, local_shape
 
 DEGREES = (2, 3, 4, 6, 8, 16)
@@ -97,11 +98,16 @@ def _whole_block(learner: Learner, t: int) -> list[Step]:
     case = arranged.megatron(learner, t, False)
     if case is None:
         return []
-    name = arranged.suited(learner)[0].name
     sums = [m for m in case.messages if m.sent.kind == "all_reduce"]
-    each = amount(sums[0].sent.num_bytes) if sums else "nothing"
+    learner, _, _ = arranged.suited(learner)
+    load, hidden = placing.neighbours(learner, t).workload, learner.layer().hidden
+    each = (
+        f"{amount(sums[0].sent.num_bytes)} ({load.batch} × {units.whole(load.seq)} tokens × {units.whole(hidden)} numbers × 2 bytes)"
+        if sums
+        else "nothing"
+    )
     says = (
-        f"A layer of {name} as Megatron-LM cuts it for {t} GPUs: attention by heads, the feed-forward part by its inner features, each "
+        f"A layer of {learner.name} as Megatron-LM cuts it for {t} GPUs: attention by heads, the feed-forward part by its inner features, each "
         f"with f before its first products and g behind its last. That is {len(sums)} all_reduces of {each}, two forward (at g) and two "
         "backward (at f). Weights are labelled as PyTorch keeps them, [outputs, inputs], as in lesson 5: S(0) is by columns of the mathematics, S(1) by rows."
     )

@@ -149,7 +149,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             "Norm and dropout treat every token alone. So let each device do its share of the tokens. This tensor has three dimensions, [batch, tokens, hidden], counted "
             "from 0: cut by tokens it is S(1), and S(0) would be by samples. Before the next product they are gathered.", in_motion(n).markup("Tokens are summed in slices, normalised, and gathered")),
         Step("The bytes",
-            f"Each all_reduce of {amount(num_bytes)} becomes a reduce_scatter and an all_gather: "
+            f"Each all_reduce of {amount(num_bytes)} ({load.batch} × {units.whole(load.seq)} tokens × {units.whole(layer.hidden)} numbers × 2 bytes) becomes a reduce_scatter and an all_gather: "
             f"{amount(scatter)} + {amount(gather)} against {amount(reduce)}. A ring all_reduce was these two all "
             "along (lesson 4). Megatron-LM does one more thing: it gathers each product's input a second time in the "
             "backward pass instead of keeping it, which sends a quarter more, and hides that behind a product.", svg(_bytes(reduce, scatter, gather), "Wire bytes of both ways")),
@@ -159,7 +159,7 @@ def scene(learner: Learner, values: Values) -> Scene:
             f"inputs: with them gathered again in the backward pass, as in Megatron-LM, **{units.memory(split - again)}** "
             f"are left.{_too_much(split - again, learner)}", svg(_memory(plain, split, again), "Activation memory without and with sequence parallelism, and with inputs gathered again")),
         *_whole_block(learner, n),
-        *_vocabulary_steps(n, table_bytes, gathered, small),
+        *_vocabulary_steps(n, f"{units.whole(_vocab(learner))} words × {units.whole(layer.hidden)} numbers × 2 bytes", table_bytes, gathered, small),
     )  # fmt: skip
     numbers = {
         "all_reduce": reduce,
@@ -206,14 +206,14 @@ def _too_much(activations: int, learner: Learner) -> str:
     return more if activations > room else ""
 
 
-def _vocabulary_steps(n: int, table_bytes: int, gathered: int, small: int) -> list[Step]:
-    """The embedding cut by rows, and the loss over split words; bytes are those of the learner's model."""
+def _vocabulary_steps(n: int, sizes: str, table_bytes: int, gathered: int, small: int) -> list[Step]:
+    """The embedding cut by rows, and the loss over split words; bytes are those of the learner's model, whose table has `sizes`."""
     c, e = loss(n), embedding(n)
     return [
         Step("Vocabulary: the embedding",
             f"The embedding is a table with a row per word, here {TOKENS} tokens and {VOCAB} words. Cut it by rows, S(0): each "
             f"device looks up the words it owns and puts zeros for the others, so the result is P, one all_reduce away "
-            f"from the whole. Difference: **{e['error']:.0f}**. No device needs the whole table of {amount(table_bytes)}; each "
+            f"from the whole. Difference: **{e['error']:.0f}**. No device needs the whole table of {amount(table_bytes)} ({sizes}); each "
             f"keeps {amount(table_bytes / n)}.", svg(_lookup(e, n), "Each device looks up its own words")),
         Step("Vocabulary: the loss",
             "The last product makes one number per token and word. Cut it by words, and each device finds its "

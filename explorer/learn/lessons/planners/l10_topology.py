@@ -250,23 +250,19 @@ def _two(near: Option, far: Option) -> Drawing:
 
 def _choices_say(learner: Learner, batch: int, by_volume: Option, by_time: Option, fitting: Option | None) -> str:
     """Which layout bytes would take, which time, and which one can run."""
-    width, room = learner.planner.workload.kept_item(2), learner.cluster.gpu.memory_bytes
+    room = learner.cluster.gpu.memory_bytes
     can = [o for o in options(learner, batch) if o.peak]
     says = (
-        f"Activations have 2 bytes a number, gradients {width} (lesson 1). Least volume: {by_volume.name}, {amount(by_volume.volume)} in "
-        f"{units.seconds(by_volume.seconds)}. Groups inside a node and groups across send the same bytes, so who counts bytes may get the slower of the two. "
-        f"Least time: {_named(tied(by_time, can))}, with {amount(by_time.volume)}{' for the first' * (len(tied(by_time, can)) > 1)}. "
+        f"Least volume: {by_volume.name}, {amount(by_volume.volume)} in {units.seconds(by_volume.seconds)}. Groups inside a node and groups across send "
+        f"the same bytes, so who counts bytes may get the slower of the two. Least time: {_named(tied(by_time, can))}. "
     )
     if len(tied(by_time, can)) > 1:
-        says += (
-            f"Behind a ≈ stand those that take less than {units.percent(MOST_DOUBT)} more. That is a tie: predictions of such layouts are not surer (lesson 15 has the "
-            "figures), and the compute that comes on top makes the difference smaller still. "
-        )
-    each = "The fullest moment is that of lesson 1, with the samples of each group taken one after the other. "
+        says += f"The sign ≈ marks a tie: less than {units.percent(MOST_DOUBT)} more, which predictions of such layouts do not tell apart (lesson 15). "
+    each = "But does it fit? The fullest moment is that of lesson 1, with the samples of each group taken one after the other. "
     if fitting is None:
         return says + each + "**None fits a GPU**: lesson 16 deals out what every group keeps."
     if fitting == by_time:
-        return says + each + "It fits."
+        return says + each + f"{by_time.name} fits."
     return (
         says
         + each
@@ -335,7 +331,7 @@ def question(learner: Learner, values: Values) -> Question:
     learner, _ = learner.transformer()
     per = two_nodes(learner.cluster).levels[0].size
     near, far = _both(options(learner, int(values["batch"])), per)
-    ratio = far.seconds / near.seconds
+    ratio, grads = far.seconds / near.seconds, wire_bytes("all_reduce", grad_bytes(learner) // near.tensor, near.data)
     fact = (
         "The layers' sums are many and carry activations; inside a node they use its fast links. The gradients' sum comes once a step. "
         f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
@@ -349,8 +345,9 @@ def question(learner: Learner, values: Values) -> Question:
     rows = tuple(zip(names, whys, strict=True))
     return asked(
 
-            f"Both layouts send the same bytes, in a batch of {values['batch']}. With the groups across the "
-            "nodes, all communication takes",
+            f"In a batch of {values['batch']} each GPU sends {amount(near.volume - grads)} of activations in its tensor group (2 bytes a number), and {amount(grads)} of gradients "
+            f"({learner.planner.workload.kept_item(2)} bytes a number) to the GPUs that hold the same weights. Groups across the nodes send the first over the slow links, groups inside send the "
+            "second there. With the groups across, all communication takes",
         rows[right], tuple(r for i, r in enumerate(rows) if i != right), right,
     )  # fmt: skip
 

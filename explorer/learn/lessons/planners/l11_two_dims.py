@@ -172,9 +172,10 @@ def _where_from(name: str, layer: Layer, d1: int, d2: int) -> str:
     first, second = (x / layer.hidden for x in features(layer))
     gate = ", with a gate beside FFN-1" if layer.gated else ""
     return (
-        f"What is summed over axis 1 lies in {d2} parts on axis 2, what is summed over axis 2 in {d1} parts on axis 1: the last column takes them "
-        f"together. So {first:g} go over axis 1 and {second:g} over axis 2, whatever the mesh, and {second:g} / {first:g} = {factor(layer):g} is the factor in the "
-        f"formula of the question for {name}{gate}. GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
+        f"A tensor that is summed over axis 1 is split in {d2} on axis 2, and one that is summed over axis 2 is split in {d1} on axis 1. The last column is what one "
+        f"token sends, in widths of {units.whole(layer.hidden)} numbers: {first:g} widths over axis 1 and {second:g} over axis 2, whatever the mesh ({name} has an inner width of "
+        f"{units.whole(layer.inner)} = {layer.inner / layer.hidden:g} widths{gate}). Their ratio, {second:g} / {first:g} = {factor(layer):g}, is the factor in the formula of the question. "
+        "GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
     )
 
 

@@ -254,7 +254,7 @@ def _planner(learner: Learner) -> Step:
                     )
                 )
     says = (
-        "**The planner has both ways too.** The table has its prices for two lengths, with recomputation: one text for each GPU, and a text shared by the GPUs of a node. There every GPU has some heads of all tokens "
+        "**The planner has both ways too.** The table has its prices for two lengths, with recomputation, on all GPUs of your cluster, whatever the controls say: one text for each GPU, and a text shared by the GPUs of a node. There every GPU has some heads of all tokens "
         "(tensor and sequence parallelism, lesson 7), or a part of the tokens (context parallelism, `cp` in a stated layout, with weights sharded over all GPUs), by the ring or with heads exchanged. A way that your model "
         "or cluster cannot follow is left out. Where none fits, let the planner choose freely (Plans)."
     )

@@ -303,6 +303,14 @@ def question(learner: Learner, values: Values) -> Question:
         (right / 2, "At half as many, compute is half as long as the gather, so half of the gather shows."),
         (right * 2, "That is safe, but too many: compute would be twice as long as the gather."),
         (right / w.degree, "A GPU's own tokens count here; nothing is divided by the GPUs of a node."),
+        (
+            1e3 * w.gather_s,
+            "That is the gather's time in ms. Tokens are asked for: how many of them are computed in that time?",
+        ),
+        (
+            1e6 * w.compute_s,
+            "That is the time of a thousand tokens in ms. Tokens are asked for: how many of them does the gather last?",
+        ),
         (float(tokens), "That is where you are, not where the two are equal."),
     )
     return typed(
@@ -331,8 +339,6 @@ LESSON = Lesson(
         ("FLOP", "one addition or multiplication of floating-point numbers"),
         ("Intensity", "FLOP per byte that is moved; the more, the less the wires matter"),
         ("Roofline", "what a GPU can reach: limited by memory below the ridge, by arithmetic above it"),
-        ("Data parallelism", "every GPU has all weights and its own samples; gradients are summed (lesson 8)"),
-        ("FSDP", "data parallelism that deals the weights out too, and gathers them where they are used (lesson 8)"),
         ("ZeRO-1", "data parallelism that deals the optimizer's states out over the GPUs (lesson 16)"),
         ("HSDP", "FSDP inside each node, data parallelism between the nodes"),
     ),

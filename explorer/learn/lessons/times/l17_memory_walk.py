@@ -18,6 +18,8 @@ from planner_core.cost.memory import Moment, walk
 TOKENS = 8192
 """Tokens of one GPU in a step."""
 MICRO_BATCHES = (1, 2, 4, 8)
+NOTABLE = 0.01
+"""A share of what forward keeps that is told."""
 WHEN = ("on the way forward", "where forward turns into backward", "on the way back", "in the optimizer's step")
 CODE = """\
 import torch
@@ -123,11 +125,15 @@ def _curve(made: Stated, title: str, upto: int | None) -> Step:
     mark = (at, f"fullest: {units.memory(peak)}") if upto is None else None
     picture = area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
     load = made.model.workload
+    loss = found[turn - 1].kept - found[turn - 2].kept
+    kept = units.memory(max(x.kept for x in found))
+    if loss > NOTABLE * found[turn - 1].kept:
+        kept += f" with the {units.memory(loss)} that the loss keeps last"
     if upto is not None:
         says = (
             f"FSDP over {made.planner.cluster.num_gpus} GPUs, {units.whole(TOKENS)} tokens per GPU in {load.accumulate} micro-batch"
             f"{'es' * (load.accumulate > 1)}. Weights and optimizer states stand all the time: {units.memory(standing(made))}. Layer by layer "
-            f"forward adds what autograd keeps, {units.memory(max(x.kept for x in found))} in all. When will memory be fullest?"
+            f"forward adds what autograd keeps, {kept}. When will memory be fullest?"
         )
     else:
         says = (
@@ -221,7 +227,7 @@ def question(learner: Learner, values: Values) -> Question:
     peak = units.memory(fullest(made)[1])
     right = when(made)
     told = (
-        f"Forward only adds, so what is there in its middle is less than at its end, {first}.",
+        f"{first} are taken at the end of forward, buffers included. Forward only adds, so in its middle it is less.",
         f"All activations are kept there, and the logits and their gradient come on top. It has {first} at the end of forward.",
         "On the way back activations are freed. Gradients take their place, but a GPU keeps a part of them.",
         f"Activations are gone by then: {last} with the optimizer's buffers.",
