@@ -31,6 +31,8 @@ PRELOADED = (
     "planner_core.verification.numerics",
     "planner_core.verification.fake_group",
     "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.processing_utils",
 )
 """Modules that every rank needs. A server imports them once, and ranks are forked from it. It ends with the process that started it."""
 

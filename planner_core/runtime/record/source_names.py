@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import sys
-from types import FrameType
+import tokenize
+from types import CodeType, FrameType
 
 Statement = tuple[int, tuple[str, ...]]
 """First line of a statement, and the names that it assigns."""
@@ -19,20 +21,42 @@ def running_statement() -> tuple[str, tuple[str, ...]]:
         frame = frame.f_back
     if frame is None:
         return "", ()
-    filename = frame.f_code.co_filename
-    first, names = _statements(filename).get(frame.f_lineno, (frame.f_lineno, ()))
-    return f"{filename}:{first}", names
+    first, names = _statements(frame.f_code).get(frame.f_lineno, (frame.f_lineno, ()))
+    return f"{frame.f_code.co_filename}:{first}", names
 
 
 def _foreign(filename: str) -> bool:
     return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")
 
 
-@functools.lru_cache(maxsize=256)
-def _statements(filename: str) -> dict[int, Statement]:
-    """line -> the innermost simple statement that covers it."""
+@functools.lru_cache(maxsize=4096)
+def _statements(code: CodeType) -> dict[int, Statement]:
+    """line -> the innermost simple statement that covers it, for the lines of a function.
+
+    Its file may be long: to read the whole of transformers' takes a third of a second in every rank.
+    """
+    if code.co_name.startswith("<"):  # a lambda or a comprehension is part of a statement, a module is a file
+        return _statements_of_file(code.co_filename)
+    lines, before = linecache.getlines(code.co_filename), code.co_firstlineno - 1
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        block = inspect.getblock(lines[before:])
+    except (SyntaxError, tokenize.TokenError):
+        return {}
+    if not block or not block[0][0].isspace():
+        return _statements_in(block, before)
+    # a method is indented; to dedent it would change its strings
+    return _statements_in(["if True:\n", *block], before - 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _statements_of_file(filename: str) -> dict[int, Statement]:
+    return _statements_in(linecache.getlines(filename), 0)
+
+
+def _statements_in(lines: list[str], before: int) -> dict[int, Statement]:
+    """The statements of some lines of a file that stand behind `before` others."""
+    try:
+        tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return {}
     found: dict[int, Statement] = {}
@@ -41,7 +65,7 @@ def _statements(filename: str) -> dict[int, Statement]:
             targets = node.targets[:1] if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = _names(targets[0]) if targets[0] is not None else ()
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                found[line] = (node.lineno, names)
+                found[before + line] = (before + node.lineno, names)
     return found
 
 
