@@ -328,11 +328,11 @@ def machine() -> str:
 def page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
     """The page: every section below the day, the commit and the machine of its measurement."""
     lines = [
-        "# Benchmarks",
-        "",
-        "Written by `python -m bench.search`; medians of processor time, imports excluded.",
-        "",
-    ]
+        "# Benchmarks", "",
+        "Written by `python -m bench.search`. Each section says on which day, at which commit and on which machine it was measured. Times are "
+        "processor time of one process, imports excluded, where a section does not say otherwise. A section that says so was measured in "
+        "wall time, on an idle machine and an earlier state of the code.", "",
+    ]  # fmt: skip
     for row in (rows[name,] for name in SECTIONS if (name,) in rows):
         head, *rest = row["lines"]
         lines += [head, "", f"{row['date']}, commit {row['commit']}, {row['machine']}", *rest]

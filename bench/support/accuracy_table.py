@@ -48,8 +48,22 @@ def _head(rows: list[Row]) -> list[str]:
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), mixed "
         "precision with bf16, H100. The rewritten program runs, and the model's own code where it cannot be rewritten. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
-        "- " + made([r for r in rows if r["check"] != "plan"]), "",
+        "- " + made([r for r in rows if r["check"] != "plan"]) + _last_day(rows), "",
     ]  # fmt: skip
+
+
+MIXED_SINCE = "2026-11-23"
+"""The first day on which rows were made in mixed precision."""
+
+
+def _last_day(rows: list[Row]) -> str:
+    """Which parts are of the last day, and what the older ones are."""
+    measured = [r for r in rows if r["check"] != "plan"]
+    last = max((str(r["date"]) for r in measured), default="")
+    new = dict.fromkeys(f"{r['model']} ({r['check']})" for r in measured if r["date"] == last)
+    old = sum(r["date"] < MIXED_SINCE for r in measured)
+    told = f" Of {last}: {', '.join(new)}."
+    return told + f" {old} rows are of earlier code and of pure bf16; their order was not compared." if old else told
 
 
 def _summary(numbers: list[Row], fake: list[Row]) -> list[str]:
