@@ -120,6 +120,7 @@ def part_graph(kind: str) -> Any:
     from planner_core.core import PlannerError
     from planner_core.models.capture import capture_module
     from planner_core.models.sources import huggingface as hf
+    from planner_core.models.sources import training_inputs
 
     part = PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))
@@ -130,5 +131,5 @@ def part_graph(kind: str) -> Any:
         model, config, _ = hf.build(data)
     except PlannerError:  # a config that says something of each layer
         model, config, _ = hf.build(whole)
-    inputs = part.inputs(config) if part.inputs else hf.training_inputs(model, config, BATCH, SEQ, "bfloat16")
+    inputs = part.inputs(config) if part.inputs else training_inputs(model, config, BATCH, SEQ, "bfloat16")
     return capture_module(model, inputs, name=kind, config={"model_type": kind}, batch=BATCH, seq=SEQ)

@@ -21,6 +21,8 @@ from planner_core.runtime import Init, Steered, Steering, initializer
 SPREAD = 0.05
 ARGS = "*"
 """The key of positional inputs among the named ones."""
+TOKENS = ("input_ids", "decoder_input_ids", "labels")
+"""Inputs whose values are drawn from a vocabulary, or from classes."""
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
@@ -107,8 +109,15 @@ def example_inputs(
             if not meta_signals:
                 inputs[name] = torch.randn(value.shape, generator=random).to(value.dtype)
             continue
+        if name not in TOKENS:
+            continue  # places, masks and sizes have the values that the model needs
         classes = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(config, "num_labels", None)
-        inputs[name] = torch.randint(0, int(classes or 2), value.shape, generator=random)
+        drawn = torch.randint(0, int(classes or 2), value.shape, generator=random)
+        padding = getattr(text, "pad_token_id", None)
+        whole = (
+            value.dim() > 1 and padding is not None
+        )  # the batch that is planned has no padding; some models ask for it
+        inputs[name] = torch.where(drawn == padding, value, drawn) if whole else drawn
         if name == "labels" and value.dim() > 1:
             inputs[name][:, : max(1, value.shape[1] // 8)] = -100
     return inputs

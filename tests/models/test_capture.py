@@ -25,6 +25,7 @@ from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
 from planner_core.models.sources import huggingface as hf
 from planner_core.models.sources.config_limits import check_numbers
+from planner_core.models.sources.inputs import training_inputs
 from planner_core.models.zoo import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
@@ -828,7 +829,7 @@ def test_a_real_run_has_the_captured_sites(kind):
     config = hf.read_config(data)
     hf.without_dropout(config)
     model = hf._construct(hf.model_class(config, data), config, torch.float32).train()
-    inputs = hf.training_inputs(model, config, 2, 16, "float32")
+    inputs = training_inputs(model, config, 2, 16, "float32")
     inputs = {k: torch.randn(v.shape) if v.is_meta else v for k, v in inputs.items()}
     with sites.Scopes(model) as scopes, Tracker(model, scopes) as mode:
         model(**inputs)

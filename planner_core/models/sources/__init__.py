@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config, training_inputs
+    from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
     from planner_core.models.sources.in_memory import module_source
+    from planner_core.models.sources.inputs import training_inputs
     from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
@@ -25,7 +26,7 @@ _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
     "build": "planner_core.models.sources.huggingface",
     "own_config": "planner_core.models.sources.huggingface",
-    "training_inputs": "planner_core.models.sources.huggingface",
+    "training_inputs": "planner_core.models.sources.inputs",
     "module_source": "planner_core.models.sources.in_memory",
     "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",

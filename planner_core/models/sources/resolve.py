@@ -141,16 +141,17 @@ def _config(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None
 ) -> ModelSource:
     from planner_core.models.sources import huggingface as hf
+    from planner_core.models.sources import inputs as made
 
     module, parsed, used = hf.build(data, dtype, layers)
     limit = positions(parsed)
-    tokens = hf.num_tokens(module, parsed, seq or limit.default_seq, dtype)
+    tokens = made.num_tokens(module, parsed, seq or limit.default_seq, dtype)
     notes = (*left_out(data, type(module).__name__, dtype), *hf.without_kernel(module))
     if seq is not None and tokens != seq:
         if tokens > 1:
             raise InputError(too_long(name, replace(limit, number=tokens), seq))
         notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
-    inputs = hf.training_inputs(module, parsed, batch, tokens, dtype)
+    inputs = made.training_inputs(module, parsed, batch, tokens, dtype)
     limit = limit if tokens > 1 else Positions()
     return ModelSource(
         name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit

@@ -1,0 +1,171 @@
+"""Inputs on which a model of transformers trains, made from its config as the library's own documentation makes them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core.core import CaptureError
+
+_SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
+_VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
+"""Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
+_READ_BOTH = ("git", "blip", "blip-2", "instructblip")
+_CLAP_FRAMES = 1001
+"""Frames of the ten seconds of sound that CLAP's feature extractor gives."""
+
+
+def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Inputs for one training step, labels included where the model takes them."""
+    names = set(inspect.signature(model.forward).parameters)
+    main = getattr(model, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kind = type(model).__name__
+    found: dict[str, torch.Tensor] = {}
+    seq = _fitting(config, text, names, seq)
+    if "input_ids" in names and main not in _SIGNALS:
+        found["input_ids"] = _ids(text, batch, seq)
+    if main in _SIGNALS:
+        found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
+    if "decoder_input_ids" in names and not _has_lm_loss(kind):
+        found["decoder_input_ids"] = _ids(text, batch, seq)
+    needs_both = "labels" not in names or getattr(config, "model_type", "") in _READ_BOTH
+    if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
+        found.setdefault("input_ids", _ids(text, batch, seq))
+        found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
+    found.update(_further(model, config, batch, seq, getattr(torch, dtype)))
+    if "labels" in names:
+        _add_labels(found, kind, text, batch, seq)
+    if not found:
+        raise CaptureError(
+            f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
+        )
+    return found
+
+
+def _further(model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Inputs that one type alone takes."""
+    kind, model_type = type(model).__name__, getattr(config, "model_type", "")
+    found: dict[str, torch.Tensor] = {}
+    if getattr(config, "patching_mode", None) and getattr(
+        config, "patch_size", None
+    ):  # else bytes are put together by values
+        ends = [*range(0, seq, config.patch_size), seq]
+        found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
+    if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
+        found["t_cond"] = torch.empty(1, 1, config.get_text_config().hidden_size, dtype=dtype, device="meta")
+    if _is_required(model, "bool_masked_pos"):
+        found["bool_masked_pos"] = _masked_patches(config, batch)
+    if model_type == "bros":  # the box of each word on its page: left, top, right, bottom
+        found["bbox"] = torch.empty(batch, seq, 4, dtype=dtype, device="meta")
+    if kind == "SplinterForPreTraining":  # one question, and the first and the last token of its answer
+        places = ("question_positions", "start_positions", "end_positions")
+        found.update({name: torch.ones(batch, 1, dtype=torch.long) for name in places})
+    if model_type == "clap" and kind == "ClapModel":  # of one channel; the model stretches it to a square
+        sound = config.audio_config
+        frames = min(_CLAP_FRAMES, sound.spec_size**2 // sound.num_mel_bins)
+        found["input_features"] = torch.empty(batch, 1, frames, sound.num_mel_bins, dtype=dtype, device="meta")
+    if (
+        kind.startswith("Siglip2") and "text_model" not in model_type
+    ):  # patches in a row, and how many there are in each direction
+        found.update(_patches_in_rows(getattr(config, "vision_config", config), batch, dtype))
+    return found
+
+
+def _patches_in_rows(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Square images as SigLIP 2's processor gives them: the numbers of each patch, [batch, patches, numbers], and the patches of each
+    direction, [batch, 2]."""
+    side = math.isqrt(vision.num_patches)
+    numbers = vision.num_channels * vision.patch_size**2
+    return {
+        "pixel_values": torch.empty(batch, side * side, numbers, dtype=dtype, device="meta"),
+        "pixel_attention_mask": torch.ones(batch, side * side, dtype=torch.long),
+        "spatial_shapes": torch.full((batch, 2), side),
+    }
+
+
+def num_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
+    """The number of tokens of a sample in the inputs that are made for `seq`; 1 if the inputs have no sequence (images)."""
+    made, other = (training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
+    if any(v.shape != other[k].shape for k, v in made.items()):
+        return seq
+    ids = [v for v in made.values() if not v.is_floating_point() and v.dim() > 1]
+    return ids[0].shape[1] if ids else 1
+
+
+def _add_labels(found: dict[str, torch.Tensor], kind: str, text: Any, batch: int, seq: int) -> None:
+    if _has_lm_loss(kind):
+        found["labels"] = _ids(text, batch, seq)
+    elif "TokenClassification" in kind:
+        found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
+    elif "Classification" in kind:
+        found["labels"] = torch.zeros(batch, dtype=torch.long)
+    if kind.startswith("Musicgen") and "labels" in found:  # one row per codebook and sample
+        books = text.num_codebooks
+        found.update(input_ids=_ids(text, batch * books, seq), labels=found["labels"][..., None].repeat(1, 1, books))
+
+
+def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
+    """The number of tokens for models with a short text: the captions of CLIP, the transcripts of Whisper."""
+    own = getattr(config, "max_target_positions", None)
+    if {"input_ids", "pixel_values"} <= names and "labels" not in names:
+        own = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
+    if getattr(config, "model_type", "") == "perceiver":  # decodes as many tokens as it has positions
+        return int(config.max_position_embeddings)
+    return min(seq, own) if isinstance(own, int) and own > 0 else seq
+
+
+def _has_lm_loss(kind: str) -> bool:
+    return any(word in kind for word in ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration"))
+
+
+def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
+    special: set[Any] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        value = getattr(config, name, None)
+        special.update(v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int))
+    size = getattr(config, "vocab_size", None) or 2
+    token = next((i for i in range(min(size, 16)) if i not in special), 0)
+    return torch.full((batch, seq), token, dtype=torch.long)
+
+
+def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
+    vision = getattr(config, "vision_config", None) or config
+    if name == "pixel_values_videos" and hasattr(config, "frames_per_clip"):
+        shape: tuple[int, ...] = (batch, config.frames_per_clip, config.in_chans, config.crop_size, config.crop_size)
+    elif name.startswith("pixel_values"):
+        size = getattr(vision, "image_size", 224)
+        height, width = size if isinstance(size, (tuple, list)) else (size, size)
+        frames = (getattr(vision, "num_frames", 1),) if getattr(vision, "model_type", "") in _VIDEO else ()
+        shape = (batch, *frames, getattr(vision, "num_channels", 3), height, width)
+    elif name == "input_features" and hasattr(config, "input_feat_per_channel"):
+        shape = (batch, max(seq, 1) * 4, config.input_feat_per_channel)
+    elif name == "input_features" and hasattr(getattr(config, "encoder_config", None), "num_mel_bins"):
+        heard = config.encoder_config  # Parakeet, LASR: frames before bins
+        shape = (batch, max(seq, 1) * getattr(heard, "subsampling_factor", 4), heard.num_mel_bins)
+    elif name == "input_features":
+        shape = (batch, getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500))
+    elif hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # spectrograms
+        shape = (batch, config.max_length, config.num_mel_bins)
+    else:
+        shape = (batch, max(seq, 1) * 320)
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _is_required(model: nn.Module, name: str) -> bool:
+    found = inspect.signature(model.forward).parameters.get(name)
+    return found is not None and found.default is inspect.Parameter.empty
+
+
+def _masked_patches(config: Any, batch: int) -> torch.Tensor:
+    """Which patches a masked autoencoder has to guess, [batch, patches]: of every sample all but the first tenth (VideoMAE's
+    share), and but one."""
+    size, patch = (v if isinstance(v, (tuple, list)) else (v, v) for v in (config.image_size, config.patch_size))
+    patches = (size[0] // patch[0]) * (size[1] // patch[1])
+    patches *= getattr(config, "num_frames", 1) // getattr(config, "tubelet_size", 1)
+    seen = max(1, patches // 10)
+    return torch.stack([torch.arange(int(patches)) >= seen] * batch)

@@ -1,0 +1,57 @@
+"""Inputs of transformers' models are made as the library's own documentation makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner_core.models.loading import capture_graph
+from planner_core.models.sources import build, training_inputs
+from planner_core.verification.build_models import example_inputs
+
+TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 64,
+        "max_position_embeddings": 32}  # fmt: skip
+IMAGE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32}
+SOUND = {"spec_size": 64, "num_mel_bins": 16, "patch_embeds_hidden_size": 16, "hidden_size": 32, "depths": [1, 1],
+         "num_attention_heads": [2, 2], "num_hidden_layers": 2, "window_size": 4}  # fmt: skip
+HEARD = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "bros": ({**TEXT, "hidden_size": 64}, {"input_ids": (2, 16), "bbox": (2, 16, 4)}),
+    "splinter": (TEXT, {"input_ids": (2, 16), "question_positions": (2, 1), "end_positions": (2, 1)}),
+    "blip": (
+        {"text_config": TEXT, "vision_config": {**IMAGE, "patch_size": 16}},
+        {"input_ids": (2, 16), "labels": (2, 16), "pixel_values": (2, 3, 32, 32)},
+    ),
+    "clap": (
+        {"text_config": {**TEXT, "max_position_embeddings": 64}, "audio_config": SOUND},
+        {"input_ids": (2, 16), "input_features": (2, 1, 256, 16)},
+    ),
+    "parakeet_ctc": (
+        {"vocab_size": 64, "pad_token_id": 63, "encoder_config": {**HEARD, "num_mel_bins": 16}},
+        {"input_features": (2, 128, 16)},
+    ),
+    "lasr_ctc": (
+        {"vocab_size": 64, "pad_token_id": 0, "encoder_config": {**HEARD, "num_mel_bins": 16}},
+        {"input_features": (2, 64, 16)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_runs_on_the_inputs_that_are_made_for_it(kind: str) -> None:
+    sizes, wanted = MODELS[kind]
+    config = {"model_type": kind, **sizes}
+    module, parsed, _ = build(config, "float32")
+    made = training_inputs(module, parsed, 2, 16, "float32")
+    assert {name: tuple(made[name].shape) for name in wanted} == wanted
+    assert capture_graph(config, batch=2, seq=16, dtype="float32").num_params
+
+
+def test_a_batch_for_verification_has_places_within_its_tokens_and_no_padding() -> None:
+    """The plan is for a batch without padding. DPR makes a mask of its own where it sees some."""
+    for kind in ("splinter", "dpr"):
+        module, parsed, _ = build({"model_type": kind, **TEXT}, "float32")
+        drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
+        assert (drawn["input_ids"] != parsed.pad_token_id).all() and len(drawn["input_ids"].unique()) > 32
+        assert all((places < 32).all() for name, places in drawn.items() if name.endswith("_positions"))
