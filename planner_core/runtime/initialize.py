@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner_core.core import InputError
+
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """Gives the whole value of a parameter, for its name and the parameter itself (which may be on meta)."""
 
@@ -54,7 +56,13 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
         plain: Any = getattr(module, "reset_parameters", None)
         if own is not None:
             module.__dict__.pop("_is_hf_initialized", None)
-            own(module)
+            try:
+                own(module)
+            except AttributeError as error:  # AIMv2's asks for a field that its config does not have
+                raise InputError(
+                    f"{type(model).__name__} cannot give first values to its own weights ({error}), without a plan neither; start it "
+                    "from trained weights (--weights), and verify its plan with --fake"
+                ) from None
         elif plain is not None:
             plain()
         else:

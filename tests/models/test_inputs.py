@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from planner_core.core import InputError, Op
 from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build, training_inputs
-from planner_core.verification.build_models import example_inputs
+from planner_core.verification.build_models import example_inputs, whole_model
 
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 64,
         "max_position_embeddings": 32}  # fmt: skip
@@ -55,3 +56,17 @@ def test_a_batch_for_verification_has_places_within_its_tokens_and_no_padding() 
         drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
         assert (drawn["input_ids"] != parsed.pad_token_id).all() and len(drawn["input_ids"].unique()) > 32
         assert all((places < 32).all() for name, places in drawn.items() if name.endswith("_positions"))
+
+
+def test_no_span_of_sound_is_masked_by_chance() -> None:
+    """data2vec-audio masks spans unless its config says no, and its config does not say anything. The plan held one drawn mask."""
+    sound = {**HEARD, "vocab_size": 32, "conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3],
+             "num_conv_pos_embeddings": 2, "num_conv_pos_embedding_groups": 2, "conv_pos_kernel_size": 3}  # fmt: skip
+    graph = capture_graph({"model_type": "data2vec-audio", **sound}, batch=2, seq=16, dtype="float32", flat=True)
+    assert not [op.name for op in graph.top.items if isinstance(op, Op) and op.fn in ("setitem", "index_put")]
+
+
+def test_a_model_that_cannot_make_its_own_weights_is_refused_in_a_sentence() -> None:
+    parts = {"text_config": TEXT, "vision_config": {**IMAGE, "patch_size": 16}}
+    with pytest.raises(InputError, match=r"Aimv2Model cannot give first values .*verify its plan with --fake"):
+        whole_model({"model_type": "aimv2", **parts}, "float32", 0)

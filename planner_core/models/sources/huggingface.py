@@ -175,7 +175,9 @@ def without_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
             without_dropout(value)
-    if getattr(config, "apply_spec_augment", False):
+    if hasattr(config, "apply_spec_augment") or hasattr(
+        config, "mask_time_prob"
+    ):  # spans of sound that are masked by chance, also where a config does not say so
         config.apply_spec_augment = False
     if hasattr(config, "use_cache"):
         config.use_cache = False
