@@ -114,10 +114,9 @@ def example_inputs(
         classes = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(config, "num_labels", None)
         drawn = torch.randint(0, int(classes or 2), value.shape, generator=random)
         padding = getattr(text, "pad_token_id", None)
-        whole = (
-            value.dim() > 1 and padding is not None
-        )  # the batch that is planned has no padding; some models ask for it
-        inputs[name] = torch.where(drawn == padding, value, drawn) if whole else drawn
+        if value.dim() > 1 and padding is not None:  # the batch that is planned has no padding; some models look for it
+            drawn = torch.where(drawn == int(padding), value, drawn)
+        inputs[name] = drawn
         if name == "labels" and value.dim() > 1:
             inputs[name][:, : max(1, value.shape[1] // 8)] = -100
     return inputs
