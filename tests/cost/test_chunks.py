@@ -134,7 +134,7 @@ def test_a_file_keeps_chunks_and_an_impossible_one_is_found() -> None:
 
 
 def test_other_tools_are_told_that_they_make_products_at_once() -> None:
-    plan = planned(replace(SLOW, chunks=4, layers=None)).best
+    plan = found(4).best
     remarks = [export_text(plan, target).remarks for target in ("json", "torchrun")]
     assert not any("chunks" in r for found in remarks for r in found)
     try:
