@@ -261,13 +261,27 @@ def test_21_the_question_is_the_share_of_waiting(skew: int, seed: int) -> None:
     assert question.values[question.answer] == pytest.approx(100 * waits)
 
 
-def test_21_an_unfair_router_is_less_even_and_the_planner_is_said_to_know_none() -> None:
+def test_21_an_unfair_router_is_less_even_and_fsdp_costs_what_the_command_says() -> None:
     fair, unfair = (np.mean([max(l21_uneven.routed(skew, seed)) for seed in range(6)]) for skew in (0, 3))
     assert fair > 32 and unfair > 2 * fair
     told = price("mixtral-8x7b", layout="fsdp=16", micro_batch=1, seq=2048, advise=False)
     assert told.plan is not None
     assert numbers(21)["step_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
-    assert "takes routing to be balanced" in LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[-1].says
+    assert "takes routing to be fair" in LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[-1].says
+
+
+@pytest.mark.parametrize("skew", [0, 3])
+def test_21_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
+    """With a fair router, and with the load of the fullest GPU of the lesson's router."""
+    found = numbers(21, skew=skew)
+    load = l21_uneven.routed(skew, LESSONS[20].defaults()["seed"])
+    assert l21_uneven.fullest(load, 8) == max(load) / 32 and l21_uneven.fullest(load, 1) == 1
+    for name, imbalance in (("dealt_s", 1.0), ("uneven_s", max(load) / 32)):
+        told = price(
+            "mixtral-8x7b", layout="fsdp=16,ep=8", micro_batch=1, seq=2048, expert_imbalance=imbalance, advise=False
+        )
+        assert told.plan is not None and found[name] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+    assert found["dealt_s"] <= found["uneven_s"]
 
 
 # --- 22: long sequences -------------------------------------------------------------------------------

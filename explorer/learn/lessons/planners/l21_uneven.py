@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
@@ -12,7 +14,9 @@ from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step
 from explorer.learn.lessons.times.stated import halved, names, stated, texts
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
+from planner_core.core import Cluster
 from planner_core.models import ZOO
+from planner_core.planning.methods import Layout
 
 EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
 SKEWS: dict[Choice, str] = {0: "none", 1: "a little", 2: "much", 3: "very much"}
@@ -86,12 +90,33 @@ def experts_s(learner: Learner) -> float:
 
 
 @lru_cache(maxsize=16)
-def planned(learner: Learner) -> dict[str, float]:
-    """The planner's step of Mixtral under FSDP on the learner's cluster: seconds, and seconds of compute."""
+def planned(learner: Learner) -> float:
+    """Seconds of a step of Mixtral under FSDP on the learner's cluster, as the planner prices it."""
     found, samples, _ = texts(instead(learner, links.EXPERTS), GPU_TOKENS)
     made = stated(found, names(found.cluster)["FSDP (ZeRO-3)"], samples)
     assert made, "FSDP splits samples only"
-    return {"step": made.plan.cost.step_time_s, "compute": made.plan.cost.compute_time_s}
+    return made.plan.cost.step_time_s
+
+
+def dealt_to(cluster: Cluster) -> int:
+    """The number of GPUs that share the experts, each with as many; 1 where they cannot be dealt out evenly."""
+    return math.gcd(cluster.num_gpus, EXPERTS)
+
+
+def fullest(load: tuple[int, ...], devices: int) -> float:
+    """The load of the fullest of `devices` GPUs over the mean, if the experts are dealt out to them in order."""
+    each = EXPERTS // devices
+    return max(sum(load[i * each : (i + 1) * each]) for i in range(devices)) * devices / sum(load)
+
+
+@lru_cache(maxsize=64)
+def dealt(learner: Learner, imbalance: float) -> float:
+    """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
+    fair, samples, _ = texts(instead(learner, links.EXPERTS), GPU_TOKENS)
+    devices, n = dealt_to(fair.cluster), fair.cluster.num_gpus
+    found = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)
+    made = stated(found, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
+    return made.plan.cost.step_time_s if made else 0.0
 
 
 def scene(learner: Learner, values: Values) -> Scene:
@@ -101,18 +126,19 @@ def scene(learner: Learner, values: Values) -> Scene:
     factor = int(values["factor"])
     hottest, mean = max(load), TOKENS / EXPERTS
     capacity, dropped, empty = limited(load, factor)
-    plan, balanced = planned(learner), experts_s(learner)
+    balanced, uneven = experts_s(learner), fullest(load, dealt_to(learner.cluster))
+    prices = planned(learner), dealt(learner, 1.0), dealt(learner, uneven)
     steps = (
         _loads(load, mean),
         _hottest(hottest, mean),
         _waiting(load, mean, balanced),
         _capacity(load, factor),
         _messages(load, home),
-        _planner(plan, balanced, hottest / mean),
+        _planner(prices, dealt_to(learner.cluster), uneven),
     )
     numbers = {
         "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
-        "most_arrive": 2 * hidden() * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": plan["step"], "tokens": sum(load),
+        "most_arrive": 2 * hidden() * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": prices[0], "dealt_s": prices[1], "uneven_s": prices[2], "tokens": sum(load),
     }  # fmt: skip
     return Scene(steps, numbers, reveal=2, note=note)
 
@@ -201,21 +227,25 @@ def _messages(load: tuple[int, ...], home: tuple[int, ...]) -> Step:
     return Step("Messages", says, svg(bars(items, amount), "Bytes that arrive at each GPU"))
 
 
-def _planner(plan: dict[str, float], balanced: float, ratio: float) -> Step:
-    # backward does twice the products of forward
-    extra = 3 * balanced * (ratio - 1)
-    rows = [
-        ("a step of Mixtral-8x7B under FSDP, as the planner prices it", units.seconds(plan["step"])),
-        ("of it compute", units.seconds(plan["compute"])),
-        ("experts forward and backward, equal loads (products only)", units.seconds(3 * balanced)),
-        ("more, if every layer had your hottest expert (not priced)", units.seconds(extra)),
-    ]
+def _planner(prices: tuple[float, float, float], devices: int, uneven: float) -> Step:
+    fsdp, fair, unfair = map(units.seconds, prices)
+    rows = [("FSDP: each GPU gathers all experts", fsdp)]
     says = (
-        "**The planner takes routing to be balanced** unless `--expert-imbalance` says how full the fullest GPU is, and knows neither capacity nor dropped tokens: what a router does depends on the data, not on the plan. It can "
-        "deal whole experts out to GPUs, with the tokens travelling to them (lesson 12) or not, or cut each one, and prices all three. So read its times for "
-        "mixtures of experts as those of a fair router. With experts dealt out, an unfair router would add at most what the last line says; under FSDP each GPU has all experts, and their loads do not matter to it."
+        "A step of Mixtral-8x7B on your cluster, as the planner prices it. It knows neither capacity nor dropped tokens: what a router does depends on the data, "
+        "not on the plan. Under FSDP each GPU computes all experts for its own tokens, so their loads do not matter to it. "
     )
-    return Step("What the planner prices", says, table(("", ""), rows))
+    if prices[1]:
+        rows += [
+            (f"experts dealt out to {devices} GPUs (ep={devices}), a fair router", fair),
+            (f"the same, the fullest GPU with {uneven:.2f} times the mean", unfair),
+        ]
+        says += (
+            f"With whole experts dealt out, tokens travel to them (lesson 12), and all wait for the fullest GPU. **The planner takes routing to be fair** unless "
+            f"`--expert-imbalance` says how full the fullest GPU is: the last line is with your router's {uneven:.2f} in every layer."
+        )
+    else:
+        says += "Your GPUs cannot share the experts evenly, so they are not dealt out here."
+    return Step("What the planner prices", says, table(("", "step"), rows))
 
 
 def question(learner: Learner, values: Values) -> Question:
