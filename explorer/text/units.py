@@ -19,17 +19,17 @@ def significant(value: float, figures: int = 3) -> str:
     return f"{rounded:,.{max(0, places)}f}".replace(",", "\u202f")
 
 
-def seconds(value: float) -> str:
+def seconds(value: float, figures: int = 3) -> str:
     """Milliseconds below one second, microseconds below a tenth of a millisecond, nanoseconds below a tenth of those."""
     if value == 0:
         return "0 ms"
     if abs(value) >= 1:
-        return f"{significant(value)} s"
+        return f"{significant(value, figures)} s"
     if abs(value) >= 1e-4:
-        return f"{significant(value * 1e3)} ms"
+        return f"{significant(value * 1e3, figures)} ms"
     if abs(value) >= 1e-7:
-        return f"{significant(value * 1e6)} µs"
-    return f"{significant(value * 1e9)} ns" if abs(value) >= 1e-10 else "< 0.1 ns"
+        return f"{significant(value * 1e6, figures)} µs"
+    return f"{significant(value * 1e9, figures)} ns" if abs(value) >= 1e-10 else "< 0.1 ns"
 
 
 def memory(num_bytes: float) -> str:

@@ -145,3 +145,27 @@ def test_22_ways_compare_by_tokens_per_second() -> None:
     for peak, seconds, _, texts in cases.values():
         assert units.memory(peak) in picture and units.whole(round(texts * 4096 / seconds)) in picture
     assert [x[3] for x in cases.values()] == [16, 2, 2, 2]
+
+
+def _value(shown: str) -> tuple[float, float]:
+    """A printed number, and half a unit of its last digit."""
+    plain = shown.replace("\u202f", "").replace(",", "")
+    return float(plain), 0.5 * 10.0 ** -len(plain.partition(".")[2])
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_products_that_are_printed_hold_with_the_figures_that_are_printed(number: int) -> None:
+    """`4 · 2.415 ms = 9.66 ms`: who works it out again from what is shown finds what is shown."""
+    lesson = LESSONS[number - 1]
+    question = lesson.question(LLAMA, lesson.defaults())
+    texts = [step.says for step in lesson.scene(LLAMA, lesson.defaults()).steps]
+    texts += [question.ask, *question.why]
+    figure, unit = r"(\d[\d.,\u202f]*\d|\d)", r"(?: (?:ms|µs|s|GB|MB|GiB|TB/s|widths))?"
+    for text in texts:
+        for a, sign, b, c, percent in re.findall(
+            rf"(?<![\d/·×^+] ){figure}{unit} ([·×/÷]) {figure}{unit} = (?:\*\*)?{figure}( %)?", text
+        ):
+            (x, _), (y, _), (told, half) = _value(a), _value(b), _value(c)
+            made = (x * y if sign in "·×" else x / y) * (100 if percent else 1)
+            # half a digit for the result's rounding, and a quarter for what is left of the factors'
+            assert made == pytest.approx(told, rel=0, abs=1.5 * half), text

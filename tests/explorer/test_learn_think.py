@@ -46,8 +46,8 @@ def test_products_of_tables_are_the_least_over_all_ways_between() -> None:
     # it is told: the sum of two copies, and that of all
     steps = LESSON.scene(LLAMA, {**LESSON.defaults(), "t": 4}).steps
     i, j = divmod(int(slow.argmin()), len(slow))
-    assert f"{1e3 * (one[i] + one[:, j]).min():,.2f} ms" in steps[2].says
-    assert f"{1e3 * slow.min():,.2f} ms".replace(",", "\u202f") in steps[3].says
+    assert f"{1e3 * (one[i] + one[:, j]).min():,.3f} ms" in steps[2].says
+    assert f"{1e3 * slow.min():,.3f} ms".replace(",", "\u202f") in steps[3].says
 
 
 @pytest.mark.parametrize("copies, products", [(2, 1), (3, 2), (32, 5), (48, 6), (80, 7), (126, 11)])

@@ -292,7 +292,7 @@ def question(learner: Learner, values: Values) -> Question:
     else:
         right = (
             units.seconds(usual.seconds),
-            f"Each half has one all_reduce forward (g) and one backward (f): 4 · {units.seconds(one)}.{least}",
+            f"Each half has one all_reduce forward (g) and one backward (f): 4 · {units.seconds(one, 4)} = {units.seconds(4 * one)}.{least}",
         )
     wrong = [
         (units.seconds(2 * one), "Two are those forward, one behind each half. The backward pass has its own, f."),
@@ -311,7 +311,7 @@ def question(learner: Learner, values: Values) -> Question:
     size = amount(_stream_bytes(learner))
     ask = (
         f"{start}Another choice: columns, then rows in both halves (lessons 5, 6). An all_reduce of a layer's activations, {size}, "
-        f"takes {units.seconds(one)} on {devices} GPUs. How long are all messages of that choice in a layer?"
+        f"takes {units.seconds(one, 4)} on {devices} GPUs. How long are all messages of that choice in a layer?"
     )
     return asked(ask, right, tuple(wrong[:3]))
 

@@ -169,7 +169,7 @@ def _never(run: RunTable) -> str:
 
 
 def _milliseconds(value: float) -> str:
-    return f"{value * 1e3:,.2f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
+    return f"{value * 1e3:,.3f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
 
 def _as_table(run: RunTable) -> Step:
@@ -219,7 +219,7 @@ def _all_copies(run: RunTable) -> Step:
     ]
     says = (
         f"The product of two tables is again such a table, now of two copies. Square it: four, eight, and so on. **{products(run.copies)} products** make all "
-        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms. Nothing was left out, since what lies inside "
+        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms (each figure is rounded for itself). Nothing was left out, since what lies inside "
         "matters to nobody outside once the ends are known. That is dynamic programming."
     )
     head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")

@@ -192,16 +192,16 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
     ]
     what = "gradients are summed, and weights gathered again" if back else "the next layer's weights are gathered"
     beside = (
-        f"Beside it {what}: {units.seconds(phase.traffic)} of traffic on a second stream."
+        f"Beside it {what}: {units.seconds(phase.traffic, 4)} of traffic on a second stream."
         if phase.traffic
         else "No weights travel beside it."
     )
-    waits = f" It waits {units.seconds(phase.waits)} for sums that its next operation needs." if phase.waits else ""
+    waits = f" It waits {units.seconds(phase.waits, 4)} for sums that its next operation needs." if phase.waits else ""
     says = (
-        f"Three layers of {case.planner.graph.name}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute)}. {beside}{waits} "
+        f"Three layers of {case.planner.graph.name}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute, 4)}. {beside}{waits} "
         f"A layer begins every **{units.seconds(phase.seconds)}**."
         if back
-        else f"Three layers of {case.planner.graph.name}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute)}. "
+        else f"Three layers of {case.planner.graph.name}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute, 4)}. "
         f"{beside}{waits} The picture begins when the first layer's weights are there: nothing hid them. How long could such traffic become before the next layer waits for it?"
     )
     return Step(
@@ -341,10 +341,10 @@ def question(learner: Learner, values: Values) -> Question:
     case, _ = chosen(learner, str(values["way"]), int(values["tokens"]))
     p, _ = phases(case)
     t, k, own = units.seconds, p.contention, p.compute + p.waits
-    plus = f" + {t(p.waits)}" if p.waits else ""
+    plus = f" + {t(p.waits, 4)}" if p.waits else ""
     right = (
         1e3 * decides(p),
-        f"Both sides are equal at x = {t(p.compute)}{plus} + {k:g} · x, so x = {t(own)} / {1 - k:g} = {t(decides(p))}. Here it is {t(p.traffic)}.",
+        f"Both sides are equal at x = {t(p.compute, 4)}{plus} + {k:g} · x, so x = {t(own, 4)} / {1 - k:g} = {t(decides(p))}. Here it is {t(p.traffic)}.",
     )
     wrong = (
         (1e3 * own, "So much traffic slows the compute beside it, which is then longer than that: the traffic still hides."),
@@ -354,9 +354,9 @@ def question(learner: Learner, values: Values) -> Question:
         (1e3 * p.traffic, "That is the traffic as it is. Which would be as long as the compute beside it?"),
         (1e3 * (own + p.traffic), "That is one after the other. The traffic runs beside compute, on its own stream."),
     )  # fmt: skip
-    waits = f" and waits {t(p.waits)} for sums" if p.waits else ""
+    waits = f" and waits {t(p.waits, 4)} for sums" if p.waits else ""
     ask = (
-        f"Forward, a layer computes for {t(p.compute)}{waits}. A second of traffic beside it slows it by {k:g} s. "
+        f"Forward, a layer computes for {t(p.compute, 4)}{waits}. A second of traffic beside it slows it by {k:g} s. "
         "From how much traffic per layer on does the next layer wait for its weights, and not for compute?"
     )
     return typed(ask, "ms", right, tuple(w for w in wrong if w[0] > 0), lambda value: t(value / 1e3))
