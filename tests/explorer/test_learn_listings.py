@@ -95,7 +95,7 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
 
 def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: Path) -> None:
     """Figures that stand in a listing are the planner's, rounded; what follows from them agrees to a per cent."""
-    said_ = {n: printed(LESSONS[n - 1], tmp_path) for n in (1, 10, 11, 14, 15, 16, 17, 18, 20, 21, 22)}
+    said_ = {n: printed(LESSONS[n - 1], tmp_path) for n in (1, 10, 11, 13, 14, 15, 16, 17, 18, 20, 21, 22, 24)}
 
     def told(number: int, pattern: str) -> list[float]:
         found = re.search(pattern, said_[number])
@@ -128,6 +128,14 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
     ):
         assert told(16, rf"{shown}: keeps \S+ GiB, sends (\S+) GB") == [round(of[f"{name} formula"] / 1e9, 1)]
     assert told(17, r"standing: (\S+) GiB") == pytest.approx([numbers(17)["standing"] / 2**30], rel=2e-3)
+    peak, kept = told(17, r"fullest moment: (\S+) GiB, of them activations (\S+) GiB")
+    assert [peak, kept] == [round(numbers(17)[name] / 2**30, 1) for name in ("peak", "kept")]
+    thirteen = LESSONS[12].question(LLAMA, LESSONS[12].defaults())
+    sent, ms = told(13, r"4 all_reduces of (\d+) MB, (\S+) ms")
+    assert f"{sent:g} MB" in thirteen.ask and thirteen.options[thirteen.answer] == f"{ms:g} ms"
+    of = numbers(24)
+    assert told(24, r"products (\d+), copies (\d+)") == [of["products"], of["copies"]]
+    assert told(24, r"least (\S+) ms, of one copy (\S+) ms") == pytest.approx([of["all_ms"], of["one_ms"]], rel=1e-4)
     c = l18_micro_batches.gradients(4)
     terms = " + ".join(f"{p[0, 0]:g}" for p in c["parts"])
     assert f"top left: {terms} = {c['whole'][0, 0]:g}" in said_[18]

@@ -28,7 +28,12 @@ ROOMS = (10, 25, 50, 75)
 CODE = """\
 import numpy as np
 
-one = np.array([[6.0, 9.0, 7.0], [4.0, 3.0, 8.0], [9.0, 5.0, 4.0]])  # ms of a copy: from a state, to a state
+no = np.inf  # no copy begins there
+one = np.array([  # ms of a copy of Llama-3-8B on 8 GPUs, from the state of the row to that of the column
+    [41.776, 43.114, 43.311, 40.437, 40.437, 40.809], [30.395, 31.734, 33.700, 29.057, 29.429, 29.429], [no] * 6,
+    [29.956, 31.294, 33.260, 28.617, 28.989, 28.989], [30.700, 32.038, 34.004, 29.733, 29.361, 29.733],
+    [31.110, 32.449, 34.043, 29.772, 29.772, 30.144],
+])
 
 def then(a, b):  # the least over every state between: (min, +) instead of (+, x)
     return (a[:, :, None] + b[None, :, :]).min(axis=1)
@@ -36,12 +41,13 @@ def then(a, b):  # the least over every state between: (min, +) instead of (+, x
 copies, products, table = 1, 0, one
 while copies < 32:
     table, copies, products = then(table, table), 2 * copies, products + 1
-print(f"products {products}, copies {copies}, least {table.min():g} ms")
+print(f"products {products}, copies {copies}, least {table.min():.1f} ms, of one copy {one.min():.2f} ms")
 
 ways, slow = 3**31, one
 for _ in range(31):
     slow = then(slow, one)
-print(f"difference {abs(slow - table).max():g}")  # one copy after the other gives the same
+from_ = np.isfinite(one[:, 0])
+print(f"difference {abs(slow[from_] - table[from_]).max():.1g}")  # one copy after the other gives the same
 print(f"ways that were not looked at one by one: {ways}")
 """
 

@@ -172,7 +172,7 @@ def _tokens(case: Stated) -> int:
 def _stream(phase: Phase, title: str, case: Stated) -> Step:
     """Three layers in a row on two streams."""
     back = title == "Backward"
-    order = ("3", "2", "1") if back else ("1", "2", "3")
+    order = (4, 3, 2) if back else (1, 2, 3)  # so that each has a neighbour whose weights come beside it
     computing, waiting, moving = [], [], []
     for i, layer in enumerate(order):
         start = i * phase.seconds
@@ -181,10 +181,7 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
         if phase.waits:
             waiting.append((end, end + phase.waits, "sum" if phase.waits else "", COMMUNICATION))
         if phase.traffic:
-            beside = (
-                f"layer {int(layer) - 1}" if back and layer != "1" else f"layer {int(layer) + 1}" if not back else ""
-            )
-            moving.append((start, start + phase.traffic, beside, DEVICES[3]))
+            moving.append((start, start + phase.traffic, f"layer {layer - 1 if back else layer + 1}", DEVICES[3]))
     tracks = [
         ("compute", computing),
         *([("waited for", waiting)] if waiting else []),

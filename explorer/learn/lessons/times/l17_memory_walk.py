@@ -44,6 +44,8 @@ print("kept for backward:", kept(False, 64), "bytes")
 print("kept with recomputation:", kept(True, 64), "bytes")
 print("kept of a quarter batch:", kept(False, 16), "bytes")
 print(f"standing: {12 * 8_030_261_248 / 16 / 2**30:.2f} GiB, fp32 weights and two averages of Llama-3-8B dealt to 16 GPUs")
+moment = {"standing": 12 * 8_030_261_248 / 16 / 2**30, "activations": 53.2, "buffers": 9.24}  # GiB, by the planner's walk
+print(f"fullest moment: {sum(moment.values()):.1f} GiB, of them activations {moment['activations']} GiB")
 """
 
 
