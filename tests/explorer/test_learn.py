@@ -487,7 +487,7 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
     lesson = LESSONS[12]
     question, size = lesson.question(LLAMA, lesson.defaults()), BATCH * SEQ * HIDDEN * 2
     one = inside_s(size, 4)
-    assert units.seconds(one) in question.ask and draw.amount(size) in question.ask
+    assert units.seconds(one, 4) in question.ask and draw.amount(size) in question.ask
     assert question.options[question.answer] == units.seconds(4 * one)
     steps = lesson.scene(LLAMA, lesson.defaults()).steps
     own = l13_choose.mine(LLAMA, lesson.defaults())
