@@ -16,6 +16,7 @@ from planner_core.core import Plan
 from planner_core.cost import cost_model_of
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
+from planner_core.planning.pricing import Reserved, reserved_of
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, and the copies of them to compute with that it keeps, added up",
@@ -141,6 +142,20 @@ def _sent(plan: Plan, result: Result) -> None:
     )  # fmt: skip
 
 
+def _reserved(found: Reserved) -> str:
+    """What a tool that asks the allocator or the driver will show."""
+    if found.short:
+        return (
+            "PyTorch’s allocator keeps blocks that were freed. Here it would **reserve more than the GPU has**: it must free blocks and "
+            "allocate them anew, which takes time that is not in the step. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps."
+        )
+    return (
+        f"PyTorch’s allocator keeps blocks that were freed: it will have about **{units.memory(found.likely_bytes)} reserved**. Nine in "
+        f"ten of {found.runs} published runs of this kind ({found.kind}) say {units.memory(found.low_bytes)} to "
+        f"{units.memory(found.high_bytes)}. `nvidia-smi` shows CUDA’s context and NCCL’s buffers too."
+    )
+
+
 def _memory(plan: Plan, result: Result) -> None:
     memory = plan.cost.memory_bytes
     rows = [
@@ -150,6 +165,8 @@ def _memory(plan: Plan, result: Result) -> None:
     rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
     frame.table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
+    if plan.fits:
+        st.markdown(_reserved(reserved_of(plan, result.cluster)))
     st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")
     st.dataframe(
         [

@@ -1,4 +1,5 @@
-"""Peak memory of published runs against its prediction; `python -m bench.support.published.memory` writes docs/PUBLISHED_MEMORY.md.
+"""Peak memory of published runs against its prediction; `python -m bench.support.published.memory` writes docs/PUBLISHED_MEMORY.md and
+assets/reserved.json.
 
 A run is stated and priced as in `bench.published`; runs of grade B are taken too, since memory does not depend on links. nanotron
 does not say whether its tensor parallelism splits the tokens between the products: it is stated so, because without it the
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.support.published import reserved
 from bench.support.published.runs import Run, priced, runs
 from planner_core.core import InputError, load_cluster, timing
+from planner_core.planning.pricing import GATHERED, WHOLE
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
@@ -102,7 +105,7 @@ def table(found: Sequence[Memory]) -> str:
             *(f"| {name} | {line(groups[name])} |" for name in sorted(groups, key=lambda n: (len(n), n))),
             f"| all | {line(found)} |\n",
         ]
-    return "\n".join([*lines, scatter(found), too_high(found), ""])
+    return "\n".join([*lines, reserved.section(peaks(found)), scatter(found), too_high(found), ""])
 
 
 def alike(found: Sequence[Memory]) -> list[list[Memory]]:
@@ -138,6 +141,17 @@ def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
         and (stated.layout.tp, stated.layout.zero) == (mine.layout.tp, mine.layout.zero)
         for other in found
     )  # fmt: skip
+
+
+def peaks(found: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
+    """The runs by what the allocator keeps of them; weights that are gathered are left out by source, others by model."""
+    kinds: dict[str, list[reserved.Peak]] = {GATHERED: [], WHOLE: []}
+    for m in found:
+        gathered = m.run.stated.layout.fsdp > 1
+        part = publisher(m.run) if gathered else str(m.run.row["model"])
+        odd = m.ratio > HIGH and contradicted(m, found)
+        kinds[GATHERED if gathered else WHOLE].append(reserved.Peak(m.predicted, m.measured, part, fitted=not odd))
+    return kinds
 
 
 def too_high(found: Sequence[Memory]) -> str:
@@ -199,6 +213,7 @@ def main(redo: bool = False) -> None:
     shares: dict[str, list[float]] = {}
     for name, run in priced_runs.items():
         shares.setdefault(publisher(run), []).append(kept[name] / memory_of(run))
+    reserved.save(peaks(found))
     TABLE.write_text(table(found) + how_full(shares, found), encoding="utf-8")
 
 

@@ -20,12 +20,13 @@ from planner_core.cost import simulated
 from planner_core.planning import TIE, Request, Result, leads
 from planner_core.planning.analysis import Choice
 from planner_core.planning.methods import BASELINES
-from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
+from planner_core.planning.pricing import Budget, Speed, model_flops, reserved_of, speed_of
 
 PURPOSE, RECIPE, CARD = 26, 68, 50
 """Pixels that these parts take in a wide window. Markup comes a moment after the boxes that it stands in, and with it the style sheet,
 which gives them the height that they need: with their room kept, what stands below does not jump."""
 COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
+RESERVED = "Tensors at the fullest moment, of what a plan may take; and what PyTorch’s allocator will then have reserved"
 PREDICTED = "**Predicted, not measured.**"
 
 
@@ -144,10 +145,17 @@ def figures(result: Result, plans: Mapping[str, Plan], run: str) -> None:
         turn("Operation by operation", PLANS, "answer_mfu", opened="step", plan=at)
     with four:
         peak, limit = plan.cost.memory_bytes["peak"], answer.limit_bytes(result)
-        _card("Memory per GPU", units.memory(peak), f"of {units.memory(limit)} that a plan may take", bar=peak / limit)
+        told = f"of {units.memory(limit)}{_reserved(plan, result)}"
+        _card("Memory per GPU", units.memory(peak), told, RESERVED, bar=peak / limit)
         turn("What fills it", PLANS, "answer_memory", opened="memory", plan=at)
     with five:
         _money(result, s)
+
+
+def _reserved(plan: Plan, result: Result) -> str:
+    """What a tool that asks the allocator will show, where that is less than all of the GPU."""
+    found = reserved_of(plan, result.cluster)
+    return f"; reserved: {units.memory(found.likely_bytes)}" if plan.fits and not found.short else ""
 
 
 def _range(s: Speed) -> str:

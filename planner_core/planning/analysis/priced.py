@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Cluster, Plan
-from planner_core.planning.analysis.reporting import gib, plan_summary, seconds, table
-from planner_core.planning.pricing import Budget, PricedRun, Speed
+from planner_core.planning.analysis.reporting import gib, plan_summary, reserved_text, seconds, table
+from planner_core.planning.pricing import Budget, PricedRun, Speed, reserved_of
 
 SCHEMA = "shardscope.price/1"
 
@@ -25,7 +25,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     }  # fmt: skip
     if priced.plan is None or priced.speed is None:
         return told
-    summary = plan_summary(priced.plan, priced.speed)
+    summary = plan_summary(priced.plan, priced.speed, reserved_of(priced.plan, priced.cluster))
     for name in ("name", "method", "objective", "optimal", "notes", "fits"):
         summary.pop(name)
     best = None if priced.best is None else plan_summary(priced.best, priced.best_speed)
@@ -66,6 +66,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         table(rows, frozenset(range(1, 8))),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
+        *([reserved_text(reserved_of(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]
     if helps:
         lines += ["what helps most:", *helps]

@@ -12,7 +12,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
 from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import FrontPoint, Result
-from planner_core.planning.pricing import Budget, Speed, model_flops, speed_of
+from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, speed_of
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
@@ -34,7 +34,8 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
     for p, simulated_step_s in zip(result.plans, times or simulated_s(result), strict=True):
         speed = speed_of(p, flops, result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
-        plans.append(plan_summary(p, speed) | {"simulated_step_s": simulated_step_s} | run)
+        summary = plan_summary(p, speed, reserved_of(p, result.cluster))
+        plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
         "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
@@ -68,7 +69,7 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
     return {"ops": graph.num_ops, "nodes": coarse.num_nodes, "unique_blocks": blocks}
 
 
-def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
+def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | None = None) -> dict[str, Any]:
     """PLAN_SUMMARY of docs/CONTRACT.md."""
     c = plan.cost
     return {
@@ -78,7 +79,8 @@ def plan_summary(plan: Plan, speed: Speed | None = None) -> dict[str, Any]:
         "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
         "optimizer_time_s": c.optimizer_time_s, "micro_batch": micro_batch(plan),
         "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
-        "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes), "placements": placements_by_pattern(plan),
+        "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes),
+        **({} if reserved is None else {"memory_reserved": reserved.to_json()}), "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
         "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
     }  # fmt: skip
@@ -124,6 +126,17 @@ def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
 def seconds(value: float) -> str:
     """`345 ms`, `1.2 s`: three significant figures."""
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def reserved_text(reserved: Reserved) -> str:
+    """A sentence on what a tool that asks the allocator will show."""
+    low, likely, high = (f"{b / 2**30:.1f}" for b in (reserved.low_bytes, reserved.likely_bytes, reserved.high_bytes))
+    if reserved.short:
+        return (
+            "PyTorch's allocator would reserve more than the GPU has: it will free blocks and allocate them anew, which takes time that is "
+            "not in the step. PYTORCH_ALLOC_CONF=expandable_segments:True helps"
+        )
+    return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten published runs, {reserved.kind})"
 
 
 def gib(plan: Plan) -> str:

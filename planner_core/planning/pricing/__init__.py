@@ -17,6 +17,7 @@ from planner_core.planning.pricing.published import (
     PublishedRun,
     published_runs,
 )
+from planner_core.planning.pricing.reserved import GATHERED, WHOLE, Reserved, reserved_of
 from planner_core.planning.pricing.run import NOT_LEGAL, PricedRun, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
@@ -24,15 +25,18 @@ from planner_core.planning.pricing.suggest import Suggestion, suggestions
 
 __all__ = [
     "FITTED",
+    "GATHERED",
     "LEFT_OUT",
     "NINE_IN_TEN",
     "NOT_LEGAL",
     "PREDICTED",
+    "WHOLE",
     "Band",
     "Budget",
     "PricedRun",
     "Pricer",
     "PublishedRun",
+    "Reserved",
     "Setup",
     "Speed",
     "Statement",
@@ -43,6 +47,7 @@ __all__ = [
     "price_statement",
     "published_runs",
     "read_setup",
+    "reserved_of",
     "sigma_of",
     "speed_of",
     "suggestions",

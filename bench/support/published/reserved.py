@@ -1,0 +1,104 @@
+"""What the allocator reserves beside the tensors, fitted to published peaks: assets/reserved.json and its part of docs/PUBLISHED_MEMORY.md.
+
+`reserved = scale · peak + add_bytes`, one pair of numbers for each kind of run. The fit takes the least sum of |ln(fitted / measured)|,
+where no run counts for more than `FAR`, over a grid: the figures are read off plots, and a finer fit would say nothing more. Runs that
+their own source contradicts (`memory.contradicted`) are not fitted, and are counted in every error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from planner_core.core import ASSETS
+
+TABLE = ASSETS / "reserved.json"
+SCALES = np.arange(1.0, 1.36, 0.01)
+ADDS = np.arange(0.0, 2.6, 0.1) * 2**30
+FAR, CLOSE = 0.3, 0.10
+HEAD = """\
+## What the allocator reserves
+
+A tool that asks PyTorch's allocator or the driver shows more than tensors: blocks that were freed and are kept, and pieces between
+those in use. `reserved = scale x peak + bytes` is fitted to these runs, one pair of numbers for weights that are gathered and freed
+(FSDP) and one for weights that stay whole (`assets/reserved.json`). *Left out*: each part in turn, a source or a model, is predicted from
+a fit to the others. Runs that their own table contradicts are not fitted, and are counted.
+
+| kind | runs | scale | and GB | within 10 %: tensors alone | fitted | left out | left out by |
+|---|--:|--:|--:|--:|--:|--:|---|"""
+
+
+class Peak(NamedTuple):
+    """A run's predicted peak of tensors and its measured peak, in bytes; the part that is left out with it; and whether it is fitted."""
+
+    tensors: float
+    measured: float
+    part: str
+    fitted: bool
+
+
+class Fit(NamedTuple):
+    """The two numbers of a kind."""
+
+    scale: float
+    add_bytes: float
+
+    def ratios(self, peaks: Sequence[Peak]) -> np.ndarray:
+        """Fitted over measured."""
+        return np.array([(self.scale * p.tensors + self.add_bytes) / p.measured for p in peaks])
+
+    def close(self, peaks: Sequence[Peak]) -> int:
+        """How many of the runs are met within 10 %."""
+        return int((abs(self.ratios(peaks) - 1) <= CLOSE).sum()) if peaks else 0
+
+
+TENSORS_ALONE = Fit(1.0, 0.0)
+
+
+def fitted(peaks: Sequence[Peak]) -> Fit:
+    """The fit of these runs."""
+    taken = [p for p in peaks if p.fitted]
+
+    def miss(fit: Fit) -> float:
+        return float(np.minimum(abs(np.log(fit.ratios(taken))), FAR).sum())
+
+    return min((Fit(float(a), float(b)) for a in SCALES for b in ADDS), key=miss)
+
+
+def close_left_out(peaks: Sequence[Peak]) -> int:
+    """How many runs a fit to the other parts meets within 10 %."""
+    parts = {p.part for p in peaks}
+    return sum(
+        fitted([p for p in peaks if p.part != part]).close([p for p in peaks if p.part == part]) for part in parts
+    )
+
+
+def section(kinds: Mapping[str, Sequence[Peak]]) -> str:
+    """The part of the page."""
+    lines = [HEAD]
+    for kind, peaks in sorted(kinds.items()):
+        fit, parts = fitted(peaks), ", ".join(sorted({p.part for p in peaks}))
+        close = f"{TENSORS_ALONE.close(peaks)} | {fit.close(peaks)} | {close_left_out(peaks)}"
+        lines.append(f"| {kind} | {len(peaks)} | {fit.scale:.2f} | {fit.add_bytes / 2**30:.1f} | {close} | {parts} |")
+    return "\n".join([*lines, ""])
+
+
+def save(kinds: Mapping[str, Sequence[Peak]]) -> None:
+    """Write the asset."""
+    rows = {}
+    for kind, peaks in sorted(kinds.items()):
+        fit, taken = fitted(peaks), [p for p in peaks if p.fitted]
+        low, high = np.quantile(1 / fit.ratios(taken), (0.05, 0.95))
+        rows[kind] = {
+            "n": len(taken), "scale": round(fit.scale, 2), "add_bytes": round(fit.add_bytes),
+            "low": round(float(low), 3), "high": round(float(high), 3),
+        }  # fmt: skip
+    source = (
+        "Peaks of published runs (docs/PUBLISHED_MEMORY.md) over scale · predicted peak + add_bytes. torchtitan and torchao print what the "
+        "allocator had reserved; nanotron's figures are read off its plot. low, high: nine in ten of the fitted runs"
+    )
+    whole = {"schema": "shardscope.reserved/1", "source": source, "kinds": rows}
+    TABLE.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

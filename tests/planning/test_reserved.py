@@ -1,0 +1,89 @@
+"""What the allocator reserves beside the tensors: the fit finds what made the figures, and a plan's figure follows from its kind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.support.published import memory
+from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fitted
+from planner_core.core import ASSETS, load_cluster
+from planner_core.planning.analysis import price_report, price_text
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import GATHERED, WHOLE, Pricer, Statement, price_statement, reserved_of
+
+GB = 2**30
+KINDS = json.loads((ASSETS / "reserved.json").read_text())["kinds"]
+
+
+def made(scale: float, add_gb: float) -> list[Peak]:
+    """Peaks of 40 runs in four parts; one in ten is half of what it should be and is not to be fitted."""
+    tensors = np.geomspace(2, 80, 40) * GB
+    odd = [i % 10 == 5 for i in range(40)]
+    return [
+        Peak(t, (scale * t + add_gb * GB) * (0.5 if o else 1), str(i % 4), fitted=not o)
+        for i, (t, o) in enumerate(zip(tensors, odd, strict=True))
+    ]
+
+
+def test_a_fit_finds_what_made_the_figures() -> None:
+    peaks = made(1.13, 0.7)
+    assert fitted(peaks) == pytest.approx(Fit(1.13, 0.7 * GB))
+    assert fitted(peaks).close(peaks) == close_left_out(peaks) == 36
+    assert TENSORS_ALONE.close(peaks) < 36
+
+
+def test_a_part_that_is_left_out_is_not_fitted() -> None:
+    """Where a part follows another law, the fit to the others misses all of it."""
+    others = made(1.1, 0.0)
+    alone = [Peak(t * GB, t * GB * 1.35, "own", fitted=True) for t in (4.0, 9.0, 30.0)]
+    assert close_left_out([*others, *alone]) == close_left_out(others)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("fsdp=8", GATHERED), ("dp=2,fsdp=4", GATHERED), ("tp=8,sp", WHOLE), ("dp=8", WHOLE)]
+)
+def test_a_plan_is_told_by_its_kind(layout: str, kind: str) -> None:
+    cluster = load_cluster("1x8-h100")
+    plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2))
+    assert plan is not None and plan.cost is not None
+    found, row = reserved_of(plan, cluster), KINDS[kind]
+    assert (found.kind, found.runs, found.short) == (kind, row["n"], False)
+    assert found.likely_bytes == round(row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"])
+    assert (
+        plan.cost.memory_bytes["peak"] < found.likely_bytes and found.low_bytes < found.likely_bytes < found.high_bytes
+    )
+
+
+def test_more_than_the_gpu_is_said_and_not_shown() -> None:
+    cluster = load_cluster("1x8-h100")
+    plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout("fsdp=8"), layers=2))
+    assert plan is not None and plan.cost is not None
+    memory_bytes = round(plan.cost.memory_bytes["peak"] * 1.05)
+    small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=memory_bytes))
+    found = reserved_of(plan, small)
+    assert found.short and found.likely_bytes == found.high_bytes == memory_bytes
+
+
+def test_the_command_tells_it() -> None:
+    priced = price_statement(
+        Pricer("llama-3-8b", load_cluster("1x8-h100")), Statement(parse_layout("tp=8,sp"), layers=2)
+    )
+    told = price_report(priced)["memory_reserved"]
+    assert f"about {told['likely_bytes'] / GB:.1f} GiB reserved" in price_text(priced)
+
+
+def test_the_asset_is_the_fit_of_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The asset and the page are what the kept prices of the published runs give."""
+    kept = dict(map(json.loads, memory.ROWS.read_text().splitlines()))
+    runs = {run.id: run for run in memory.stated_runs() if kept.get(run.id) and run.row["mem_gb"]}
+    found = [memory.Memory(run, kept[name], memory.measured(run)) for name, run in runs.items()]
+    asset = tmp_path / "reserved.json"
+    monkeypatch.setattr(memory.reserved, "TABLE", asset)
+    memory.reserved.save(memory.peaks(found))
+    assert json.loads(asset.read_text()) == json.loads((ASSETS / "reserved.json").read_text())
+    assert memory.reserved.section(memory.peaks(found)) in memory.TABLE.read_text()
