@@ -26,7 +26,9 @@ PURPOSE, RECIPE, CARD = 26, 68, 50
 """Pixels that these parts take in a wide window. Markup comes a moment after the boxes that it stands in, and with it the style sheet,
 which gives them the height that they need: with their room kept, what stands below does not jump."""
 COMPARE, PLANS, EXPORT = (f"explorer/pages/{name}.py" for name in ("compare", "plans", "export"))
-RESERVED = "Tensors at the fullest moment, of what a plan may take; and what PyTorch’s allocator will then have reserved"
+RESERVED = (
+    "Tensors at the fullest moment, of what a plan may take; and what PyTorch’s allocator will then have reserved"
+)
 PREDICTED = "**Predicted, not measured.**"
 
 
