@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
 from planner_core.core import ITEM_BYTES, Block, Graph, InputError, Op, Placements, SitePlan, local_shape
 from planner_core.cost.model import CostModel
@@ -22,7 +22,7 @@ def block_of(graph: Graph, label: str) -> Block:
 def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
     """The number of parts into which the work of an operator is split."""
     chosen = rows_at(block, op, site)
-    return int(np.prod([n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work], dtype=int))
+    return math.prod(n for row, n in zip(chosen, model.sizes, strict=True) if row.splits_work)
 
 
 def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
@@ -45,4 +45,4 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
 def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:
     """Bytes of a value on one GPU."""
     meta = block.values[value].meta
-    return int(np.prod(local_shape(meta.shape, placements, model.sizes), dtype=np.int64)) * ITEM_BYTES[meta.dtype]
+    return math.prod(local_shape(meta.shape, placements, model.sizes)) * ITEM_BYTES[meta.dtype]
