@@ -4,15 +4,13 @@ from planner_core.core.cluster.cluster import (
     CHANGES,
     MAX_GPUS,
     Cluster,
-    Gpu,
     Level,
     cluster_names,
-    gpu_names,
     load_cluster,
-    load_gpu,
 )
 from planner_core.core.cluster.constants import Timing, timing
-from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, Products
+from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
+from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, HostLink, Products
 from planner_core.core.cluster.numbers import slow_numbers
 
 __all__ = [
@@ -23,6 +21,7 @@ __all__ = [
     "Cluster",
     "Collectives",
     "Gpu",
+    "HostLink",
     "Level",
     "Products",
     "Timing",

@@ -14,15 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.cluster.kernels import (
-    Attentions,
-    Collectives,
-    Products,
-    attentions_of,
-    collectives_of,
-    kernels_json,
-    products_of,
-)
+from planner_core.core.cluster.gpu import Gpu, gpu_names, gpu_of
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS, is_file, is_folder, is_there
 from planner_core.core.forms import listed, nearest, short, wrong_field
@@ -38,52 +30,6 @@ CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
 """What `NAME:nodes=4,gpus=8,intra=450,inter=50,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
 inside a node and out of a node, and the GPU itself: a name, or a file such as calibration writes."""
 MOST_CHANGE = 1e6
-
-ANY_PRODUCTS = Products()
-ANY_ATTENTION = Attentions()
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One device: the vendor's peaks, the share of each that kernels reach in a training run, and the constants of their times.
-
-    `peak_flops` has pairs (dtype, FLOP/s of a dense matmul). `flops_efficiency` is the share that large products reach in a
-    training run, which draws power all the time. `launch_s` is the least time between two dependent kernels.
-    """
-
-    name: str
-    peak_flops: tuple[tuple[str, float], ...]
-    flops_efficiency: float
-    memory_bytes: int
-    memory_bytes_per_s: float
-    memory_efficiency: float
-    launch_s: float
-    products: Products = ANY_PRODUCTS
-    attention: Attentions = ANY_ATTENTION
-    collectives: Collectives | None = None
-
-    def flops_per_s(self, dtype: str) -> float:
-        """Reachable FLOP/s in `dtype`. A dtype that the file does not list runs at the slowest listed rate."""
-        peaks = dict(self.peak_flops)
-        return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
-
-    def attention_flops_per_s(self, dtype: str, kernel: str, backward: bool) -> float:
-        """Reachable FLOP/s of an attention kernel. A kernel that is not listed runs as fast as products."""
-        for rate in self.attention.rates:
-            if rate.kernel == kernel:
-                share = rate.backward if backward else rate.forward
-                return share * self.flops_per_s(dtype) / self.flops_efficiency
-        return self.flops_per_s(dtype)
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Reachable bytes per second of device memory."""
-        return self.memory_efficiency * self.memory_bytes_per_s
-
-    @property
-    def training_dtype(self) -> str:
-        """The 16-bit dtype in which this GPU is fast: bfloat16, or float16 if only that has tensor cores."""
-        return "bfloat16" if self.flops_per_s("bfloat16") >= self.flops_per_s("float16") else "float16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +96,9 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
-        gpu = self.gpu
         return {
             "schema": SCHEMA, "name": self.name, "description": self.description, "num_gpus": self.num_gpus,
-            "gpu": {
-                "name": gpu.name, "peak_flops": dict(gpu.peak_flops), "flops_efficiency": gpu.flops_efficiency,
-                "memory_bytes": gpu.memory_bytes, "memory_bytes_per_s": gpu.memory_bytes_per_s,
-                "memory_efficiency": gpu.memory_efficiency, "launch_s": gpu.launch_s,
-                **kernels_json(gpu.products, gpu.attention, gpu.collectives),
-            },
+            "gpu": self.gpu.to_json(),
             "levels": [
                 {"name": level.name, "size": level.size, "unit_bytes_per_s": level.unit_bytes_per_s,
                  "efficiency": level.efficiency, "latency_s": level.latency_s, "tree_latency_s": level.tree_latency_s}
@@ -178,7 +118,7 @@ class Cluster:
 
 def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
     """A cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
-    gpu = _gpu(data["gpu"], where)
+    gpu = gpu_of(data["gpu"], where)
     levels = tuple(_level(row, i, gpu, where) for i, row in enumerate(data["levels"]))
     cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
     sizes = "×".join(str(level.size) for level in levels)
@@ -196,11 +136,6 @@ def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
 def cluster_names() -> tuple[str, ...]:
     """The clusters that come with the project."""
     return tuple(sorted(path.stem for path in (ASSETS / "clusters").glob("*.json")))
-
-
-def gpu_names() -> tuple[str, ...]:
-    """The GPUs that come with the project."""
-    return tuple(sorted(path.stem for path in (ASSETS / "hardware").glob("*.json")))
 
 
 def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
@@ -313,27 +248,6 @@ def _change(key: str, text: str, where: str) -> float:
     return value
 
 
-def load_gpu(name: str) -> Gpu:
-    """Read a GPU that comes with the project.
-
-    Args:
-        name: The name of a file in `assets/hardware`, such as `"h100-sxm"`.
-
-    Returns:
-        Its peaks (FLOP/s by dtype, bytes per second), the fraction of each that is reached, and its memory in bytes.
-
-    Raises:
-        InputError: The GPU does not exist. The message suggests a similar name.
-
-    Example:
-        >>> shardscope.load_gpu("h100-sxm").memory_bytes
-        85520809984
-    """
-    if name not in gpu_names():
-        raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
-    return _gpu(_read(ASSETS / "hardware" / f"{name}.json"), f"GPU {name}")  # its form is held by a test
-
-
 def _read(path: Path) -> Any:
     if is_there(path) and not (is_file(path) or is_folder(path)):
         raise InputError(f"{path} cannot be read (it is not a regular file); {nearest(path.stem, cluster_names())}")
@@ -349,27 +263,6 @@ def _read(path: Path) -> Any:
         raise InputError(
             f"{path.name} is not JSON ({str(error)[:100]}); mend it, or start from {ASSETS / 'clusters'}"
         ) from None
-
-
-def _gpu(data: Any, where: str) -> Gpu:
-    """A GPU by its name, or from data whose form was checked."""
-    if isinstance(data, str):
-        try:
-            return load_gpu(data)
-        except InputError as error:
-            raise InputError(f"{where}: {error}, or write the GPU's figures there") from None
-    return Gpu(
-        name=data.get("name", "my-gpu"),
-        peak_flops=tuple((dtype, float(peak)) for dtype, peak in data["peak_flops"].items()),
-        flops_efficiency=float(data.get("flops_efficiency", 1.0)),
-        memory_bytes=int(data["memory_bytes"]),
-        memory_bytes_per_s=float(data["memory_bytes_per_s"]),
-        memory_efficiency=float(data.get("memory_efficiency", 1.0)),
-        launch_s=float(data.get("launch_s", 4e-6)),
-        products=products_of(data.get("products", {})),
-        attention=attentions_of(data.get("attention", {})),
-        collectives=collectives_of(data.get("collectives")),
-    )
 
 
 def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:

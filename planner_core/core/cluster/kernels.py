@@ -76,6 +76,19 @@ class Collectives:
     in_switch: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """What a GPU sends to the host's memory: `bytes_per_s` one way, of which large copies reach the share `efficiency`."""
+
+    bytes_per_s: float
+    efficiency: float = 1.0
+
+    @property
+    def reached_bytes_per_s(self) -> float:
+        """Bytes per second of large copies."""
+        return self.efficiency * self.bytes_per_s
+
+
 def products_of(data: Mapping[str, Any]) -> Products:
     """Read a form that was checked."""
     return Products(**_constants(data))
@@ -92,11 +105,22 @@ def collectives_of(data: Mapping[str, Any] | None) -> Collectives | None:
     return Collectives(**_constants(data)) if data is not None else None
 
 
-def kernels_json(products: Products, attentions: Attentions, collectives: Collectives | None) -> dict[str, Any]:
-    """The three groups of constants in the form of a GPU's file."""
+def host_of(data: Mapping[str, Any] | None) -> HostLink | None:
+    """Read a form that was checked."""
+    return HostLink(**_constants(data)) if data is not None else None
+
+
+def kernels_json(
+    products: Products, attentions: Attentions, collectives: Collectives | None, host: HostLink | None
+) -> dict[str, Any]:
+    """The groups of constants in the form of a GPU's file; those that are not known are left out."""
     rates = {r.kernel: {"forward": r.forward, "backward": r.backward} for r in attentions.rates}
-    found: dict[str, Any] = {"products": asdict(products), "attention": {**asdict(attentions), "rates": rates}}
-    return found if collectives is None else {**found, "collectives": asdict(collectives)}
+    measured = {"collectives": collectives, "host": host}
+    return {
+        "products": asdict(products),
+        "attention": {**asdict(attentions), "rates": rates},
+        **{name: asdict(one) for name, one in measured.items() if one is not None},
+    }
 
 
 def _constants(data: Mapping[str, Any]) -> dict[str, Any]:

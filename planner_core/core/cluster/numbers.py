@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner_core.core.cluster.cluster import Gpu
+from planner_core.core.cluster.gpu import Gpu
 
 HALVES = ("bfloat16", "float16")
 
