@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         price,
     )
     from planner_core.planning.analysis import to_dot, to_graphml, to_networkx
-    from planner_core.runtime import PlanMismatch, apply, clip_grad_norm_, load, save
+    from planner_core.runtime import HostStates, PlanMismatch, apply, clip_grad_norm_, load, save
     from planner_core.verification import verify
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "FrontPoint",
     "Gpu",
     "Graph",
+    "HostStates",
     "InputError",
     "Level",
     "NoPlanFits",
@@ -100,7 +101,7 @@ _HOME = {
     "planner_core.models": ("load_model",),
     "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan", "price"),
     "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
-    "planner_core.runtime": ("PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
+    "planner_core.runtime": ("HostStates", "PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
     "planner_core.verification": ("verify",),
     "planner_core.exporters": ("export",),
 }  # fmt: skip

@@ -30,6 +30,7 @@ NAMES: dict[str, Mapping[str, str]] = {
     "precision": settings.PRECISION_NAMES,
     "optimizer": settings.OPTIMIZER_NAMES,
     "recompute": settings.RECOMPUTE_NAMES,
+    "moments": settings.MOMENTS_NAMES,
 }
 
 

@@ -49,6 +49,7 @@ OPTIMIZER_NAMES = {
     "sgd-momentum": "SGD with momentum",
 }
 RECOMPUTE_NAMES = {"auto": "recomputation as needed", **RECOMPUTED}
+MOMENTS_NAMES = {"gpu": "moments on the GPU", "host": "moments in the host’s memory"}
 AUTO = "auto"
 STAGE_NAMES: dict[int | str, str] = {
     AUTO: "stage as the search finds best",
@@ -269,6 +270,7 @@ SETTINGS: dict[str, Setting] = {
     "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
     "accumulate": Setting(None, _number(1, 10**6)),
     "chunks": Setting(1, lambda text: int(_one_of([*map(str, CHUNKS)], "number of chunks")(text))),
+    "moments": Setting("gpu", _one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
     "recompute": Setting("auto", _one_of(RECOMPUTE, "way of recomputation")),
     "zero": Setting(3, _zero),
     "memory": Setting(None, _decimal),
@@ -324,7 +326,7 @@ SETTINGS: dict[str, Setting] = {
 }
 REQUEST_KEYS = (
     "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",
-    "chunks", "memory", "mesh", "method", "objective", "tool",
+    "chunks", "moments", "memory", "mesh", "method", "objective", "tool",
 )  # fmt: skip
 
 
@@ -386,6 +388,7 @@ def request(values: Mapping[str, Value]) -> Request:
         zero=None if values["zero"] == AUTO else values["zero"],
         recompute=values["recompute"] if for_time or values["recompute"] != "auto" else "none",
         chunks=values["chunks"],
+        offload=values["moments"] == "host",
         accumulate=values["accumulate"] if for_time else values["accumulate"] or 1,
         memory_gb=values["memory"],
         layers=values["layers"],

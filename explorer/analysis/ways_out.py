@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import settings
-from planner_core.core import RECOMPUTE, Cluster, InputError, cluster_names, gpu_names, load_cluster, load_gpu
+from planner_core.core import (
+    OPTIMIZERS,
+    RECOMPUTE,
+    Cluster,
+    InputError,
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+)
 from planner_core.models import DEFAULT_BATCH, ZOO
 from planner_core.planning import USABLE_MEMORY
 
@@ -33,7 +42,7 @@ def ladders(values: Mapping[str, Any], cluster: Cluster, need: float | None) -> 
     Halving the batch, or doubling the GPUs, at most halves the memory of a GPU, so what is less than `need` is left out.
     """
     times = 2 ** math.ceil(math.log2(max(need or FIRST, 1.01)))
-    kinds = (_budget, _micro_batches, _recomputation, _batches, _gpus, _nodes, _both)
+    kinds = (_budget, _micro_batches, _recomputation, _moments, _batches, _gpus, _nodes, _both)
     found = [list(kind(values, cluster, times, need or FIRST)) for kind in kinds]
     return [ladder[:MOST_TRIED] for ladder in found if ladder]
 
@@ -58,6 +67,11 @@ def _recomputed() -> tuple[str, Mapping[str, Any]]:
     if "auto" in RECOMPUTE:
         return "Let the search choose what to recompute", {"recompute": "auto"}
     return "Recompute every block in backward", {"recompute": "full"}
+
+
+def _moments(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+    if values["moments"] == "gpu" and OPTIMIZERS[values["optimizer"]] and cluster.gpu.host is not None:
+        yield Way("Keep the optimizer’s moments in the host’s memory", {"moments": "host"})
 
 
 def _batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:

@@ -40,6 +40,10 @@ CHUNKS_HELP = (
     "In chunks: where it gains, a matrix product is made in parts, and the sum of one part over GPUs runs beside the product of the next "
     "(ATP). The torchrun script runs so; other tools make products at once"
 )
+MOMENTS_HELP = (
+    "In the host’s memory they take none of the GPU’s. In each step they come over the GPU’s link to the host, weight by weight, and go "
+    "back. The torchrun script runs so"
+)
 PRECISION_HELP = (
     "Mixed: operators compute in the format above; weights, moments and gradients are kept in fp32, and gradients are reduced in it. "
     "One format: all of them are in the format above"
@@ -112,7 +116,8 @@ def _load_words(v: dict[str, Any]) -> str:
 
 def _training_words(v: dict[str, Any]) -> str:
     words = f"{numbers(settings.DTYPES[v['dtype']], v['dtype'], v['precision'])} with {settings.OPTIMIZER_NAMES[v['optimizer']]}"
-    return f"{words}, {settings.RECOMPUTE_NAMES[v['recompute']]}"
+    moments = f", {settings.MOMENTS_NAMES[v['moments']]}" if v["moments"] == "host" else ""
+    return f"{words}, {settings.RECOMPUTE_NAMES[v['recompute']]}{moments}"
 
 
 def _search_words(v: dict[str, Any]) -> str:
@@ -308,6 +313,13 @@ def _training(v: dict[str, Any]) -> None:
         "backward pass. Selective: it also keeps attention and every second matmul.",
     )
     _pick("Products", "chunks", list(CHUNKS), lambda n: "at once" if n == 1 else f"in {n} chunks", CHUNKS_HELP)
+    _pick(
+        "Optimizer’s moments",
+        "moments",
+        list(settings.MOMENTS_NAMES),
+        lambda m: settings.MOMENTS_NAMES[m],
+        MOMENTS_HELP,
+    )
     _pick("ZeRO", "zero", list(settings.STAGE_NAMES), lambda z: settings.STAGE_NAMES[z], ZERO_HELP)
 
 

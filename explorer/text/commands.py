@@ -11,7 +11,7 @@ from planner_core.planning import Request
 
 OPTIONS = (
     "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
-    "objective", "tool", "memory_gb", "layout", "chunks",
+    "objective", "tool", "memory_gb", "layout", "chunks", "offload",
 )  # fmt: skip
 ALWAYS = ("cluster",)
 NAMES = {"tool": "for"}
@@ -34,6 +34,9 @@ def plan(request: Request, file: str, pick: str = "") -> str:
         if key == "zero" and value is None:
             value = "auto"
         if value is not None and (value != default[key] or key in ALWAYS):
+            if value is True:
+                parts.append(f"--{key}")
+                continue
             text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
             parts.append(f"--{NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
     chosen = [f"--pick {shlex.quote(pick)}"] if pick else []

@@ -27,8 +27,9 @@ def recipe(plan: Plan) -> str:
 
 
 def work(plan: Plan) -> str:
-    """What a step does: its micro-batches, what it recomputes, and whether it makes products in chunks."""
+    """What a step does: its micro-batches, what it recomputes, whether it makes products in chunks, and where its moments are."""
     parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
+    parts += ["moments in the host’s memory"] if plan.workload.get("offload") else []
     return ", ".join([_micro_batches(plan), _recomputation(plan), *parts])
 
 

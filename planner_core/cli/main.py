@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
-from planner_core.cli.pricing import add_budget, add_price, budget_of, run_price
+from planner_core.cli.pricing import OFFLOAD, add_budget, add_price, budget_of, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
     RECOMPUTE,
@@ -187,6 +187,7 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=1,
         help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
     )
+    p.add_argument("--offload", action="store_true", help=OFFLOAD)
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")

@@ -9,6 +9,8 @@ from planner_core.core import RECOMPUTE, InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
 from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
+OFFLOAD = "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step"
+
 
 def add_price(p: argparse.ArgumentParser) -> None:
     """Options of `price`."""
@@ -46,6 +48,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--expert-imbalance", type=float, help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
         "padded to; default 1",
     )  # fmt: skip
+    p.add_argument("--offload", action="store_true", default=None, help=OFFLOAD)
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
@@ -98,5 +101,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", "compiled", "attention", "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank", "expert_imbalance",
+    "rank_by_rank", "expert_imbalance", "offload",
 )  # fmt: skip

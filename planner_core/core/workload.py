@@ -22,7 +22,7 @@ RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "ful
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
-USUAL = {"expert_imbalance": 1, "rank_by_rank": False, "chunks": 1}
+USUAL = {"expert_imbalance": 1, "rank_by_rank": False, "chunks": 1, "offload": False}
 """Fields that plain data leaves out while they have these values."""
 MOST_IMBALANCE = 1000
 CHUNKS = (1, 2, 4, 8)
@@ -38,7 +38,8 @@ class Workload:
     `precision` is pure, as all were once. `expert_imbalance`: how many times the mean the fullest GPU gets where experts are dealt out
     over GPUs; 1: routing is balanced. `rank_by_rank`: ZeRO-1 and ZeRO-2 hand out the updated weights tensor by tensor and rank by rank,
     as nanotron and InternEvo do, and not in buckets. `chunks`: the number of parts into which a product may be cut, so that the sum of one
-    part over GPUs runs beside the product of the next; a plan cuts those that gain by it.
+    part over GPUs runs beside the product of the next; a plan cuts those that gain by it. `offload`: the optimizer's moments are kept in
+    the host's memory, and come to the GPU weight by weight when the step updates it.
     """
 
     batch: int
@@ -54,6 +55,7 @@ class Workload:
     expert_imbalance: float = 1.0
     rank_by_rank: bool = False
     chunks: int = 1
+    offload: bool = False
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
@@ -81,13 +83,13 @@ class Workload:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences about what is assumed of the data."""
-        if self.expert_imbalance == 1:
-            return ()
-        return (
+        """Sentences about what is assumed of the data and of the host."""
+        uneven = (
             f"where experts are dealt out over GPUs, the fullest is taken to compute, send and keep {self.expert_imbalance:g} times the "
-            "mean (--expert-imbalance); the memory told is that GPU's",
+            "mean (--expert-imbalance); the memory told is that GPU's"
         )
+        moved = "the optimizer's moments are in the host's memory (--offload); the rate at which they come is assumed, not measured"
+        return ((uneven,) if self.expert_imbalance != 1 else ()) + ((moved,) if self.offload else ())
 
     @property
     def graph_batch(self) -> int:
@@ -100,7 +102,7 @@ class Workload:
         return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
 
     def moment_bytes(self, item_bytes: int) -> int:
-        """Bytes of the optimizer's moments per parameter element."""
+        """Bytes of the optimizer's moments per parameter element, wherever they are kept."""
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
-from planner_core.cost.compute import optimizer_bytes
+from planner_core.cost.compute import check_offload, optimizer_bytes
 from planner_core.cost.model import CostModel, cost_model, cost_model_of, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.roles import (
@@ -103,6 +103,7 @@ __all__ = [
     "axis_roles",
     "beyond_compute",
     "block_of",
+    "check_offload",
     "chunk_waits",
     "cost_model",
     "cost_model_of",

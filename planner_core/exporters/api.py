@@ -6,6 +6,7 @@ export(plan, "torchrun", "train.py")      # writes the file whole or not at all,
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +37,27 @@ def _written(plan: Plan, target: Target) -> ExportedPlan:
             *remarks,
             f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
         )
-    if plan.chunks > 1 and not target.runs_chunks:
-        remarks = (*remarks, "the plan makes products in chunks; what runs this form makes each at once")
+    if not target.runs_all:
+        remarks = (*remarks, *_left_out(plan, target))
     if target.price is None or layout is None:
         return ExportedPlan(text, remarks, beside=beside)
     found = target.price(plan, layout) if on_cluster(plan) else None
     if found is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
     return ExportedPlan(text, (*remarks, f"in this form: {found[1].sentence()}"), found[1])
+
+
+def _left_out(plan: Plan, target: Target) -> Iterator[str]:
+    """What a plan says of its step that only the project's own runtime does."""
+    if plan.chunks > 1:
+        yield "the plan makes products in chunks; what runs this form makes each at once"
+    if plan.workload.get("offload"):
+        other = (
+            "what runs this form updates there too, so its step takes another time than the plan says"
+            if target.says_host
+            else "what runs this form keeps them on the GPU, which takes more memory than the plan says, unless you tell it otherwise"
+        )
+        yield f"the plan keeps the optimizer's moments in the host's memory, and updates on the GPU; {other}"
 
 
 def target_of(name: str) -> Target:

@@ -130,7 +130,10 @@ def _deepspeed_step(plan: Plan, stage: int) -> dict[str, Any]:
     return {
         "train_batch_size": plan.workload["batch"],
         "gradient_accumulation_steps": int(plan.workload["accumulate"]),
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {
+            "stage": stage,
+            **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
+        },
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
     }
 

@@ -214,7 +214,7 @@ def _planner(plan: Plan) -> Planner:
     load = plan.workload
     request = Request(
         str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
-        optimizer=load["optimizer"], recompute=load["recompute"], accumulate=load.get("accumulate", 1),
+        optimizer=load["optimizer"], recompute=load["recompute"], accumulate=load.get("accumulate", 1), offload=bool(load.get("offload")),
     )  # fmt: skip
     return prepare(request, graph_of(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 

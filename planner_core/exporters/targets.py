@@ -37,8 +37,11 @@ class Target:
     price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
     beside: str = ""
     """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
-    runs_chunks: bool = False
-    """Whether what runs the form makes products in chunks if the plan says so."""
+    runs_all: bool = False
+    """Whether what runs the form does all that a plan says: products in chunks, and states in the host's memory."""
+
+    says_host: bool = False
+    """Whether the form says that the host's memory keeps the optimizer's moments, if the plan does."""
 
     @property
     def in_pairs(self) -> bool:
@@ -134,11 +137,11 @@ def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> PricedForm | None:
 TARGETS: Mapping[str, Target] = {
     t.name: t
     for t in (
-        Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json, runs_chunks=True),
+        Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json, runs_all=True),
         Target(
             "torchrun", "torchrun script", ".py",
             "A training script of one page: the plan’s blocks as functions with their collectives in place, and a loop around them.",
-            _torchrun, beside=".plan.json", runs_chunks=True,
+            _torchrun, beside=".plan.json", runs_all=True,
         ),
         Target(
             "parallelize_module", "parallelize_module", ".py",
@@ -160,6 +163,7 @@ TARGETS: Mapping[str, Target] = {
         Target(
             "deepspeed", "DeepSpeed", ".json",
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.", _deepspeed, _by_columns,
+            says_host=True,
         ),
         Target(
             "megatron", "Megatron-LM", ".txt",

@@ -42,7 +42,8 @@ def plan(
             ("dp=2,fsdp=8", see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan",
             ...): only plans that this tool can be told. `expert_imbalance` (1.0): how many times the mean the fullest GPU
             computes and gets, where experts are dealt out over GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so
-            that the sum of one part over GPUs hides behind the next (ATP).
+            that the sum of one part over GPUs hides behind the next (ATP). `offload` (False): the host's memory keeps the optimizer's
+            moments.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`
@@ -105,7 +106,7 @@ def price(
         advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
             ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do), `expert_imbalance`
-            (as of `plan`) and `layers`.
+            and `offload` (as of `plan`) and `layers`.
 
     Returns:
         The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.

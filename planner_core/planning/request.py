@@ -19,7 +19,7 @@ class Request:
     `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "mixed" (weights, moments and
     gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
     weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
-    can be told, e.g. "megatron". `expert_imbalance` and `chunks`: those of `Workload`.
+    can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`.
     """
 
     model: str
@@ -41,3 +41,4 @@ class Request:
     tool: str | None = None
     expert_imbalance: float = 1.0
     chunks: int = 1
+    offload: bool = False

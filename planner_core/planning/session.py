@@ -28,7 +28,7 @@ from planner_core.core import (
     parse_mesh,
     timing,
 )
-from planner_core.cost import CostModel, cost_model, named_mesh, price
+from planner_core.cost import CostModel, check_offload, cost_model, named_mesh, price
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
@@ -333,9 +333,10 @@ def prepare(
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
         request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
-        expert_imbalance=request.expert_imbalance, chunks=request.chunks,
+        expert_imbalance=request.expert_imbalance, chunks=request.chunks, offload=request.offload,
     )  # fmt: skip
     asked.check()
+    check_offload(asked, cluster)
     if graph is None:
         say(f"graph of {request.model}")
         with clock("capture"):

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
+    from planner_core.runtime.training.host_states import HostStates
     from planner_core.runtime.training.optimizers import make_optimizer
 
 __all__ = [
     "CannotRewrite",
     "CountCollectives",
+    "HostStates",
     "Init",
     "Parallel",
     "PlanMismatch",
@@ -53,6 +55,7 @@ _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
     "flash_memory": "planner_core.runtime.dispatch.local_ops",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
+    "HostStates": "planner_core.runtime.training.host_states",
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
     "Trace": "planner_core.runtime.program.collectives",

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
+from planner_core.runtime.training import host_states
 from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
 
@@ -37,7 +38,8 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
     model.__dict__["forward"] = parallel.forward
     args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(str(load["optimizer"]).removesuffix("-fp32"), trained, lr=1e-4)
+    name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
+    optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
     counted, memory, trace = CountCollectives(mesh, parallel.engine.packed), TrackMemory(), Trace()
 
     def step() -> None:
@@ -51,10 +53,10 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with ValuesOnMeta():
+    with ValuesOnMeta(), _host_apart(memory):
         step()  # writes the program
         optimizer.zero_grad()
-        _held(memory, parallel, trained, optimizer)
+        _held(memory, parallel, trained, {} if offload else optimizer.state)
         parallel.engine.trace(trace)
         with flash_kernels(), counted, memory, memory.resizing(), _sent_as_in_flight(memory):
             step()
@@ -66,18 +68,35 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _held(
-    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> None:
-    """Count what is held between two steps."""
+    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
+) -> None:  # fmt: skip
+    """Count what is held between two steps. `states`: those of the optimizer that are on the GPU, by parameter."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
     memory.add_all((w.kept for w in engine.weights.values() if w.kept is not None), "params")
-    states = (s for state in optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor))
-    memory.add_all(states, "optimizer")
+    memory.add_all((s for state in states.values() for s in state.values() if isinstance(s, torch.Tensor)), "optimizer")
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
     for param in trained:
         param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
     memory.peak = dict(memory.live)
+
+
+@contextlib.contextmanager
+def _host_apart(memory: TrackMemory) -> Iterator[None]:
+    """Inside, states that the host keeps do not count, and count again when they come to the GPU."""
+
+    def away(state: torch.Tensor) -> torch.Tensor:
+        counts, memory.ignored = memory.ignored, lambda: True
+        try:
+            return torch.empty_like(state)
+        finally:
+            memory.ignored = counts
+
+    def back(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return torch.empty_like(state)
+
+    with mock.patch.multiple(host_states, on_host=away, on_gpu=back):
+        yield
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
 from planner_core.cost import Event, scheduled
-from planner_core.runtime import CountCollectives, Parallel, PlanMismatch, Trace, sent_in_exchange, table_of
+from planner_core.runtime import CountCollectives, HostStates, Parallel, PlanMismatch, Trace, sent_in_exchange, table_of
 from planner_core.verification.build_models import (
     ARGS,
     DropNothing,
@@ -178,7 +178,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
         loss.backward()
         measured = {n: p.grad for n, p in model.named_parameters()}
         counted.phase = "optimizer"
-        _step(model)
+        _step(model, bool(workload.get("offload")))
     parallel.engine.trace(None)
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
@@ -203,8 +203,9 @@ def _statistics(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: b for n, b in model.named_buffers() if b.is_floating_point()}
 
 
-def _step(model: nn.Module) -> None:
-    torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS).step()
+def _step(model: nn.Module, offload: bool = False) -> None:
+    made = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS)
+    (HostStates(made) if offload else made).step()
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -14,7 +14,7 @@ from itertools import islice
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
-from planner_core.cost.memory.peak import arriving, backward_of, walk
+from planner_core.cost.memory.peak import arriving, at_work, backward_of, walk
 from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
 from planner_core.cost.memory.storages import Key
 from planner_core.cost.model import CostModel
@@ -113,7 +113,8 @@ class _Tensors:
         else:
             for label, w in self.weights() if not self.sums else ():
                 self.weight("grads", "gradient of ", label, w.value, w.gradient)
-            self.add("buffers", "the optimizer at work: two tensors of the largest weight", "", None, None, peak.flying)
+            told = f"the optimizer at work: {at_work(self.model.workload)} tensors of the largest weight"
+            self.add("buffers", told, "", None, None, peak.flying)
 
     # --- one block at one moment ------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from planner_core.core import BlockPlan, Graph
+from planner_core.core import OPTIMIZERS, BlockPlan, Graph, Workload
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
 from planner_core.cost.memory.overlap import UnitMemory, brought_by_caller, unit, units_of_top
@@ -69,7 +69,14 @@ def through(
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         backward = (replace(moment, grads=state.grads) for moment in backward)
-    return Walk(state, made, of(forward), of(backward), Moment(0, state.grads, 2 * state.largest_param))
+    return Walk(
+        state, made, of(forward), of(backward), Moment(0, state.grads, at_work(model.workload) * state.largest_param)
+    )
+
+
+def at_work(workload: Workload) -> int:
+    """How many tensors as large as a weight its update holds: two of the optimizer's own, and the moments if they come from the host."""
+    return 2 + (OPTIMIZERS[workload.optimizer] if workload.offload else 0)
 
 
 def backward_of(top: BlockMemory) -> BackwardMemory:

@@ -5,7 +5,7 @@ copy, its accumulated gradient and its stored form. Then
 
     params      s · kept_item, plus w · item if a working copy is held beside the stored parameter
     gradients   g · kept_item, from the first backward of a step to the optimizer
-    optimizer   s · moments · kept_item
+    optimizer   s · moments · kept_item, and 0 if the host's memory keeps the moments
 
 `kept_item` is 4 bytes in mixed precision. A working copy is held beside the stored parameter if the two differ in dtype or in
 placement. If the weight is gathered at each use from the stored parameter itself, the copy is made for the use and then freed.
@@ -35,7 +35,8 @@ def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
     """Bytes per element of a weight. A weight that is not trained is kept in its own dtype, without gradient and moments."""
     if not trained:
         return WeightBytes(item, item, 0, 0)
-    return WeightBytes(workload.kept_item(item), item, workload.kept_item(item), workload.moment_bytes(item))
+    moments = 0 if workload.offload else workload.moment_bytes(item)
+    return WeightBytes(workload.kept_item(item), item, workload.kept_item(item), moments)
 
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import Cluster, Graph, Plan
-from planner_core.cost import WAITED, cost_model, exposed_parts
+from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import load_model
 from planner_core.planning.methods import check_layout
 from planner_core.planning.pipeline import choose
@@ -80,6 +80,7 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
     """Raise InputError if a statement does not suit its cluster."""
     stated.check()
     check_layout(stated.layout, cluster)
+    check_offload(stated.workload(stated.seq or 1, stated.dtype or cluster.gpu.training_dtype), cluster)
 
 
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:

@@ -48,6 +48,7 @@ class Statement:
     attention: str | None = None
     rank_by_rank: bool = False
     expert_imbalance: float = 1.0
+    offload: bool = False
 
     @property
     def graph_batch(self) -> int:
@@ -64,7 +65,7 @@ class Statement:
         return Workload(
             self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
             precision=self.precision, compiled=self.compiled, attention=self.attention or attention,
-            rank_by_rank=self.rank_by_rank, expert_imbalance=self.expert_imbalance,
+            rank_by_rank=self.rank_by_rank, expert_imbalance=self.expert_imbalance, offload=self.offload,
         )  # fmt: skip
 
     def check(self) -> None:

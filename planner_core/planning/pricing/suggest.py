@@ -61,6 +61,8 @@ def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
         if stated.recompute != kind:
             yield words, stated.but(recompute=kind)
     yield from _states(stated, node)
+    if not stated.offload:
+        yield "the optimizer's moments in the host's memory", stated.but(offload=True)
     yield from _tensor(stated)
     for kind in CP_TYPES if stated.layout.cp > 1 else ():
         if kind != stated.layout.cp_type:

@@ -22,6 +22,7 @@ from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.setup import place
 from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.training.host_states import moved, on_gpu
 
 _BESIDE: list[dist.ProcessGroup] = []
 """A process group of its own, to save while a training step runs."""
@@ -153,7 +154,8 @@ def portable(parallel: Parallel, weight: Weight, tensor: torch.Tensor) -> torch.
     if not dealt(parallel, weight):
         return tensor
     assert isinstance(tensor, DTensor)
-    own = place(parallel.full(weight, tensor), tensor.placements, parallel.axes).contiguous().clone()
+    here = moved(tensor, lambda t: on_gpu(t, parallel.device))  # ranks exchange it, and the host may keep it
+    own = place(parallel.full(weight, here), tensor.placements, parallel.axes).contiguous().clone()
     return DTensor.from_local(
         own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )

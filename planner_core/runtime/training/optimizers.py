@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from planner_core.core import Plan
+from planner_core.runtime.training.host_states import HostStates
 
 MOMENTUM = 0.9
 
@@ -50,10 +51,12 @@ class MasterAdamW(torch.optim.Optimizer):
 
 
 def make_optimizer(
-    name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False
+    name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False, offload: bool = False
 ) -> torch.optim.Optimizer:
     """The optimizer `adamw`, `adamw-fp32`, `sgd` or `sgd-momentum`. It steps parameter by parameter, so that temporary copies are
-    those of one parameter."""
+    those of one parameter. `offload`: the host's memory keeps its states."""
+    if offload:
+        return HostStates(make_optimizer(name, params, lr, fused=fused))
     if name == "adamw-fp32":
         return MasterAdamW(params, lr)
     if name == "adamw":
@@ -67,7 +70,9 @@ def optimizer_for(
     """The optimizer of a plan's workload, for a module that `apply` returned. If there are master weights, the module's parameters
     are the master weights."""
     name = str(plan.workload["optimizer"]).removesuffix("-fp32")
-    made = make_optimizer(name, params, rate, fused=torch.cuda.is_available())
+    made = make_optimizer(
+        name, params, rate, fused=torch.cuda.is_available(), offload=bool(plan.workload.get("offload"))
+    )
     for group in made.param_groups:
         group["weight_decay"] = weight_decay if name == "adamw" else 0.0
     return made

@@ -1,0 +1,72 @@
+"""The states of an optimizer in the host's memory: they come to the GPU weight by weight, while a step updates it.
+
+A step takes the seconds that the states need to come and to go, one after the other (`cost.compute.optimizer`), and the GPU holds the
+states of one weight at a time. Copies are queued on the stream that computes, so each update waits for its states.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def on_host(state: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory, pinned if the state is on a GPU. A state that is there is returned itself."""
+    if state.device.type == "cpu":
+        return state
+    kept = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
+    return kept.copy_(state, non_blocking=True)
+
+
+def on_gpu(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device. A state that is there is returned itself."""
+    return state.to(device, non_blocking=True)
+
+
+def moved(state: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The state with its local part moved. A DTensor stays one: checkpoints tell by it which part of the weight a rank has."""
+    if not isinstance(state, DTensor):
+        return way(state)
+    local = state.to_local()
+    there = way(local)
+    return state if there is local else DTensor(there, state._spec, requires_grad=False)
+
+
+class HostStates(torch.optim.Optimizer):
+    """An optimizer whose states are in the host's memory between steps. `inner` updates one weight at a time.
+
+    `state` and `param_groups` are this optimizer's. Scalars, as the number of steps, stay where `inner` makes them.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
+        self.inner = inner
+        self.inner.param_groups, self.inner.state = [], self.inner.state.__class__(dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step. Raises AssertionError for a closure."""
+        assert closure is None, "states in the host's memory are not there for a closure"
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, group)
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()  # whoever reads a state now finds it complete
+
+    def _update(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        local = param.to_local() if isinstance(param, DTensor) else param
+        kept = self.state.get(param, {})
+        self.inner.param_groups = [{**group, "params": [param]}]
+        self.inner.state[param] = _each(kept, lambda t: on_gpu(t, local.device))
+        self.inner.step()
+        self.state[param] = _each(self.inner.state.pop(param), on_host)
+
+
+def _each(states: Mapping[str, Any], way: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """The states of a weight; those that have a dim are moved."""
+    return {k: moved(v, way) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in states.items()}
