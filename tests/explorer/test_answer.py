@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from explorer.address import settings
 from explorer.analysis import answer, rows, timeline, ways_out
 from explorer.session.state import plan_ids
-from explorer.text import recipe, tables
-from planner_core.core import Plan, load_cluster
+from explorer.text import commands, recipe, tables
+from planner_core.core import Cluster, Plan, load_cluster
 from planner_core.planning import Request, Result
 from tests.support.plans import planned
 
@@ -141,6 +142,22 @@ def test_ways_out_start_where_they_may_do_and_can_be_asked_for() -> None:
         assert load_cluster(asked.cluster).num_gpus >= 8
         again, problems = settings.read(settings.write({**here, **way.changes}))
         assert not problems and settings.request(again) == asked
+
+
+def test_moments_in_the_hosts_memory_are_a_way_out_once() -> None:
+    """Where they are on the GPU, the optimizer has moments, and the GPU's link to the host is known."""
+    cluster = load_cluster("1x8-h100")
+    words = "Keep the optimizer’s moments in the host’s memory"
+    unknown = replace(cluster, gpu=replace(cluster.gpu, host=None))
+
+    def offered(there: Cluster = cluster, **changes: Any) -> bool:
+        here = values(model="llama-3-70b", cluster="1x8-h100", batch=64, **changes)
+        return words in [way.words for ladder in ways_out.ladders(here, there, 1.5) for way in ladder]
+
+    assert offered() and not offered(moments="host") and not offered(optimizer="sgd") and not offered(unknown)
+    asked = settings.request(values(moments="host"))
+    assert asked.offload and "--offload" in commands.plan(asked, "plan.json").split()
+    assert "--offload" not in commands.plan(settings.request(values()), "plan.json")
 
 
 def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:
