@@ -48,7 +48,7 @@ def test_a_newcomer_sees_the_simplest_of_the_fastest_plans(monkeypatch: pytest.M
     said = words(at).replace("\\", "").replace("\u00a0", " ")
     assert "The simplest of the fastest plans for Llama-3-8B" in said and "FSDP over 16, <span" in said
     assert re.search(r"The exact plan \(FSDP over 16 with [^)]+\) is faster by \d+\sms: it ", said)
-    assert "FSDP is the simplest: stock tools run it as it is." in said
+    assert "FSDP is the simplest: stock tools run its layout." in said
     at.button(key="answer_export").click().run()
     assert at.session_state["values"]["plan"] == "fsdp"
 

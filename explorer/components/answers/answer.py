@@ -261,7 +261,7 @@ def _ties(found: Choice, plans: Mapping[str, Plan]) -> str:
         return f"{told} {title[simple.name]} needs one mesh axis, and is not slower by the simulation."
     gain = f"{100 * simple.slower:.1f}"
     more = "" if gain == "0.0" else f" The {fastest[:1].lower()}{fastest[1:]} may gain {gain} %."
-    return f"{told} {title[simple.name]} is the simplest: stock tools run it as it is.{more}"
+    return f"{told} {title[simple.name]} is the simplest: stock tools run its layout.{more}"
 
 
 def _proof(best: Plan, tool: str | None, run: Plan | None = None) -> str:

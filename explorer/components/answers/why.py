@@ -87,7 +87,7 @@ def against_fastest(found: answer.Shown, plans: Mapping[str, Plan], run: str, fa
     """A sentence: what the fastest plan would gain on one that is simpler."""
     gain = found.total(run) - found.total(fastest)
     name = f"The {words.title(plans[fastest]).lower()} ({recipe.layout(plans[fastest])})"
-    simple = "needs one mesh axis" if leads(plans[run]) else "is run by stock tools as it is"
+    simple = "needs one mesh axis" if leads(plans[run]) else "has a layout that stock tools run"
     if gain == 0:
         return f"{name} takes as long, and this one {simple}."
     return (

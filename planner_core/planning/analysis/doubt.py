@@ -65,7 +65,7 @@ class Choice:
         why = (
             "it needs one mesh axis, and is not slower by the simulation"
             if self.one_axis
-            else "stock tools run it as it is"
+            else "stock tools run its layout"
         )
         return f"{told}. Run {self.recommended}, the simplest: {why}. {self.fastest} may gain {100 * gain:.1f} %"
 
