@@ -25,6 +25,7 @@ from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.promise import by_promise, less, telling
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
+from planner_core.planning.fitting.three_axes import with_third_axis
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
@@ -93,6 +94,7 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     told: Sequence[str] = ()
     if request.tool in (None, FREE):
         planner, chosen = settle(request, graph, choose, say)
+        chosen = with_third_axis(planner, chosen, choose, say)
     else:
         planner, chosen, *told = for_tool(request, graph, choose, say)
     request = planner.request

@@ -379,7 +379,8 @@ def _own_dtype(graph: Graph, asked: str | None) -> str | None:
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """The mesh asked for, or every factorisation of the cluster into at most two axes; for a tool those that it can be told."""
+    """The mesh asked for, or every factorisation of the cluster into at most two axes; for a tool those that it can be told. Those of
+    three axes are in `fitting.three_axes`."""
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]

@@ -125,22 +125,34 @@ def moves(
     n = len(even)
     cost = np.full((n, n), np.inf)
     first = np.full((n, n), -1, dtype=np.int32)
-    local = np.diag(even)
     np.fill_diagonal(cost, np.where(even, 0.0, np.inf))
     parts = np.where(single.sharded, np.array(sizes), 1)
     num_bytes = math.prod(shape) * item_bytes // np.stack([np.delete(parts, a, 1).prod(axis=1) for a in range(axes)])
+    silent = []
     for (axis, kind), (src, dst) in single.by_kind.items():
         keep = even[src] & even[dst]
         i, j = src[keep], dst[keep]
         cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis], share) if kind else 0.0)
         first[i, j] = j
-        local[i, j] = kind is None
+        if kind is None:
+            silent.append((i, j))
     _all_pairs(cost, first, single, np.flatnonzero(even))
-    for _ in range(axes):
-        local = (
-            local.astype(np.float32) @ local.astype(np.float32)
-        ) > 0  # of floats, since BLAS multiplies no integers
-    return Moves(rank, axes, cost, first, local)
+    return Moves(rank, axes, cost, first, _without_messages(even, silent, axes))
+
+
+def _without_messages(
+    even: NDArray[np.bool_], silent: list[tuple[NDArray[np.int64], NDArray[np.int64]]], axes: int
+) -> NDArray[np.bool_]:
+    """[from, to]: whether moves without a message, the pairs `silent`, lead there; they move at most once on each axis.
+
+    The placements from which one can be reached are the bits of a row, so that a move adds one row to another.
+    """
+    origins = np.packbits(np.diag(even), axis=1)
+    for _ in range(axes if silent else 0):
+        before = origins.copy()
+        for src, dst in silent:
+            np.bitwise_or.at(origins, dst, before[src])
+    return np.unpackbits(origins, axis=1, count=len(even)).astype(bool).T
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""Meshes of three axes: where they are searched, that the plan is never worse for it, and that it runs as predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
+from planner_core.planning.pipeline import Result, choose
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
+from planner_core.verification.fake_group import verify_fake
+from tests.support.plans import planned
+
+ROWS = "2x8-h100:nodes=16"
+FEW_SAMPLES = Request("llama-3-8b", cluster=ROWS, batch=32, layers=4)
+"""A quarter of a sample on each of 128 GPUs."""
+
+
+@cache
+def found() -> Result:
+    return planned(FEW_SAMPLES)
+
+
+def sizes(request: Request) -> list[tuple[int, ...]]:
+    return [mesh.axis_sizes for mesh in meshes_of_three(prepare(request, None))]
+
+
+def test_which_meshes_are_searched() -> None:
+    """The inner axis is a node or half of one; the outer two are about as long as each other."""
+    assert sizes(FEW_SAMPLES) == [(2, 8, 8), (4, 4, 8), (4, 8, 4)]
+    assert sizes(replace(FEW_SAMPLES, cluster="2x8-h100:nodes=64")) == [(4, 16, 8), (8, 8, 8), (8, 16, 4)]
+    many = sizes(replace(FEW_SAMPLES, cluster="2x8-h100:nodes=2048"))
+    assert many and all(a * b * c == 16384 and a <= b <= 4 * a and c in (4, 8) for a, b, c in many)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"cluster": "2x8-h100:nodes=8"}, {"batch": 128}, {"mesh": "16x8"}, {"tool": "megatron"}, {"method": "taps"},
+     {"objective": "communication"}],
+    ids=str,
+)  # fmt: skip
+def test_where_two_axes_are_enough_there_are_none(changes: dict[str, object]) -> None:
+    """On 64 GPUs; where every GPU has a sample; and where the user said what to search."""
+    assert sizes(replace(FEW_SAMPLES, **changes)) == []  # type: ignore[arg-type]
+
+
+def test_it_wins_where_gpus_share_samples() -> None:
+    """By more than one in a hundred over every mesh of two axes, and it is proven on those that were searched."""
+    planner = prepare(FEW_SAMPLES, None)
+    two = choose(planner, meshes(planner.request, planner.cluster))
+    best = found().fastest
+    assert len(best.mesh.axis_sizes) == 3 and best.optimal
+    assert best.cost.step_time_s < 0.99 * two.cost.step_time_s
+
+
+def test_a_plan_of_two_axes_stays_if_it_is_better() -> None:
+    planner = prepare(FEW_SAMPLES, None)
+    best = found().fastest
+    faster = replace(best, cost=replace(best.cost, step_time_s=best.cost.step_time_s / 2))
+    assert with_third_axis(planner, faster, choose, lambda text: None) is faster
+
+
+def test_the_plan_runs_as_predicted() -> None:
+    report = verify_fake(found().fastest)
+    assert report["ok"] and report["memory_bytes"]["rel_error"] < 0.02
