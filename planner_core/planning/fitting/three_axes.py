@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names
-from planner_core.core.mesh import divisors
+from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names, divisors
 from planner_core.planning.fitting.micro_batches import Choose
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
