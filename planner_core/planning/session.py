@@ -379,8 +379,7 @@ def _own_dtype(graph: Graph, asked: str | None) -> str | None:
 
 
 def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
-    """The mesh asked for, or every factorisation of the cluster into at most two axes; for a tool those that it can be told. Those of
-    three axes are in `fitting.three_axes`."""
+    """The mesh asked for, or every factorisation into at most two axes (of three: `fitting.three_axes`); for a tool what it can be told."""
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
