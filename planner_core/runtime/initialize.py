@@ -51,7 +51,9 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
         if param is not None:
             module._parameters[short] = nn.Parameter(torch.zeros(param.shape, dtype=param.dtype, device=device))
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
-        torch.manual_seed(seed + zlib.crc32(name.encode()))
+        # without a GPU, `torch.manual_seed` notes the call stack for the time when there is one, at each weight
+        seeded = torch.default_generator.manual_seed if device == "cpu" else torch.manual_seed
+        seeded(seed + zlib.crc32(name.encode()))
         own: Any = getattr(model, "_init_weights", None)
         plain: Any = getattr(module, "reset_parameters", None)
         if own is not None:

@@ -94,7 +94,7 @@ def _meet(given: Any, mesh: ThreadMesh, axis: int) -> list[Any]:
 
 def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> str:
     """What is wrong with the runtime's way to run `case` by these rows; empty: nothing."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the call stack for GPUs to come
     op, values = case.op()
     count = len(op.inputs)
     whole = [t.detach().clone().requires_grad_(values[i].grad) for i, t in enumerate(case.tensors)]
