@@ -86,37 +86,43 @@ def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
     return tuple(found.values())
 
 
-def run(plans: Mapping[str, tuple[Plan, ...]], ranks: int, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
-    """The reports of every module's plans, all run by the same processes; `error` where a run failed."""
-    jobs = [(name, plan_to_json(p)) for name, group in plans.items() for p in group]
-    flat = [p for group in plans.values() for p in group]
-    numbers = run_ranks(_numbers, ranks, (jobs,), timeout_s=timeout_s)
-    (fakes,) = run_ranks(_fakes, 1, (jobs,), timeout_s=timeout_s, backend=None)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
-    for (name, _), plan, rows, fake in zip(jobs, flat, zip(*numbers, strict=True), fakes, strict=True):
-        found[name].append({"plan": plan.name, **_told(plan, rows, fake)})
-    return found
+def run(
+    plans: Mapping[str, tuple[Plan, ...]], ranks: int, timeout_s: float, fakes: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The reports of every module's plans, all run by the same processes; `error` where a run failed. `fakes`: how many plans of each
+    module also run on a fake process group (None: all)."""
+    jobs = [plan_to_json(p) for group in plans.values() for p in group]
+    walked = [plan_to_json(p) for group in plans.values() for p in group[:fakes]]
+    numbers = zip(*run_ranks(_numbers, ranks, (jobs,), timeout_s=timeout_s), strict=True)
+    fake = iter(run_ranks(_fakes, 1, (walked,), timeout_s=timeout_s, backend=None)[0])
+    return {
+        name: [
+            {"plan": plan.name, **_told(plan, next(numbers), next(fake) if fakes is None or i < fakes else None)}
+            for i, plan in enumerate(group)
+        ]
+        for name, group in plans.items()
+    }
 
 
-def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any]) -> dict[str, Any]:
-    errors = [r["error"] for r in (*rows, fake) if "error" in r]
+def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any] | None) -> dict[str, Any]:
+    errors = [r["error"] for r in (*rows, *filter(None, [fake])) if "error" in r]
     if errors:
         return {"ok": False, "error": errors[0], "messages": 0}
-    ran, walked = report(plan, rows[0]), fake_report(plan, fake)
+    ran, walked = report(plan, rows[0]), fake_report(plan, fake) if fake else None
     wrong = {k: ran[k] for k in ("loss", "grad", "param") if not ran["numbers_ok"]}
-    for one in (ran, walked):
+    for one in filter(None, (ran, walked)):
         if not one["collectives_ok"]:
             wrong["collectives"] = one["collectives"]
     messages = sum(row["count"] for phase in ran["collectives"]["measured"].values() for row in phase.values())
-    return {"ok": not wrong, "error": repr(wrong), "memory": walked["memory_bytes"], "messages": messages}
+    return {"ok": not wrong, "error": repr(wrong), "messages": messages}
 
 
-def _numbers(jobs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [_guarded(judge, plan) for _, plan in jobs]
+def _numbers(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_guarded(judge, plan) for plan in plans]
 
 
-def _fakes(jobs: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    return [_guarded(fake_step, plan) for _, plan in jobs]
+def _fakes(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_guarded(fake_step, plan) for plan in plans]
 
 
 def _guarded(step: Any, plan: dict[str, Any]) -> dict[str, Any]:
