@@ -44,7 +44,9 @@ def plans(gpus: int = 2) -> dict[str, Plan]:
 
 @cache
 def planned(name: str, which: str) -> Plan:
-    found = shardscope.plan(name, cluster="2x8-h100", mesh="2x8", recompute="auto")  # else Mixtral takes too much memory
+    found = shardscope.plan(
+        name, cluster="2x8-h100", mesh="2x8", recompute="auto"
+    )  # else Mixtral takes too much memory
     return next(p for p in found.plans if p.name == which)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
+from tests.support.app_test import AppTest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("answer", "fold", "plans", "compare", "topology", "export")

@@ -6,11 +6,11 @@ import json
 import re
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from explorer.text import units
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
+from tests.support.app_test import AppTest
 from tests.support.plans import planned
 
 

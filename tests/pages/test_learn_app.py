@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from explorer.learn.files import export, kit, routes, sheet
 from explorer.learn.learner import Learner
@@ -16,6 +15,7 @@ from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
 from explorer.learn.visit import progress, task
 from planner_core.planning.request import Request
+from tests.support.app_test import AppTest
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))

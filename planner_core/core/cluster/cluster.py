@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
     return cluster
 
 
+@cache
 def cluster_names() -> tuple[str, ...]:
     """The clusters that come with the project."""
     return tuple(sorted(path.stem for path in (ASSETS / "clusters").glob("*.json")))

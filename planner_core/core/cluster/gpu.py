@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from planner_core.core.cluster.kernels import (
@@ -79,6 +80,7 @@ class Gpu:
         }  # fmt: skip
 
 
+@cache
 def gpu_names() -> tuple[str, ...]:
     """The GPUs that come with the project."""
     return tuple(sorted(path.stem for path in (ASSETS / "hardware").glob("*.json")))

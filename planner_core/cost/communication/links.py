@@ -90,6 +90,7 @@ def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
     return tuple(_axis_link(cluster, mesh.axis_sizes[axis], mesh.stride(axis)) for axis in range(len(mesh.axis_sizes)))
 
 
+@lru_cache(maxsize=1024)
 def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     if size == 1:
         return AxisLink(1)
