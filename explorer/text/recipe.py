@@ -64,7 +64,8 @@ def _axes(plan: Plan) -> list[str]:
         gathered = all(roles[axis] == SHARD for axis in context)
         found.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
     if expert:
-        found.append(f"expert parallel {math.prod(plan.mesh.axis_sizes[axis] for axis in expert)}")
+        ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
+        found.append(f"expert parallel over {ranks} of the same GPUs")
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
         found.append(f"the same work on {repeated} GPUs")

@@ -21,6 +21,7 @@ from planner_core.planning.methods import BASELINES
 from tests.support.plans import planned
 
 QUICK = {("gpt2-xl", "1x8-h100", "exact"), ("gpt2-xl", "2x8-v100-eth", "exact"), ("llama-3-8b", "2x8-h100", "taps")}
+EXPERTS = re.compile(r"expert parallel over (\d+) of the same GPUs")
 DEGREES = re.compile(r"(?:over|parallel|on) (\d+)")
 
 
@@ -78,11 +79,15 @@ def placed(plan: Plan, axis: int) -> dict[str, dict[str, set[str]]]:
 
 
 def test_degrees_of_a_recipe_make_up_all_gpus(result: Result) -> None:
+    """Experts are dealt out over GPUs that another degree counts."""
     for plan in result.plans:
         axes = (
             recipe.layout(plan).partition(" with ")[0] if "sequence" not in recipe.layout(plan) else recipe.layout(plan)
         )
         axes = axes.replace(" with sequence parallelism", "").partition(" with ")[0]
+        experts = EXPERTS.findall(axes)
+        assert all(plan.mesh.num_devices % int(n) == 0 for n in experts) and len(experts) <= 1
+        axes = EXPERTS.sub("", axes)
         assert math.prod(int(n) for n in DEGREES.findall(axes)) == plan.mesh.num_devices, recipe.layout(plan)
 
 
