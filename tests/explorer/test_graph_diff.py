@@ -6,7 +6,6 @@ import re
 import struct
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
@@ -15,6 +14,7 @@ from explorer.address import settings
 from explorer.graph import diff as graph_diff
 from explorer.graph import overlay
 from explorer.graph.scene import Scene, scene
+from explorer.text.words import mesh_words
 from planner_core.core.placement import R
 from planner_core.planning import edit
 from planner_core.planning.pipeline import Result
@@ -23,9 +23,6 @@ from planner_core.planning.session import prepare
 from tests.pages.test_app import open_page, words
 from tests.support.plans import planned
 from tests.support.visiting import Visit
-
-if TYPE_CHECKING:
-    pass
 
 
 @lru_cache
@@ -118,7 +115,8 @@ def test_taps_plan_stands_beside_the_exact_one_at_one_click(visit: Visit) -> Non
     visit.open("/fold")
     visit.click(page.get_by_role("radio", name="TAP’s plan"))
     expect(page.locator("svg.canvas")).to_have_count(2)
-    expect(page.get_by_text("TAP’s plan, 2 data × 8 tensor")).to_be_visible()
+    taps = planned(settings.request(settings.read({})[0] | {"method": "tap"})).best
+    expect(page.get_by_text(f"TAP’s plan, {mesh_words(taps.mesh)}")).to_be_visible()
     expect(page.locator(".legend").nth(1)).to_contain_text("≠ otherwise in Exact plan")
     visit.click(page.get_by_role("radio", name="Another model"))
     visit.asks(lambda query: "mixtral-8x7b" in query)
