@@ -82,7 +82,8 @@ def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
 
 def chain_states(axes: Boundary, compiled: Compiled) -> NDArray[np.int64]:
     """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
-    return np.union1d(compiled.alive[axes.entry], compiled.alive[axes.exit])
+    entry, leaving = compiled.alive[axes.entry], compiled.alive[axes.exit]
+    return entry if np.array_equal(entry, leaving) else np.union1d(entry, leaving)  # mostly they are the same
 
 
 def between_bytes(problem: Problem, run: Run) -> Floats:

@@ -61,7 +61,7 @@ def test_nothing_is_said_where_all_have_rules() -> None:
 @pytest.mark.slow
 def test_the_graph_marks_it(visit: Visit) -> None:
     model = keep(json.dumps(LONGFORMER).encode())
-    visit.open(f"/?model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
+    visit.open(f"/fold?model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
     page = visit.page
     marked = page.locator("g.node").filter(has=page.locator(".bare"))
     marked.and_(page.locator("g.op, g.join")).first.hover(force=True)

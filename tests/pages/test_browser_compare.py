@@ -13,6 +13,8 @@ from playwright.sync_api import expect
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from playwright.sync_api import Browser, Locator, Page
 
 
@@ -76,9 +78,12 @@ def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit
     expect(canvas).to_have_attribute("aria-label", re.compile("Exact plan: .*compute .*; Megatron-LM: .*waits"))
     canvas.scroll_into_view_if_needed()
     page.get_by_role("button", name="One layer").click()
-    told = {words_at(page, canvas, card, x, lane) for x in range(100, 1100, 20) for lane in (84, 214)}
-    assert any("mlp.up_proj/linear" in t and "computes" in t and "LlamaDecoderLayer 1 of 32" in t for t in told)
-    assert any("exposed, the GPU waits" in t and "wait for it" in t for t in told)
+
+    def said() -> Iterator[str]:
+        return (words_at(page, canvas, card, x, lane) for x in range(100, 1100, 20) for lane in (84, 214))
+
+    assert any("mlp.up_proj/linear" in t and "computes" in t and "LlamaDecoderLayer 1 of 32" in t for t in said())
+    assert any("exposed, the GPU waits" in t and "wait for it" in t for t in said())
     canvas.press("0")
     assert "of 32" not in words_at(page, canvas, card, 1030, 84)  # the whole step: the optimizer runs there
     with page.expect_download() as waiting:
