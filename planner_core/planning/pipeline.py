@@ -22,6 +22,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
+from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
 from planner_core.planning.fitting.promise import by_promise, less, telling
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
@@ -155,6 +156,8 @@ def choose(
         bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
+        if prove and problem.whole is None:
+            plan = no_worse_than_one_policy(planner, plan, answer, options, method, choose, say)
         plan = left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
@@ -166,11 +169,9 @@ def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float
     """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
     with planner.clock("search"):
         found = quick(problem, objective)
-        return (
-            0.0
-            if found is None
-            else bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
-        )
+        if found is None:
+            return 0.0
+        return bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
 
 
 def _without_gathers(

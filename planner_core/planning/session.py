@@ -280,11 +280,10 @@ def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
 
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """Notes attached to a plan that was not proven optimal."""
-    gap = f"best found: at most {100 * answer.gap:.2g} % above the best there is"
     if problem.whole is None:
-        return () if answer.optimal else (gap,)
+        return () if answer.optimal else (answer.gap_told,)
     return (
-        f"{NOTE}, {gap}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
+        f"{NOTE}, {answer.gap_told}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
     )  # a bound that is ten times too low is useless
 
 

@@ -102,6 +102,11 @@ class Answer:
         """Relative distance between the value and the bound: (value - bound) / bound."""
         return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
 
+    @property
+    def gap_told(self) -> str:
+        """The gap in words."""
+        return f"best found: at most {100 * self.gap:.2g} % above the best there is"
+
 
 @dataclass
 class _Search:
