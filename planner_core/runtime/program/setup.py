@@ -23,11 +23,12 @@ DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
 
 def dtypes_of(model: nn.Module, plan: Mapping[str, Any]) -> Callable[[nn.Parameter], DTypes]:
-    """What says the dtypes of a parameter of `model` under a plan. A parameter with a dtype of its own keeps it."""
+    """What says the dtypes of a parameter of `model` under a plan. A parameter with a dtype of its own keeps it: a layer in float64 is
+    cast to and from, however large it is."""
     precision, sizes = read_precision(plan), Counter[torch.dtype]()
     for param in model.parameters():
         sizes[param.dtype] += param.numel()
-    usual = max(sizes, key=lambda d: sizes[d], default=torch.float32)
+    usual = max(sizes, key=lambda d: (d != torch.float64, sizes[d]), default=torch.float32)
 
     def dtypes(param: nn.Parameter) -> DTypes:
         if param.dtype != usual or not param.is_floating_point():
