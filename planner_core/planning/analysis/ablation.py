@@ -26,6 +26,8 @@ SAYS = {
 }
 """What each step adds, as text. The last step, `space`, has the method's own text (see `Method.space`)."""
 
+FURTHER = "best found: by the search of a further step"
+
 
 @dataclass(frozen=True, slots=True)
 class AblationStep:
@@ -35,15 +37,35 @@ class AblationStep:
     says: str
     plan: Plan | None
 
+    def called(self, step: AblationStep) -> AblationStep:
+        """This plan as that of an earlier step, which did not find it and so did not prove it."""
+        if self is step or self.plan is None:
+            return step
+        return replace(step, plan=replace(self.plan, optimal=False, notes=(FURTHER, *self.plan.notes)))
 
-def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> Iterator[AblationStep]:
+
+def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:
     """The steps from the exact search down to a method of the papers; the last is the method itself.
 
-    `say` gets a sentence about what is being done. It may raise to stop.
+    A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
+    too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
     """
-    target = METHODS[method]
-    for name, says, step in _steps(target, planner.workload.zero):
-        yield AblationStep(name, says, _best(planner, step, say))
+    found = [
+        AblationStep(name, says, _best(planner, one, say))
+        for name, says, one in _steps(METHODS[method], planner.workload.zero)
+    ]
+    for at, step in reversed(list(enumerate(found[:-1]))):
+        if step.plan is not None and step.plan.optimal:
+            continue
+        found[at] = min(found[at:], key=lambda s: _rank(s.plan, by_time=at == 0)).called(step)
+    return found
+
+
+def _rank(plan: Plan | None, by_time: bool) -> tuple[bool, float]:
+    """What a step is judged by, the least first: the exact search by time, each after it by communication."""
+    if plan is None:
+        return True, float("inf")
+    return not plan.fits, plan.cost.step_time_s if by_time else plan.cost.comm_time_s
 
 
 def _steps(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
