@@ -49,7 +49,7 @@ def files(who: Learner) -> None:
         ("Exercises (HTML)", "exercises.html", "text/html", sheet.exercises),
         ("Keys, which mark saved answers (HTML)", "keys.html", "text/html", sheet.keys),
     )
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, key="kit"):
         for label, name, mime, make in kinds:
             st.download_button(
                 label, partial(make, LESSONS, who), file_name=name, mime=mime, on_click="ignore", icon=":material/download:"
