@@ -3,7 +3,8 @@
 An op joins the group that makes its only activation if a redistribution of that tensor between them could never gain anything.
 This holds if the op is linear in the tensor (views, casts, rotary embedding: a Partial passes through), or if the tensor is never
 Partial. Products, attention, lookups, norms and losses always start a group. So does a cast to a wider dtype, which belongs to
-the ops that follow. Inside a group no tensor is redistributed.
+the ops that follow. So does an op that broadcasts its activation: to redistribute the small tensor before it, or to sum the
+small gradient, costs less than after it. Inside a group no tensor is redistributed.
 
 Example: y = gelu(x @ w). If x @ w may be Partial (k sharded), it must be summed before gelu, which is not linear. So gelu starts a
 group of its own. A view or a transpose of x @ w joins the group of the product.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op, P
+from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op, P, R
 from planner_core.ops.operators import Kind
 from planner_core.ops.registry import is_heavy, operator, rows
 
@@ -103,7 +104,7 @@ def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[in
     if is_heavy(op) or len(groups) != 1 or None in groups:
         return None
     (group,) = groups
-    if _widens(block, op):
+    if _widens(block, op) or _expands(block, op, tracked):
         return None
     passes = any(r.name == "P" for r in rows(op, block.values))
     if passes or not any(i in may_be_partial for i in tracked):
@@ -116,6 +117,15 @@ def _widens(block: Block, op: Op) -> bool:
         return False
     before, after = (ITEM_BYTES[block.values[v].meta.dtype] for v in (op.inputs[0], op.outputs[0]))
     return after > before
+
+
+def _expands(block: Block, op: Op, tracked: list[int]) -> bool:
+    """Whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
+    most = max(block.values[i].meta.num_bytes for i in tracked)
+    if all(block.values[o].meta.num_bytes <= most for o in op.outputs):
+        return False
+    operands = [k for k, i in enumerate(op.inputs) if i in tracked]
+    return any(r.splits_work and all(r.inputs[k] == (R, P) for k in operands) for r in rows(op, block.values))
 
 
 def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, int], may_be_partial: set[int]) -> None:

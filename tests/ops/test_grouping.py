@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from planner_core.core.graph import Op
+from planner_core.models.capture.module import capture_module
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import CoarseBlock, coarsen
 from planner_core.ops.registry import is_heavy
@@ -49,6 +51,29 @@ def test_coarsening_is_smaller_and_counts_copies() -> None:
     coarse = coarsen(load_snapshot("llama-3-8b", layers=5))
     assert coarse.num_nodes == len(coarse.top.groups) + 5 * len(next(iter(coarse.blocks.values())).groups)
     assert coarse.num_nodes < coarse.graph.num_ops
+
+
+def test_a_key_that_all_heads_share_is_summed_before_it_is_expanded() -> None:
+    """Where heads are sharded, the gradient of one head's key is summed; else that of all heads would be gathered, which is larger."""
+
+    class OneKey(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = torch.nn.Linear(16, 32, bias=False), torch.nn.Linear(16, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            queries = self.q(x).view(2, 4, 4, 8).transpose(1, 2)
+            keys = self.k(x).view(2, 1, 4, 8).expand(2, 4, 4, 8)
+            return (queries * keys).square().mean()
+
+    top = coarsen(capture_module(OneKey(), {"x": torch.zeros(2, 4, 16)})).top
+    expanded = [[top.block.items[p] for p in g.items] for g in top.groups]
+    leading = [
+        items[0].fn
+        for items in expanded
+        if isinstance(items[0], Op) and "expand" in [getattr(i, "fn", "") for i in items]
+    ]
+    assert leading == ["expand"]
 
 
 @pytest.mark.parametrize("seed", range(20))
