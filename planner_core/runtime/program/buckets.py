@@ -18,12 +18,23 @@ from dataclasses import dataclass
 
 import torch
 
-from planner_core.runtime.program.collectives import NO_SEGMENTS, AxisMove, Segments, joined, parts, sharded, shares
+from planner_core.runtime.program.collectives import (
+    NO_SEGMENTS,
+    Axis,
+    AxisMove,
+    Segments,
+    joined,
+    parts,
+    sharded,
+    shares,
+)
 
 Flow = Callable[[], list[torch.Tensor]]
 """Waits for a bucket, and returns its tensors."""
 Way = Iterator[None]
 """A bucket on its way through its collectives (see `moved`)."""
+NOTHING = AxisMove(Axis(""), "divide")
+"""A step of a member that has none where others have one."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +85,31 @@ def moved(way: Way) -> bool:
 
 
 def alike(steps: Sequence[AxisMove]) -> tuple[tuple[str, str], ...]:
-    """A key: two members may be in one bucket if the keys of their steps are equal."""
-    return tuple((s.axis.name, s.kind) for s in steps)
+    """A key: two members may be in one bucket if the keys of their steps are equal. They send the same messages."""
+    return tuple((s.axis.name, s.kind) for s in steps if talks(s))
+
+
+def aligned(chains: Sequence[Sequence[AxisMove]]) -> list[tuple[AxisMove, ...]]:
+    """Chains that are alike, with steps that do nothing, so that their messages stand at the same places.
+
+    Example: (slice, all_reduce) and (all_reduce, slice) become (slice, all_reduce, nothing) and (nothing, all_reduce, slice).
+    """
+    runs = [_runs(chain) for chain in chains]
+    lengths = [max(map(len, run)) for run in zip(*runs, strict=True)]
+    return [
+        tuple(s for run, n in zip(one, lengths, strict=True) for s in (*run, *[NOTHING] * (n - len(run))))
+        for one in runs
+    ]
+
+
+def _runs(chain: Sequence[AxisMove]) -> list[list[AxisMove]]:
+    """The steps up to the first message, then each message with the steps after it."""
+    found: list[list[AxisMove]] = [[]]
+    for step in chain:
+        if talks(step):
+            found.append([])
+        found[-1].append(step)
+    return found
 
 
 def start(

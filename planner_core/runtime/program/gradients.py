@@ -27,7 +27,7 @@ from planner_core.runtime.program.buckets import (
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove, take
-from planner_core.runtime.program.weights import Weight, step_shape
+from planner_core.runtime.program.weights import Weight, staged, step_shape
 
 
 class GradientBucket:
@@ -43,13 +43,13 @@ class GradientBucket:
     ) -> None:  # fmt: skip
         self.weights, self.holds = list(weights), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
-        local = next((n for n, step in enumerate(micro[0]) if talks(step)), len(micro[0]))
-        self.at_once = [chain[:local] for chain in micro]
-        self.shapes = _landed(_stages(weights, shapes, self.at_once), shapes)
+        local = [next((n for n, step in enumerate(chain) if talks(step)), len(chain)) for chain in micro]
+        self.at_once = [chain[:n] for chain, n in zip(micro, local, strict=True)]
+        self.shapes = _landed(staged(weights, shapes, self.at_once), shapes)
         self.num_bytes = sum(map(math.prod, self.shapes)) * self.dtype.itemsize
-        self.micro = _stages(weights, self.shapes, [chain[local:] for chain in micro])
+        self.micro = staged(weights, self.shapes, [chain[n:] for chain, n in zip(micro, local, strict=True)])
         landed = _landed(self.micro, self.shapes)
-        self.final = _stages(weights, landed, [() if holds else w.final for w in weights])
+        self.final = staged(weights, landed, [() if holds else w.final for w in weights])
         self.packs = (
             bool(self.micro) and self.micro[0][0].step.kind == "reduce_scatter" and bucketed(self.micro[0][0].step)
         )
@@ -145,18 +145,6 @@ class GradientBucket:
         return self.flat if same else None
 
 
-def _stages(
-    weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[tuple[AxisMove, ...]]
-) -> list[list[Member]]:
-    """The members of each stage. All weights take equal chains."""
-    shapes, stages = list(shapes), []
-    for number in range(len(chains[0])):
-        members = [Member(s, w.segments, c[number]) for s, w, c in zip(shapes, weights, chains, strict=True)]
-        shapes = [step_shape(m) for m in members]
-        stages.append(members)
-    return stages
-
-
 def _landed(stages: Sequence[Sequence[Member]], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The shapes after all stages."""
     return [step_shape(m) for m in stages[-1]] if stages else list(shapes)
@@ -190,14 +178,15 @@ def together(reductions: Sequence[GradientBucket]) -> list[Way]:
     """The ways of small buckets: those that take the same steps are one."""
     groups: dict[object, list[GradientBucket]] = {}
     for r in reductions:
-        groups.setdefault((r.dtype, alike([stage[0].step for stage in r.final])), []).append(r)
+        groups.setdefault((r.dtype, alike(r.weights[0].final)), []).append(r)
     return [_joined(group) for group in groups.values()]
 
 
 def _joined(group: Sequence[GradientBucket]) -> Way:
     here = [(r, i) for r in group for i in sorted(r.arrived)]
-    stages = [[r.final[number][i] for r, i in here] for number in range(len(group[0].final))]
-    yield from _summed([r.weights[i] for r, i in here], stages, [r._terms(i) for r, i in here], None)
+    weights, tensors = [r.weights[i] for r, i in here], [r._terms(i) for r, i in here]
+    stages = staged(weights, [tuple(t.shape) for t in tensors], [w.final for w in weights])
+    yield from _summed(weights, stages, tensors, None)
     for r in group:
         r.reset()
 

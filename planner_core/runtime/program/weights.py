@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from planner_core.runtime.program.buckets import Member, Way, alike, moved, talks, through, unpack
+from planner_core.runtime.program.buckets import Member, Way, aligned, alike, moved, talks, through, unpack
 from planner_core.runtime.program.collectives import AxisMove, Segments
 
 STEPS = "_shardscope_optimizer_steps"
@@ -166,13 +166,8 @@ class Gathered:
 
     def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
         self.weight, self.steps = weight, steps
-        self.members: list[Member] = []
-        shape = weight.form
-        for step in steps:
-            self.members.append(Member(shape, weight.segments, step))
-            if step.axis.size > 1:
-                shape = tuple(step_shape(self.members[-1]))
-        self.shape = shape
+        stages = staged([weight], [weight.form], [steps])
+        self.shape = step_shape(stages[-1][0]) if stages else weight.form
         self.leaf: torch.Tensor
 
     def sink(self, gradient: torch.Tensor) -> None:
@@ -192,6 +187,17 @@ def step_shape(member: Member) -> tuple[int, ...]:
     if step.kind in ("reduce_scatter", "all_to_all", "slice") and step.dst is not None:
         shape[step.dst] //= step.axis.size
     return tuple(shape)
+
+
+def staged(
+    weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[Sequence[AxisMove]]
+) -> list[list[Member]]:
+    """The members of each stage, for tensors of these shapes that take these chains, which are alike."""
+    shapes, stages = list(shapes), []
+    for steps in zip(*aligned(chains), strict=True):
+        stages.append([Member(s, w.segments, step) for s, w, step in zip(shapes, weights, steps, strict=True)])
+        shapes = [step_shape(m) for m in stages[-1]]
+    return stages
 
 
 class WeightBucket(ABC):
@@ -246,6 +252,7 @@ class GatherBucket(WeightBucket):
             caught(copy.leaf, functools.partial(_given, copy))
         self.views = unpack(self.flat, [c.shape for c in copies])
         self.num_bytes = self.flat.nbytes
+        self.members = staged([c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies])
         self.here = False
         self.after: list[Refresh] = []
         """The buckets of its working copies. It reads them, so it waits for them."""
@@ -269,8 +276,7 @@ class GatherBucket(WeightBucket):
 
     def _gathered(self) -> Way:
         tensors, flat = sent([c.weight for c in self.copies])
-        stages = [[c.members[i] for c in self.copies] for i in range(len(self.copies[0].steps))]
-        yield from through(stages, tensors, self.views, flat=flat, ready=self._take)
+        yield from through(self.members, tensors, self.views, flat=flat, ready=self._take)
         self.here = True
 
     def _take(self) -> None:
@@ -311,15 +317,11 @@ class Refresh(WeightBucket):
         tensors = [w.local.detach() for w in weights]
         for weight in weights:
             weight.fresh()
-        steps = len(weights[0].refresh)
-        if not steps:
+        if not any(w.refresh for w in weights):
             torch._foreach_copy_([w.working for w in weights], tensors)
             return
         tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]
-        forms, stages = [tuple(t.shape) for t in tensors], []
-        for number in range(steps):
-            stages.append([Member(f, w.segments, w.refresh[number]) for f, w in zip(forms, weights, strict=True)])
-            forms = [step_shape(m) for m in stages[-1]]
+        stages = staged(weights, [tuple(t.shape) for t in tensors], [w.refresh for w in weights])
         yield from through(stages, tensors, [w.working for w in weights])
 
 
