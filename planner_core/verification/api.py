@@ -21,6 +21,7 @@ from planner_core.core import (
     Plan,
     PlannerError,
     Workload,
+    divisors,
 )
 from planner_core.cost import cost_model
 from planner_core.models import capture_graph, graph_of
@@ -91,21 +92,34 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         graph = capture_graph(config["callable"])
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
-    # a plan of one sample may merge its dim of samples with one that is sharded
-    batch = 1 if w["batch"] == w["accumulate"] else 4 * ranks
-    for small, seq in itertools.product(shrinks(config), dict.fromkeys((SMALL_SEQ, w["seq"]))):
+    first: Plan | None = None
+    lengths = dict.fromkeys((SMALL_SEQ, w["seq"]))
+    for batch, small, seq in itertools.product(_batches(plan, ranks), shrinks(config), lengths):
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
-                return _on(plan, graph, mesh)
+                made = _on(plan, graph, mesh)
+                if not check_rules(made, graph):
+                    return made
+                first = first or made
         except (InputError, CaptureError) as error:
             failed = failed or error
+    if first is not None:
+        return first  # its run says what is wrong
     if failed is not None:
         raise failed
     raise InputError(
         f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
     )
+
+
+def _batches(plan: Plan, ranks: int) -> list[int]:
+    """The numbers of samples to try. A rank that has one sample may merge its dim with one that is sharded, and then a rank of the
+    scaled plan has to have one too."""
+    if plan.workload["batch"] == plan.workload["accumulate"]:
+        return [1]
+    return [4 * ranks, *reversed(divisors(ranks))]
 
 
 def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import pytest
 import torch
 import torch.distributed as dist
 
-from planner_core.runtime.program.buckets import Member, start
+from planner_core.core import Graph, Plan
+from planner_core.planning.pipeline import choose
+from planner_core.planning.request import Request
+from planner_core.planning.session import meshes, prepare
+from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, start
 from planner_core.runtime.program.collectives import Axis, AxisMove
+from planner_core.verification.api import scaled
+from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 
 
@@ -40,3 +50,39 @@ def exchanged() -> list[bool | int]:
 def test_weights_that_change_their_sharded_dim_travel_together() -> None:
     for found in run_ranks(exchanged, 2, timeout_s=120):
         assert found == [True] * 8 + [2]
+
+
+def test_chains_with_the_same_messages_are_aligned_at_these() -> None:
+    """A slice sends nothing, and neither does a message on an axis of one rank."""
+    axis, alone = Axis("tensor", None, 2, 0), Axis("data", None, 1, 0)
+    cut, summed, sent = AxisMove(axis, "slice", None, 0), AxisMove(axis, "all_reduce"), AxisMove(alone, "all_reduce")
+    chains = [(cut, summed), (summed, sent, cut), (summed,)]
+    assert len(set(map(alike, chains))) == 1 and alike((cut, cut)) == () != alike((summed,))
+    first, second, third = aligned(chains)
+    assert first == (cut, summed, NOTHING, NOTHING)
+    assert second == (NOTHING, summed, sent, cut)
+    assert third == (NOTHING, summed, NOTHING, NOTHING)
+    assert aligned([(summed, cut)] * 2) == [(summed, cut)] * 2
+
+
+@cache
+def cut_in_part() -> tuple[Plan, Graph]:
+    """On 64x8 GPT-2 gathers some weights on the tensor axis, so their gradients are cut there, and are summed with the others'."""
+    planner = prepare(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=64), None)
+    return choose(planner, meshes(planner.request, planner.cluster)), planner.graph
+
+
+def test_gradients_that_are_cut_in_part_are_right() -> None:
+    """Each rank has one sample, as in the plan: it merges the dim of samples with the tokens, of which the tensor ranks have a part each."""
+    plan, _ = cut_in_part()
+    small = scaled(plan, 4)
+    assert small.workload["batch"] == small.mesh.axis_sizes[0] == 2
+    (found,) = verify_all([small])
+    assert found["ok"], (found["loss"], found["grad"])
+
+
+@pytest.mark.slow
+def test_gradients_that_are_cut_in_part_travel_as_scheduled() -> None:
+    plan, graph = cut_in_part()
+    report = verify_fake(plan, graph=graph)
+    assert report["ok"] and report["order"]["ok"], report["order"]
