@@ -71,7 +71,7 @@ def test_the_wheel_plans_from_another_folder(installed: Path, tmp_path: Path) ->
     compile((tmp_path / "train.py").read_text(), "train.py", "exec")
     assert run(installed, tmp_path, "fold", "gpt2-xl", "--html", "fold.html").returncode == 0
     assert (tmp_path / "fold.html").stat().st_size > 10_000
-    assert {p.name for p in tmp_path.iterdir()} == {"plan.json", "train.py", "fold.html"}
+    assert {p.name for p in tmp_path.iterdir()} == {"plan.json", "train.py", "train.plan.json", "fold.html"}
     wrong = run(installed, tmp_path, "plan", "nowhere")
     assert wrong.returncode == 2 and "neither a model of the zoo nor a file" in wrong.stderr
 
