@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,35 @@ from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
+from tests.support.plans import planned
+
+CHOOSES = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores, self.up, self.down = nn.Linear(256, 64), nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        hidden = torch.relu(self.up(x))
+        best = self.scores(x).topk(4).indices
+        return x + self.down(hidden) + hidden.gather(-1, best).sum(-1, keepdim=True)
+
+class Chooses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return (x**2).mean()
+
+def make():
+    return Chooses(), (torch.randn(64, 256),)
+"""
 
 
 def exchanged() -> list[bool | int]:
@@ -86,3 +116,15 @@ def test_gradients_that_are_cut_in_part_travel_as_scheduled() -> None:
     plan, graph = cut_in_part()
     report = verify_fake(plan, graph=graph)
     assert report["ok"] and report["order"]["ok"], report["order"]
+
+
+def test_gradients_do_not_wait_for_a_weight_that_gets_none(tmp_path: Path) -> None:
+    """A score that only chooses positions gets no gradient. The other gradients of its layer leave when they are there."""
+    (tmp_path / "chooses.py").write_text(CHOOSES)
+    found = planned(Request(f"{tmp_path}/chooses.py:make", cluster="1x8-h100", batch=64))
+    assert any("the loss does not depend on them" in note for note in found.graph.assumptions)
+    plan = next(p for p in found.plans if p.method == "fsdp")
+    report = verify_fake(plan, graph=found.graph)
+    assert report["ok"] and report["order"]["ok"], report["order"]
+    (numbers,) = verify_all([scaled(plan, 2)])
+    assert numbers["ok"], numbers["grad"]

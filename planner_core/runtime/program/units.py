@@ -39,6 +39,8 @@ class UsedWeight:
     reduce: tuple[AxisMove, ...] = ()
     again: bool = True
     """Whether backward needs the gathered weight."""
+    trained: bool = True
+    """Whether the planned loss sends a gradient to it. A unit does not wait for others."""
 
 
 class BackwardPass:
@@ -121,7 +123,7 @@ class RuntimeUnit:
         seen: set[Weight] = set()
         for use in self.uses:
             source: Gathered | Weight = self.copies[use.argument] if use.gather else use.weight
-            if use.weight.parameter.requires_grad and "sink" not in vars(source):
+            if use.trained and use.weight.parameter.requires_grad and "sink" not in vars(source):
                 if use.weight.home is None:
                     use.weight.home = self
                 holds = use.weight in seen or (use.weight.home is not self and bool(use.weight.final))

@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.buckets import Member, Way, aligned, alike, moved, talks, through, unpack
 from planner_core.runtime.program.collectives import AxisMove, Segments
 
@@ -91,7 +92,7 @@ class Weight:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit to which the weight belongs replaces this function."""
-        raise RuntimeError(f"no unit takes the gradient of {self.names[0]}")
+        raise _unplanned(self)
 
     @property
     def local(self) -> torch.Tensor:
@@ -172,7 +173,14 @@ class Gathered:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit replaces this function."""
-        raise RuntimeError(f"no unit takes the gradient of {self.weight.names[0]}")
+        raise _unplanned(self.weight)
+
+
+def _unplanned(weight: Weight) -> PlanMismatch:
+    return PlanMismatch(
+        f"{weight.names[0]} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
+        "plan the model with the loss that is trained on"
+    )
 
 
 def _given(copy: Gathered, gradient: torch.Tensor) -> None:

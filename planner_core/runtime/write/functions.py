@@ -31,6 +31,7 @@ class WeightUse:
     """How a function uses a parameter: its name, and the steps that are taken for it outside of the function.
 
     A parameter that is gathered has one such use for each operator; any other has one for all. `again`: backward needs it.
+    `trained`: the planned loss sends a gradient to it by this use.
     """
 
     argument: str
@@ -38,6 +39,7 @@ class WeightUse:
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
     again: bool
+    trained: bool
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,12 @@ class FunctionWriter:
         key = self._key(now, number)
         if key not in self.weights:
             gather, reduce = self.shared[number, self.calls[now].site]
-            live = any(n in self.layout.reached for n in self.calls[now].outputs)
-            again = live and (self.recomputed or number in self.calls[now].saved)
-            self.weights[key] = WeightUse(self._argument(self.layout.parameters[number]), number, gather, reduce, again)
+            users = [self.calls[now]] if key[1] == now else self.users[number]
+            live = any(n in self.layout.reached for call in users for n in call.outputs)
+            again = live and (self.recomputed or any(number in call.saved for call in users))
+            trained = live and self.tape.tensors[number].grad
+            argument = self._argument(self.layout.parameters[number])
+            self.weights[key] = WeightUse(argument, number, gather, reduce, again, trained)
 
     def _constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst)

@@ -232,7 +232,7 @@ class _ProgramWriter:
         text = instance.text
         recompute = self.recompute.get(instance.label, "none")
         weights = [
-            UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again) for w in text.weights
+            UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again, w.trained) for w in text.weights
         ]  # fmt: skip
         buffers = [
             UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.slices(b.number, b.placements)))

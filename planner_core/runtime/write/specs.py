@@ -53,6 +53,8 @@ class UnitUse:
     reduce: tuple[Step, ...]
     again: bool
     """Whether backward needs the gathered parameter."""
+    trained: bool
+    """Whether the planned loss sends a gradient to it."""
 
 
 @dataclass(frozen=True)
