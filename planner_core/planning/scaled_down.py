@@ -6,7 +6,8 @@ finds the redistributions and the prices again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from planner_core.core import (
@@ -63,7 +64,8 @@ def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
 class _Retarget:
     """Goes through a graph in order, and keeps the state in which every tensor is delivered.
 
-    Operators and parameters are matched by their full names. So the two graphs may be folded differently.
+    Operators and parameters are matched by their full names. So the two graphs may be folded differently. A layer that has operators
+    which the plan's layer of the same number lacks is matched with the first layer of the plan that has them.
     """
 
     def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
@@ -75,6 +77,7 @@ class _Retarget:
         }
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
         self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
+        self.others = _other_layers(_op_names(graph), self.sites)
         self.segments: dict[str, SegmentMap] = {
             name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
         }
@@ -102,18 +105,24 @@ class _Retarget:
         delivered = self._param_states(call.prefix, block)
         delivered.update({i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer})
         sites = {op.name: self._site(call.prefix, block, op, delivered) for op in block.ops}
-        kept = tuple(op.name for op in block.ops if join_name(call.prefix, op.name) in self.kept)
-        recompute = self.recompute.get(call.prefix, "none")
+        kept = tuple(op.name for op in block.ops if self._there(join_name(call.prefix, op.name)) in self.kept)
+        recompute = self.recompute.get(self.others.get(call.prefix, call.prefix), "none")
         plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites, recompute, kept)
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
     def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
         """How the plan stores the parameters that belong to this copy of a block, by value."""
-        return {
-            i: self.params[name]
+        named = (
+            (i, self._there(join_name(prefix, v.name)))
             for i, v in enumerate(block.values)
-            if v.kind == "parameter" and i not in block.inputs and (name := join_name(prefix, v.name)) in self.params
-        }
+            if v.kind == "parameter" and i not in block.inputs
+        )
+        return {i: self.params[name] for i, name in named if name in self.params}
+
+    def _there(self, name: str) -> str:
+        """The full name in the plan of an operator or parameter of the new graph."""
+        layer, inner = _in_layer(name)
+        return join_name(self.others[layer], inner) if layer in self.others else name
 
     def _param_states(self, prefix: str, block: Block) -> dict[int, State]:
         return {i: State(old.working, old.gradient) for i, old in self._own(prefix, block).items()}
@@ -134,7 +143,7 @@ class _Retarget:
 
     def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
         name = join_name(prefix, op.name)
-        old = self.sites.get(name)
+        old = self.sites.get(self._there(name))
         if old is None or len(old.inputs) != len(op.inputs) or len(old.outputs) != len(op.outputs):
             raise InputError(f"the plan does not say how to run {name}; plan this model again")
         inputs = tuple(self._operand(name, block, v, e, delivered) for v, e in zip(op.inputs, old.inputs, strict=True))
@@ -164,6 +173,39 @@ class _Retarget:
             raise InputError(
                 f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use other --ranks"
             ) from None
+
+
+def _op_names(graph: Graph) -> Iterator[str]:
+    for item in graph.top.items:
+        if isinstance(item, Op):
+            yield item.name
+        else:
+            yield from (join_name(item.prefix, op.name) for op in graph.blocks[item.block].ops)
+
+
+def _in_layer(name: str) -> tuple[str, str]:
+    """`model.layers.3.mlp.gate/linear` -> (`model.layers.3`, `mlp.gate/linear`). A name without a number is in the layer ""."""
+    found = re.match(r"(.*?\.\d+)\.(.*)", name)
+    return (found[1], found[2]) if found else ("", name)
+
+
+def _other_layers(names: Iterable[str], planned: Iterable[str]) -> dict[str, str]:
+    """For each layer of `names` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
+    here, there = _by_layer(names), _by_layer(planned)
+    others = {}
+    for layer, inner in here.items():
+        stack = layer.rpartition(".")[0]
+        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and inner <= found]
+        if layer and like and layer not in like:
+            others[layer] = like[0]
+    return others
+
+
+def _by_layer(names: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for layer, inner in map(_in_layer, names):
+        found.setdefault(layer, set()).add(inner)
+    return found
 
 
 def _add_way(plans: list[BlockPlan], bp: BlockPlan) -> None:

@@ -102,7 +102,7 @@ class _Form:
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
 
     def _list(self, key: str, value: Any, kept: list[int] | None, width: int) -> Any:
-        if kept is not None and len(value) > max(kept) + 1 and _by_layer(key, value):
+        if kept is not None and len(value) > max(kept) and _by_layer(key, value):
             value = [value[i] for i in kept]
         if key in LISTS and not self.wide:
             sizes = LISTS[key]

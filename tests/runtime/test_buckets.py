@@ -15,17 +15,19 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, start
 from planner_core.runtime.program.collectives import Axis, AxisMove
+from planner_core.runtime.write.operators import reshaped
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
 
-CHOOSES = """
+MODELS = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-class Block(nn.Module):
+class Chooses(nn.Module):  # its scores choose positions, so they get no gradient
     def __init__(self):
         super().__init__()
         self.scores, self.up, self.down = nn.Linear(256, 64), nn.Linear(256, 1024), nn.Linear(1024, 256)
@@ -35,18 +37,29 @@ class Block(nn.Module):
         best = self.scores(x).topk(4).indices
         return x + self.down(hidden) + hidden.gather(-1, best).sum(-1, keepdim=True)
 
-class Chooses(nn.Module):
+class Views(nn.Module):  # autograd keeps a view of the first weight
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.up, self.down = nn.Parameter(torch.randn(1024, 1, 256) / 16), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(F.linear(x, self.up.reshape(1024, 256))))
+
+class Model(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.layers = nn.ModuleList(block() for _ in range(3))
 
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
         return (x**2).mean()
 
-def make():
-    return Chooses(), (torch.randn(64, 256),)
+def chooses():
+    return Model(Chooses), (torch.randn(64, 256),)
+
+def views():
+    return Model(Views), (torch.randn(64, 256),)
 """
 
 
@@ -118,13 +131,20 @@ def test_gradients_that_are_cut_in_part_travel_as_scheduled() -> None:
     assert report["ok"] and report["order"]["ok"], report["order"]
 
 
-def test_gradients_do_not_wait_for_a_weight_that_gets_none(tmp_path: Path) -> None:
-    """A score that only chooses positions gets no gradient. The other gradients of its layer leave when they are there."""
-    (tmp_path / "chooses.py").write_text(CHOOSES)
-    found = planned(Request(f"{tmp_path}/chooses.py:make", cluster="1x8-h100", batch=64))
-    assert any("the loss does not depend on them" in note for note in found.graph.assumptions)
+@pytest.mark.parametrize("name", ["chooses", "views"])
+def test_what_a_unit_does_not_wait_for_or_keeps(name: str, tmp_path: Path) -> None:
+    """A weight without a gradient does not hold back the gradients of its layer. One of which autograd keeps a view is gathered once, in
+    the unit's bucket, and its gradient is summed in float32 as the others are."""
+    (tmp_path / "models.py").write_text(MODELS)
+    found = planned(Request(f"{tmp_path}/models.py:{name}", cluster="1x8-h100", batch=64))
+    assert (name == "chooses") == any("the loss does not depend on them" in note for note in found.graph.assumptions)
     plan = next(p for p in found.plans if p.method == "fsdp")
     report = verify_fake(plan, graph=found.graph)
-    assert report["ok"] and report["order"]["ok"], report["order"]
+    assert report["ok"] and report["order"]["ok"], report
     (numbers,) = verify_all([scaled(plan, 2)])
     assert numbers["ok"], numbers["grad"]
+
+
+def test_a_collective_is_written_once_in_a_reshape() -> None:
+    assert reshaped("w.weight", (6, 1, 3), (6, 3)) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
+    assert reshaped("gather(w.weight)", (6, 1, 3), (6, 3)) == "gather(w.weight).reshape(-1, 3)"

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -35,6 +34,7 @@ from planner_core.core import (
     local_shape,
     root,
 )
+from planner_core.cost.memory.saved import kept_weights, parts
 from planner_core.cost.model import CostModel
 
 Steps = tuple[Step, ...]
@@ -43,7 +43,8 @@ Steps = tuple[Step, ...]
 @dataclass(frozen=True, slots=True)
 class UseMemory:
     """How an op uses a weight: the steps that gather it before the unit begins; its placements then; the steps that the op itself
-    takes; the first steps of its gradient, which the op takes; and the steps that are taken when the gradient is packed."""
+    takes; the first steps of its gradient, which the op takes; and the steps that are taken when the gradient is packed. `lasting`:
+    autograd keeps a view of the gathered weight, which stays until backward has used it."""
 
     value: int
     gather: Steps
@@ -53,6 +54,7 @@ class UseMemory:
     reduce: Steps
     sent_from: Placements
     again: bool
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,9 @@ class UnitMemory:
 # --- units of a block ---------------------------------------------------------------------------------------
 
 
-def parts(block: Block) -> list[list[Op]]:
-    """The ops before, between and after the calls of a block."""
-    runs = groupby(block.items, key=lambda item: isinstance(item, Op))
-    return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]
-
-
 def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
-    """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or a view of the weight outlives the
-    unit, the op itself takes the steps."""
+    """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
+    the weight, the op itself takes the steps."""
     found: dict[tuple[str, int], UseMemory] = {}
     for op in ops:
         for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
@@ -150,12 +146,20 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
             if v.kind == "parameter":
                 again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
                 found[op.name, position] = _outside(value, edge, again, model.sizes)
-    outlived = _outlived(block, ops)
+    passed_on, viewed = kept_weights(block, ops)
     ways: dict[int, set[tuple[Steps, Steps]]] = {}
     for use in found.values():
         ways.setdefault(use.value, set()).add((use.gather, use.reduce))
-    stay = {v for v, way in ways.items() if len(way) > 1 or (v in outlived and next(iter(way))[0])}
-    return {at: use for at, use in found.items() if use.value not in stay}
+    stay = {v for v, way in ways.items() if len(way) > 1 or (v in passed_on and next(iter(way))[0])}
+    lasting = {
+        (op.name, position) for op in ops for position, value in enumerate(op.inputs)
+        if bp.recompute == "none" and value in viewed and value in {root(block, v) for v in op.outputs}
+    }  # fmt: skip
+    return {
+        at: replace(use, lasting=bool(use.gather) and at in lasting)
+        for at, use in found.items()
+        if use.value not in stay
+    }
 
 
 def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
@@ -181,16 +185,6 @@ def _after(placements: Placements, steps: Iterable[Step]) -> Placements:
 
 def _split(placements: Placements) -> tuple[int | None, ...]:
     return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
-
-
-def _outlived(block: Block, ops: Sequence[Op]) -> set[int]:
-    """The weights of which autograd keeps a view or another unit takes one, and those that are frozen and kept."""
-    own = {v for op in ops for v in op.outputs}
-    names = {op.name for op in ops}
-    later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
-    saved = {v for op in ops for v in op.saved}
-    frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
-    return {root(block, v) for v in own & (later | saved | set(block.outputs))} | frozen
 
 
 # --- the messages of a unit ---------------------------------------------------------------------------------
@@ -245,7 +239,9 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
         chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
-        yield GatherMemory(chain[-1], *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
+        lasting = [(block, u.value, u.whole, ()) for u in group if u.lasting]  # they are counted as what autograd keeps
+        whole = chain[-1] - sum(_sizes(lasting, model))
+        yield GatherMemory(whole, *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
 
 
 def _copies(

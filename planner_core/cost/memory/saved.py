@@ -7,8 +7,9 @@ they keep. For the results of a block, this module looks at their readers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from planner_core.core import Block, Call, Graph, Op, root
 from planner_core.ops import last_saving
@@ -92,3 +93,20 @@ def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
 def computes_again(op: Op, again: Mapping[str, Rerun]) -> bool:
     """Whether the kernels of an operator run again."""
     return op.name in again and again[op.name].computes
+
+
+def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
+    """The weights that a unit of these ops gathers and that stay after it: those of which another unit takes a view, with those that are
+    frozen and kept for backward; and those of which autograd keeps a view."""
+    own = {v for op in ops for v in op.outputs}
+    names = {op.name for op in ops}
+    later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
+    saved = {v for op in ops for v in op.saved}
+    frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
+    return {root(block, v) for v in own & (later | set(block.outputs))} | frozen, {root(block, v) for v in own & saved}
+
+
+def parts(block: Block) -> list[list[Op]]:
+    """The ops before, between and after the calls of a block."""
+    runs = groupby(block.items, key=lambda item: isinstance(item, Op))
+    return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]

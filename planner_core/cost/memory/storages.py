@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, root
-from planner_core.cost.memory.overlap import UseMemory, parts, uses_of
+from planner_core.cost.memory.overlap import UseMemory, uses_of
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
-from planner_core.cost.memory.saved import viewed
+from planner_core.cost.memory.saved import parts, viewed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
 from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
@@ -87,12 +87,16 @@ class Storages:
         return transit(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
 
     def brought(self, op: Op, position: int) -> Transit:
-        """What it takes to bring an operand to its op: of a weight that came ahead what is left to do."""
+        """What it takes to bring an operand to its op: of a weight that came ahead what is left to do, or what autograd keeps of it."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
-        return self.transit(
-            value, *((edge.src.forward, edge.forward) if use is None else (use.whole, use.slices)), edge
-        )
+        if use is None:
+            return self.transit(value, edge.src.forward, edge.forward, edge)
+        moved = self.transit(value, use.whole, use.slices, edge)
+        if use.lasting and not moved.result:
+            whole = self.bytes_of(value, use.whole)
+            return Transit(whole, whole)
+        return moved
 
     def returned(self, op: Op, position: int) -> Transit:
         """What it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""

@@ -50,11 +50,12 @@ class Engine:
         """The unit of a specification. Programs with equal specifications share it."""
         uses = [
             UsedWeight(
-                u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again, u.trained
+                u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again,
+                u.lasting, u.trained,
             )
             for u in spec.uses
         ]  # fmt: skip
-        key = (spec.name, tuple((id(u.weight), u.gather, u.reduce, u.again, u.trained) for u in uses))
+        key = (spec.name, tuple((id(u.weight), u.gather, u.reduce, u.again, u.lasting, u.trained) for u in uses))
         if key not in self.units:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]

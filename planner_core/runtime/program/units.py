@@ -38,7 +38,9 @@ class UsedWeight:
     gather: tuple[AxisMove, ...] = ()
     reduce: tuple[AxisMove, ...] = ()
     again: bool = True
-    """Whether backward needs the gathered weight."""
+    """Whether the weight is gathered again for backward."""
+    lasting: bool = False
+    """Whether autograd keeps the gathered weight, or a view of it, for backward."""
     trained: bool = True
     """Whether the planned loss sends a gradient to it. A unit does not wait for others."""
 
@@ -91,12 +93,14 @@ class RuntimeUnit:
     def __init__(self, name: str, uses: Sequence[UsedWeight], backward: BackwardPass) -> None:
         self.name, self.uses, self.backward = name, list(uses), backward
         self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.gather}
-        groups: dict[tuple[bool, object, object], list[Gathered]] = {}
+        groups: dict[tuple[bool, object, object], list[UsedWeight]] = {}
         for use in uses:
             if use.gather:
-                key = (use.again, alike(use.gather), use.weight.dtype)
-                groups.setdefault(key, []).append(self.copies[use.argument])
-        self.gathers = [GatherBucket(group, name) for group in groups.values()]
+                groups.setdefault((use.again, alike(use.gather), use.weight.dtype), []).append(use)
+        self.gathers = [
+            GatherBucket([self.copies[u.argument] for u in group], name, lasting=any(u.lasting for u in group))
+            for group in groups.values()
+        ]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
         kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
         self.refreshes: list[Refresh] = refreshes(list(kept), name)
@@ -115,7 +119,7 @@ class RuntimeUnit:
 
     def leaves(self) -> list[torch.Tensor]:
         """The weights as the unit's function takes them, in the order of its uses."""
-        return [self.copies[u.argument].leaf if u.gather else u.weight.leaf for u in self.uses]
+        return [self.copies[u.argument].used() if u.gather else u.weight.leaf for u in self.uses]
 
     def _reductions(self) -> None:
         """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""

@@ -15,6 +15,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -170,6 +171,12 @@ class Gathered:
         stages = staged([weight], [weight.form], [steps])
         self.shape = step_shape(stages[-1][0]) if stages else weight.form
         self.leaf: torch.Tensor
+        self.anchor: torch.Tensor | None = None
+        """Of a weight whose memory autograd keeps: the leaf that stands for it, without memory."""
+
+    def used(self) -> torch.Tensor:
+        """The weight as a unit's function takes it."""
+        return self.leaf if self.anchor is None else _Kept.apply(self.anchor, self.leaf, self)
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit replaces this function."""
@@ -181,6 +188,23 @@ def _unplanned(weight: Weight) -> PlanMismatch:
         f"{weight.names[0]} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
         "plan the model with the loss that is trained on"
     )
+
+
+class _Kept(torch.autograd.Function):
+    """A gathered weight whose memory is that of the tensors which autograd saves: it is free when the last of them is used. A leaf
+    would keep it to the end of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: Gathered) -> torch.Tensor:
+        """The weight."""
+        ctx.copy = copy
+        return whole.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        """The gradient goes where a leaf's would."""
+        ctx.copy.sink(gradient)
+        return None, None, None
 
 
 def _given(copy: Gathered, gradient: torch.Tensor) -> None:
@@ -247,24 +271,33 @@ class WeightBucket(ABC):
 
 
 class GatherBucket(WeightBucket):
-    """The bucket that gathers some weights of a unit. Its memory is freed after use."""
+    """The bucket that gathers some weights of a unit. Its memory is freed after use. If it is `lasting`, each gather has memory of its
+    own, which autograd keeps until backward has used it."""
 
-    def __init__(self, copies: Sequence[Gathered], label: str) -> None:
+    def __init__(self, copies: Sequence[Gathered], label: str, *, lasting: bool = False) -> None:
         super().__init__(copies[0].steps, label)
-        self.copies = list(copies)
-        first = copies[0].weight
-        total = sum(torch.Size(c.shape).numel() for c in copies)
-        self.flat = torch.empty(total, dtype=first.dtype, device=first.local.device)
-        for copy, view in zip(copies, unpack(self.flat, [c.shape for c in copies]), strict=True):
-            copy.leaf = view.data.requires_grad_(copy.weight.parameter.requires_grad)
-            caught(copy.leaf, functools.partial(_given, copy))
-        self.views = unpack(self.flat, [c.shape for c in copies])
-        self.num_bytes = self.flat.nbytes
+        self.copies, self.lasting = list(copies), lasting
+        self._allocate()
         self.members = staged([c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies])
         self.here = False
         self.after: list[Refresh] = []
         """The buckets of its working copies. It reads them, so it waits for them."""
         self.free()
+
+    def _allocate(self) -> None:
+        """Make the leaves as views of one flat tensor, whose memory is taken when the weights come."""
+        shapes, first = [c.shape for c in self.copies], self.copies[0].weight
+        total = sum(torch.Size(shape).numel() for shape in shapes)
+        self.flat = torch.empty(total, dtype=first.dtype, device=first.local.device)
+        for copy, view in zip(self.copies, unpack(self.flat, shapes), strict=True):
+            trained = copy.weight.parameter.requires_grad
+            if self.lasting and trained:
+                copy.leaf, copy.anchor = view.data, torch.empty(0, device=view.device, requires_grad=True)
+                continue
+            copy.leaf = view.data.requires_grad_(trained)
+            caught(copy.leaf, functools.partial(_given, copy))
+        self.views = unpack(self.flat, shapes)
+        self.num_bytes = self.flat.nbytes
 
     def reads(self, refreshes: Sequence[Refresh]) -> None:
         """Say which buckets make the unit's working copies."""
@@ -292,7 +325,9 @@ class GatherBucket(WeightBucket):
         self.flat.untyped_storage().resize_(self.num_bytes)
 
     def free(self) -> None:
-        """Free the memory."""
+        """Free the memory, or leave it to autograd."""
+        if self.lasting and self.here:
+            self._allocate()
         self.flat.untyped_storage().resize_(0)
         self.here = False
 

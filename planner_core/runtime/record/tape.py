@@ -102,6 +102,10 @@ class Tape:
         leaves = pytree.tree_leaves(self.result, is_leaf=lambda x: isinstance(x, Ref))
         return list(dict.fromkeys(leaf.number for leaf in leaves if isinstance(leaf, Ref)))
 
+    def views(self, call: TapeCall, number: int) -> bool:
+        """Whether a call makes a view of a tensor."""
+        return any(self.tensors[n].root == self.tensors[number].root for n in call.outputs)
+
     def add(self, tensor: Tensor) -> int:
         """Number a new tensor."""
         number = len(self.tensors)

@@ -11,65 +11,18 @@ from torch.distributed.tensor import Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Step
 from planner_core.runtime.record import DEVICE, TapeCall
-from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER
+from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
 from planner_core.runtime.write import operators
 from planner_core.runtime.write.moves import MoveNames
 from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.specs import BufferUse, Cut, FunctionText, WeightUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier
 
-Cut = tuple[int, Placements]
-"""A constant, and the placements in which a unit needs it."""
 Lifted = tuple[tuple[Step, ...], tuple[Step, ...]]
 """Steps of a weight that are taken outside of the functions: those that gather it and those of its gradient."""
 INSIDE: Lifted = ((), ())
 LONGEST_INLINE = 48
 """An expression of at most this many characters may be written inside another one."""
-
-
-@dataclass(frozen=True)
-class WeightUse:
-    """How a function uses a parameter: its name, and the steps that are taken for it outside of the function.
-
-    A parameter that is gathered has one such use for each operator; any other has one for all. `again`: backward needs it.
-    `trained`: the planned loss sends a gradient to it by this use.
-    """
-
-    argument: str
-    number: int
-    gather: tuple[Step, ...]
-    reduce: tuple[Step, ...]
-    again: bool
-    trained: bool
-
-
-@dataclass(frozen=True)
-class BufferUse:
-    """A buffer that a function reads or writes itself (running statistics), as a view of this rank's part."""
-
-    argument: str
-    number: int
-    placements: Placements
-
-
-@dataclass
-class FunctionText:
-    """A function as text, with its arguments and results by their numbers on the tape."""
-
-    name: str
-    lines: list[str]
-    inputs: list[int]
-    cuts: list[Cut]
-    weights: list[WeightUse]
-    buffers: list[BufferUse]
-    outputs: list[int]
-    seeds: int
-    """Number of calls of dropout."""
-    sites: list[tuple[str, ...]]
-    """For each line the call sites of the operators that it holds."""
-
-    def source(self, name: str) -> str:
-        """The function under another name."""
-        return "\n".join(self.lines).replace("def FUNCTION(", f"def {name}(", 1)
 
 
 @dataclass
@@ -101,6 +54,7 @@ class FunctionWriter:
         """The function."""
         self.tape = self.layout.tape
         self.made = {n for c in self.calls for n in c.outputs}
+        self.saved = {n for c in self.calls for n in c.saved}
         self.makers = {n: c for c in self.tape.calls for n in c.outputs}
         self._last_uses()
         self.names = Names(RESERVED | self.moves.taken)
@@ -160,9 +114,15 @@ class FunctionWriter:
             users = [self.calls[now]] if key[1] == now else self.users[number]
             live = any(n in self.layout.reached for call in users for n in call.outputs)
             again = live and (self.recomputed or any(number in call.saved for call in users))
+            lasting = live and not self.recomputed and any(self._keeps(call, number) for call in users)
             trained = live and self.tape.tensors[number].grad
             argument = self._argument(self.layout.parameters[number])
-            self.weights[key] = WeightUse(argument, number, gather, reduce, again, trained)
+            self.weights[key] = WeightUse(argument, number, gather, reduce, again and not lasting, lasting, trained)
+
+    def _keeps(self, call: TapeCall, number: int) -> bool:
+        """Whether autograd keeps a view that `call` makes of a gathered parameter."""
+        root = self.tape.tensors[number].root
+        return self.tape.views(call, number) and any(self.tape.tensors[n].root == root for n in self.saved & self.made)
 
     def _constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst)
@@ -238,6 +198,8 @@ class FunctionWriter:
         if "{site}" in text:
             self.seeds += 1
             text = text.replace("{site}", str(self.seeds))
+        if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # beside results that are not tensors
+            text += f"[{[isinstance(x, Ref) for x in call.shape].index(True)}]"
         return text
 
     def _dropout(self, call: TapeCall) -> str:
@@ -313,7 +275,9 @@ class FunctionWriter:
             name = self.names.take(self.wish(number), now, max(now + 1, self._until(number, now)))
             self.texts[number] = name
             names.append(name)
-        self.body.append(f"{', '.join(names)} = {tidy(text)}")
+        made = iter(names)
+        targets = [next(made) if isinstance(x, Ref) else "_" for x in call.shape]
+        self.body.append(f"{', '.join(targets)} = {tidy(text)}")
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
             moved = self.moves.apply(
                 self.texts[number], edge.forward, edge.backward if self.tape.tensors[number].grad else (), edge.segments

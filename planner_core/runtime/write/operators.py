@@ -144,11 +144,14 @@ def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
         return f"{x}.unsqueeze({same})"
     if len(new) == 1 and len(cut) > 1:
         return f"{x}.flatten({same}, {same + len(cut) - 1})" if behind else f"{x}.flatten({same})"
-    sizes = [
-        *([f"*{x}.shape[:{same}]"] if same else []),
-        *map(str, new),
-        *([f"*{x}.shape[-{behind}:]"] if behind else []),
-    ]
+    if x.replace(".", "").isidentifier():
+        sizes = [
+            *([f"*{x}.shape[:{same}]"] if same else []),
+            *map(str, new),
+            *([f"*{x}.shape[-{behind}:]"] if behind else []),
+        ]
+    else:  # an expression, which must be evaluated once
+        same, new, sizes = 0, made, list(map(str, made))
     if not same and new and 0 not in had:
         sizes[0] = "-1"  # usually the samples; so the code is right for any number of them
     return f"{x}.reshape({', '.join(sizes)})"

@@ -107,10 +107,11 @@ class _ProgramWriter:
         self.shared: list[dict[tuple[int, str], Lifted]] = []
         for instance in self.instances:
             uses: dict[int, dict[str, set[Lifted]]] = {}
-            outlived = self._outlived(instance)
+            passed_on = self._passed_on(instance)
             for number, call, edge in self._weight_edges(instance):
                 lifted = outside(edge, self.moves.real(edge.forward), self.moves.real(edge.backward))
-                stays = number in outlived and (not self.tape.tensors[number].grad or self._views(call, number))
+                grad = self.tape.tensors[number].grad
+                stays = number in passed_on and (not grad or self.tape.views(call, number))
                 use = INSIDE if lifted[0] and stays else lifted
                 uses.setdefault(number, {}).setdefault(call.site, set()).add(use)
                 if not lifted[0]:
@@ -127,18 +128,13 @@ class _ProgramWriter:
             if self.tape.tensors[n].kind == PARAMETER
         ]  # fmt: skip
 
-    def _views(self, call: TapeCall, number: int) -> bool:
-        return any(self.tape.tensors[n].root == self.tape.tensors[number].root for n in call.outputs)
-
-    def _outlived(self, instance: Instance) -> set[int]:
-        """The parameters of which a gathered one must stay: autograd keeps a view of it, or another unit takes one, or it is frozen."""
+    def _passed_on(self, instance: Instance) -> set[int]:
+        """The parameters of which the unit gives a view to another unit or to the caller, and those that are frozen, which stay for
+        backward, as planned."""
         own = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
-        saved = {n for c in instance.calls for n in c.saved}
-        kept = {
-            n for n in saved if n in own or not self.tape.tensors[n].grad
-        }  # a frozen weight stays for backward, as planned
-        return {self.tape.tensors[n].root for n in (own & (later | set(self.results))) | kept}
+        frozen = {n for c in instance.calls for n in c.saved if n not in own and not self.tape.tensors[n].grad}
+        return {self.tape.tensors[n].root for n in (own & (later | set(self.results))) | frozen}
 
     def _functions(self) -> None:
         used_by: dict[int, set[int]] = {}
@@ -232,7 +228,8 @@ class _ProgramWriter:
         text = instance.text
         recompute = self.recompute.get(instance.label, "none")
         weights = [
-            UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again, w.trained) for w in text.weights
+            UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again, w.lasting, w.trained)
+            for w in text.weights
         ]  # fmt: skip
         buffers = [
             UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.slices(b.number, b.placements)))

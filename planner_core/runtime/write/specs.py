@@ -7,7 +7,57 @@ from typing import Any, NamedTuple
 
 from planner_core.runtime.plan_reader import Placements, Step
 from planner_core.runtime.record import TapeCall
-from planner_core.runtime.write.functions import FunctionText
+
+Cut = tuple[int, Placements]
+"""A constant, and the placements in which a unit needs it."""
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """How a function uses a parameter: its name, and the steps that are taken for it outside of the function.
+
+    A parameter that is gathered has one such use for each operator; any other has one for all. `again`: it is gathered again for
+    backward. `lasting`: autograd keeps it, or a view of it, from forward.
+    `trained`: the planned loss sends a gradient to it by this use.
+    """
+
+    argument: str
+    number: int
+    gather: tuple[Step, ...]
+    reduce: tuple[Step, ...]
+    again: bool
+    lasting: bool
+    trained: bool
+
+
+@dataclass(frozen=True)
+class BufferUse:
+    """A buffer that a function reads or writes itself (running statistics), as a view of this rank's part."""
+
+    argument: str
+    number: int
+    placements: Placements
+
+
+@dataclass
+class FunctionText:
+    """A function as text, with its arguments and results by their numbers on the tape."""
+
+    name: str
+    lines: list[str]
+    inputs: list[int]
+    cuts: list[Cut]
+    weights: list[WeightUse]
+    buffers: list[BufferUse]
+    outputs: list[int]
+    seeds: int
+    """Number of calls of dropout."""
+    sites: list[tuple[str, ...]]
+    """For each line the call sites of the operators that it holds."""
+
+    def source(self, name: str) -> str:
+        """The function under another name."""
+        return "\n".join(self.lines).replace("def FUNCTION(", f"def {name}(", 1)
 
 
 class BlockLine(NamedTuple):
@@ -52,7 +102,9 @@ class UnitUse:
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
     again: bool
-    """Whether backward needs the gathered parameter."""
+    """Whether the parameter is gathered again for backward."""
+    lasting: bool
+    """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
     trained: bool
     """Whether the planned loss sends a gradient to it."""
 

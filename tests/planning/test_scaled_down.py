@@ -1,0 +1,36 @@
+"""A plan on a smaller model of the same architecture: which layer of the plan stands for which layer of the small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from planner_core.planning.request import Request
+from planner_core.planning.small_config import shrink
+from planner_core.verification.api import scaled
+from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.numerics import verify_all
+from tests.support.plans import planned
+
+MIXED = {
+    "model_type": "qwen3_next", "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "intermediate_size": 512,
+    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1024,
+}  # fmt: skip
+
+
+def test_a_list_is_cut_also_where_its_last_layer_stays() -> None:
+    small = shrink(MIXED)
+    assert small["num_hidden_layers"] == 2 and small["layer_types"] == ["linear_attention", "full_attention"]
+
+
+def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
+    """The small model's second layer is the plan's fourth. Its scan returns a tensor and None, and a convolution gets a view of its weight."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXED))
+    found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64))
+    plan = found.best
+    report = verify_fake(plan, graph=found.graph)
+    assert not report["dispatched"] and report["ok"] and report["order"]["ok"], report
+    (numbers,) = verify_all([scaled(plan, 2)])
+    assert not numbers["dispatched"] and numbers["ok"], numbers["grad"]
