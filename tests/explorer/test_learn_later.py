@@ -21,6 +21,7 @@ from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
 from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.learn.visit import answers, progress
+from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning import price
 from planner_core.planning.request import Request
@@ -328,32 +329,34 @@ def test_22_the_question_is_about_twice_as_many_gpus(n: int) -> None:
     assert question.values[question.answer] == pytest.approx(last / (len(pairs) / (2 * n)))
 
 
-@pytest.mark.parametrize(
-    ("way", "layout"),
-    [
-        ("FSDP, a text for each GPU", "fsdp=16"),
-        ("a text for the 8 GPUs of a node, tensor and sequence parallel", "fsdp=2,tp=8,sp"),
-        ("a text for the 8 GPUs of a node, keys in a ring", "fsdp=2,cp=8"),
-        ("a text for the 8 GPUs of a node, heads exchanged", "fsdp=2,cp=8,cp_type=ulysses"),
-    ],
-)
-def test_22_the_table_is_the_planners(way: str, layout: str) -> None:
-    found = l22_long.priced(LLAMA, 4096)
-    told = price("llama-3-8b", layout=layout, micro_batch=1, seq=4096, recompute="full", advise=False)
-    assert told.plan is not None and len(found) == 4
-    peak, seconds, fits, texts = found[way]
-    assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
-    assert texts == (16 if layout == "fsdp=16" else 2) == told.plan.workload["batch"]
-    assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+@pytest.mark.parametrize("n, tokens", [(2, 8192), (8, 32768)])
+def test_22_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: int) -> None:
+    rest = 16 // n
+    layouts = {
+        "FSDP, a text for each GPU": "fsdp=16",
+        f"a text for {n} GPUs, tensor and sequence parallel": f"fsdp={rest},tp={n},sp",
+        f"a text for {n} GPUs, keys in a ring": f"fsdp={rest},cp={n}",
+        f"a text for {n} GPUs, heads exchanged": f"fsdp={rest},cp={n},cp_type=ulysses",
+    }
+    found = l22_long.priced(LLAMA, tokens, n)
+    picture = LESSONS[21].scene(LLAMA, {"n": n, "tokens": tokens}).steps[4].picture
+    assert set(found) == set(layouts)
+    for way, layout in layouts.items():
+        told = price("llama-3-8b", layout=layout, micro_batch=1, seq=tokens, recompute="full", advise=False)
+        assert told.plan is not None
+        peak, seconds, fits, texts = found[way]
+        assert (peak, fits) == (told.plan.cost.memory_bytes["peak"], told.plan.fits)
+        assert texts == (16 if layout == "fsdp=16" else rest) == told.plan.workload["batch"]
+        assert seconds == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+        assert way in picture and units.seconds(seconds) in picture
 
 
 def test_22_ways_that_a_model_cannot_follow_are_left_out() -> None:
-    """GPT-2 XL has 25 heads: 8 GPUs cannot share them."""
+    """GPT-2 XL has 25 heads: 8 GPUs cannot share them. Sixteen GPUs have no 32 to share a text."""
     learner = Learner(Request("gpt2-xl"))
-    assert set(l22_long.priced(learner, 4096)) == {
-        "FSDP, a text for each GPU",
-        "a text for the 8 GPUs of a node, keys in a ring",
-    }
+    alone = {"FSDP, a text for each GPU"}
+    assert set(l22_long.priced(learner, 8192, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
+    assert set(l22_long.priced(learner, 8192, 32)) == alone
 
 
 # --- 23: break it and debug it ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import Drawing, amount, at, device, difference
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import halved, names, node, of_batch
+from explorer.learn.lessons.times.stated import halved, names, of_batch
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
@@ -19,7 +19,6 @@ from planner_core.cost.communication import wire_bytes
 from planner_core.planning.methods import Layout
 
 LENGTHS: dict[Choice, str] = {8192: "8k", 32768: "32k", 131072: "128k", 1048576: "1M"}
-PRICED = (4096, 32768)
 ITEM_BYTES, TOKENS_EACH = 2, 4
 CODE = """\
 import torch
@@ -127,7 +126,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         _causal(uneven, even, n),
         _balanced(even, n),
         _bytes(found, learner, layer, tokens, n),
-        _planner(learner),
+        _planner(learner, tokens, n),
     )
     numbers = {
         "error": c["error"], **{f"{k}": float(v) for k, v in found.items()}, "most": max(uneven), "least": min(uneven), "even": even[0], "ratio": max(uneven) / even[0],
@@ -136,39 +135,46 @@ def scene(learner: Learner, values: Values) -> Scene:
     return Scene(steps, numbers, reveal=2, note=f"{note} {numbers_note}".strip())
 
 
+def _corner(r: int) -> tuple[float, float]:
+    """Where GPU r stands: four in a row, the next four below from right to left, so that neighbours of the ring are neighbours here."""
+    row, column = divmod(r, 4)
+    return 150.0 * (3 - column if row else column), 184.0 * row
+
+
 def _ring(c: dict[str, Any], n: int) -> Step:
-    step, stops = 150.0, n + 1
-    cells, flights = [], []
-    frames = [at(r * step, 0, device(r, Drawing(104, 118))) for r in range(n)]
+    stops, cells, flights = n + 1, [], []
+    frames = [at(*_corner(r), device(r, Drawing(104, 118))) for r in range(n)]
     for r in range(n):
-        x = r * step + 12
+        x, y = _corner(r)
         queries = tile(100, 28, ("S", r), f"queries {r}")
-        cells.append(Cell(x, 34, (queries,) * stops))
+        cells.append(Cell(x + 12, y + 34, (queries,) * stops))
         keys = (*(tile(100, 28, ("S", h[r]), f"keys {h[r]}") for h in c["holds"][:-1]), None)
-        cells.append(Cell(x, 70, keys))
+        cells.append(Cell(x + 12, y + 70, keys))
         sums = tuple(text(f"sum {units.significant(w[r])}", 14, 600) for w in c["weights"])
-        cells.append(Cell(x, 108, sums))
+        cells.append(Cell(x + 12, y + 108, sums))
+        to_x, to_y = _corner((r + 1) % n)
         for turn in range(n - 1):
-            to = (r + 1) % n
-            flights.append(
-                Flight(
-                    turn,
-                    (x, 70),
-                    (to * step + 12, 70),
-                    tile(100, 28, ("S", c["holds"][turn][r]), f"keys {c['holds'][turn][r]}"),
-                )
-            )
+            part = c["holds"][turn][r]
+            going = tile(100, 28, ("S", part), f"keys {part}")
+            flights.append(Flight(turn, (x + 12, y + 70), (to_x + 12, to_y + 70), going))
     said = ["Each GPU has a part of the text: its queries, keys and values. No sum has begun."]
     said += [
         f"Each has used the keys of {k} of {n} parts: its sum (that softmax divides by, of its first token) has grown."
         + (
             " All parts are seen: the sums are those of the whole text."
             if k == n
-            else " Keys and values move on to the right."
+            else " Keys and values move on round the ring."
         )
         for k in range(1, n + 1)
     ]
-    film = Film(n * step - 20, 168, tuple(said), Drawing(0, 0, "".join(frames)), tuple(cells), tuple(flights))
+    film = Film(
+        150.0 * min(n, 4) - 20,
+        184.0 * (n > 4) + 168,
+        tuple(said),
+        Drawing(0, 0, "".join(frames)),
+        tuple(cells),
+        tuple(flights),
+    )
     says = (
         f"A text too long for one GPU is dealt out to {n}. Attention wants every query to meet every key (in a causal model those before it, as the next step has it). **Ring attention**: keys and values go round, and each GPU puts "
         f"its softmax together from what passes by. Nobody holds more than two parts. The number on each GPU is the sum that softmax divides by, for its first token. Largest difference from attention in one piece: **{difference(c['error'])}**."
@@ -216,18 +222,19 @@ def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int,
 
 
 @lru_cache(maxsize=32)
-def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool, int]]:
-    """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each node, as the planner prices them."""
+def priced(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
+    """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
+    the planner prices them on all GPUs."""
     found = Learner(replace(learner.request, seq=tokens))
-    n, t = found.cluster.num_gpus, node(found.cluster)
-    made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], n, recompute="full")}
-    if t < n:
+    gpus = found.cluster.num_gpus
+    made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], gpus, recompute="full")}
+    if n < gpus and gpus % n == 0:
         made |= {
-            f"a text for the {t} GPUs of a node{how}": of_batch(found, layout, n // t, recompute="full")
+            f"a text for {n} GPUs, {how}": of_batch(found, layout, gpus // n, recompute="full")
             for how, layout in {
-                ", tensor and sequence parallel": Layout(fsdp=n // t, tp=t, sp=True),
-                ", keys in a ring": Layout(fsdp=n // t, cp=t),
-                ", heads exchanged": Layout(fsdp=n // t, cp=t, cp_type="ulysses"),
+                "tensor and sequence parallel": Layout(fsdp=gpus // n, tp=n, sp=True),
+                "keys in a ring": Layout(fsdp=gpus // n, cp=n),
+                "heads exchanged": Layout(fsdp=gpus // n, cp=n, cp_type="ulysses"),
             }.items()
         }
     return {
@@ -237,31 +244,34 @@ def priced(learner: Learner, tokens: int) -> dict[str, tuple[int, float, bool, i
     }
 
 
-def _planner(learner: Learner) -> Step:
-    rows = []
-    if learner.load is None and "vocab_size" in learner.graph.config:
-        for tokens in PRICED:
-            for name, (peak, seconds, fits, texts) in priced(learner, tokens).items():
-                rows.append(
-                    (
-                        units.whole(tokens),
-                        name,
-                        units.memory(peak),
-                        str(texts),
-                        units.seconds(seconds),
-                        units.whole(texts * tokens / seconds),
-                        "fits" if fits else "does not fit",
-                    )
-                )
+def _planner(learner: Learner, tokens: int, n: int) -> Step:
+    head = ("way", "fullest moment", "texts in a step", "step", "tokens per second", "")
+    if learner.load is not None or "vocab_size" not in learner.graph.config:
+        says = f"The planner has both ways too. {learner.name} is known at one length only, so there is nothing to compare here."
+        return Step("What the planner prices", says, table(head, []))
+    rows = [
+        (
+            name, units.memory(peak), str(texts), units.seconds(seconds), units.whole(texts * tokens / seconds),
+            "fits" if fits else "does not fit",
+        )
+        for name, (peak, seconds, fits, texts) in priced(learner, tokens, n).items()
+    ]  # fmt: skip
     says = (
-        "**The planner has both ways too.** The table has its prices for two lengths, with recomputation, on all GPUs of your cluster, whatever the controls say: one text for each GPU, and a text shared by the GPUs of a node. There every GPU has some heads of all tokens "
+        f"**The planner has both ways too.** The table has its prices for texts of {LENGTHS[tokens]} tokens, with recomputation, on all {learner.cluster.num_gpus} GPUs of your cluster: one text for "
+        f"each GPU, and a text shared by {n} GPUs. There every GPU has some heads of all tokens "
         "(tensor and sequence parallelism, lesson 7), or a part of the tokens (context parallelism, `cp` in a stated layout, with weights sharded over all GPUs), by the ring or with heads exchanged. A way that your model "
-        "or cluster cannot follow is left out. Where none fits, let the planner choose freely (Plans)."
+        f"or cluster cannot follow is left out. {_fitting([row[-1] == 'fits' for row in rows])}"
     )
-    return Step(
-        "What the planner prices",
-        says,
-        table(("tokens", "way", "fullest moment", "texts in a step", "step", "tokens per second", ""), rows),
+    return Step("What the planner prices", says, table(head, rows))
+
+
+def _fitting(fits: list[bool]) -> str:
+    if all(fits):
+        return "All of them fit: take a longer text to see which gives way first."
+    return (
+        "Some do not fit."
+        if any(fits)
+        else "None fits: share a text among more GPUs, or let the planner choose freely (Plans)."
     )
 
 
@@ -300,8 +310,8 @@ LESSON = Lesson(
         ("Ulysses", "exchanging tokens for heads before attention, and back behind it"),
     ),
     (
-        Control("n", "GPUs that share a text", (2, 4), 4),
+        Control("n", "GPUs that share a text", (2, 4, 8), 4, kind="slider"),
         Control("tokens", "Tokens of the text", tuple(LENGTHS), 131072, LENGTHS, "slider", step=4),
     ),
-    scene, question, CODE, ("plans", "Plan this model with longer texts"), uses_model=True, focus=links.layers,
+    scene, question, CODE, ("plans", "Plan this model with longer texts"), uses_model=True, prefetch=True, focus=links.layers,
 )  # fmt: skip
