@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def then(a, b):  # the least over every state between: (min, +) instead of (+, x
 copies, products, table = 1, 0, one
 while copies < 32:
     table, copies, products = then(table, table), 2 * copies, products + 1
-print(f"products {products}, copies {copies}, least {table.min():.1f} ms, of one copy {one.min():.2f} ms")
+print(f"products {products}, copies {copies}, least {table.min():.3f} ms, of one copy {one.min():.3f} ms")
 
 ways, slow = 3**31, one
 for _ in range(31):
@@ -106,7 +106,7 @@ def squares(run: RunTable) -> list[tuple[int, Floats]]:
         n, last = found[-1]
         found.append((2 * n, then(last, last)))
     if found[-1][0] < run.copies:
-        found.append((run.copies, run.all))
+        found.append((run.copies, reduce(then, [t for n, t in found if run.copies & n])))
     return found
 
 
@@ -121,6 +121,12 @@ def choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats,
     return ms, gib, float(gib.min() + share / 100 * (quickest - gib.min()))
 
 
+def rounded(run: RunTable) -> RunTable:
+    """The same with the table of a copy in whole microseconds and that of all copies made from it: what is shown adds up as shown."""
+    run = replace(run, one=run.one.round(6))
+    return replace(run, all=squares(run)[-1][1])
+
+
 def scene(learner: Learner, values: Values) -> Scene:
     """Ways, a table, two copies, all copies, the price of memory, the proof."""
     learner, note = of_model(learner)
@@ -128,17 +134,12 @@ def scene(learner: Learner, values: Values) -> Scene:
     t = thought(learner, devices)
     ms, gib, room = choices(learner, devices, int(values["room"]))
     p = priced(ms, gib, room)
+    run = rounded(t.run)
     steps = (
-        _ways(learner, t.run, devices), _as_table(t.run), _two_copies(t.run), _all_copies(t.run), _with_memory(learner, p, ms, gib), _proof(learner, t, devices),
+        _ways(learner, run, devices), _as_table(run), _two_copies(run), _all_copies(run, t.run), _with_memory(learner, p, ms, gib), _proof(learner, t, devices),
     )  # fmt: skip
-    ways = {
-        "ways": t.run.ways,
-        "all_ways": t.run.ways * t.run.copies,
-        "copies": t.run.copies,
-        "products": products(t.run.copies),
-    }
     numbers = {
-        **ways, "one_ms": float(t.run.one.min()) * 1e3, "all_ms": float(t.run.all.min()) * 1e3,
+        "ways": run.ways, "all_ways": run.ways * run.copies, "copies": run.copies, "products": products(run.copies), "one_ms": float(run.one.min()) * 1e3, "all_ms": float(run.all.min()) * 1e3,
         "price": p.price, "bound_ms": p.bound_ms, "best_ms": p.best_ms, "left": p.left, "room_gib": p.room_gib,
         "bound_s": t.answer.bound, "solves": t.answer.solves, "proven": float(t.answer.optimal),
     }  # fmt: skip
@@ -185,7 +186,7 @@ def _as_table(run: RunTable) -> Step:
         "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
         "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
         f"for each way of its neighbours, then forgotten. Such a way is written as a pair: in `S(0)|R` the tensor is S(0) and its gradient R. "
-        f"{len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward{_never(run)}. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
+        f"{len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward, rounded to whole microseconds{_never(run)}. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
     )
     return Step(
         "A copy becomes a table",
@@ -216,7 +217,7 @@ def _two_copies(run: RunTable) -> Step:
     return Step("Two copies", says, table(head, rows, middle.index(best)))
 
 
-def _all_copies(run: RunTable) -> Step:
+def _all_copies(run: RunTable, exact: RunTable) -> Step:
     i, j = _ends(run)
     found = squares(run)
     rows = [
@@ -225,7 +226,7 @@ def _all_copies(run: RunTable) -> Step:
     ]
     says = (
         f"The product of two tables is again such a table, now of two copies. Square it: four, eight, and so on. **{products(run.copies)} products** make all "
-        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms (each figure is rounded for itself). Nothing was left out, since what lies inside "
+        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms from the rounded table (the planner does not round, and has {_milliseconds(float(exact.all[i, j]))} ms). Nothing was left out, since what lies inside "
         "matters to nobody outside once the ends are known. That is dynamic programming."
     )
     head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
