@@ -16,7 +16,7 @@ from explorer.address import settings
 from explorer.figures import svg_tensors as draw
 from explorer.figures.palette import DEVICES
 from explorer.learn import recent, warm
-from explorer.learn.files import export
+from explorer.learn.files import export, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
@@ -80,9 +80,35 @@ def test_1_memory_of_weights_gradients_and_optimizer(batch: int, each: int) -> N
     else:  # memory is fullest once all gradients are there
         assert found["1_activations"] == 0 and found["1_grads"] == 4 * PARAMS
         assert "freed already" in steps[4].says
+        early = found["1_early"]
+        assert f"{units.memory(early)} in all before the first gradient" in steps[4].says and early < found["1_peak"]
+        assert 0 < found["1_early_activations"] < early - found["1_params"] - found["1_optimizer"]
     told = steps[3]
     assert f"{each} bytes per parameter" in told.says and units.memory(each * PARAMS) in told.says
     assert all(f"{k} bytes: {units.memory(k * PARAMS)}" in told.picture for k in (4, 8, 18))
+
+
+@pytest.mark.parametrize("name", ["1", "1b", "1c"])
+def test_1_the_key_of_an_exercise_follows_from_what_its_sheet_shows(name: str) -> None:
+    """As a student does it: read the figures of the step that the sheet prints, divide, compare with the room."""
+    case = next(x for x in sheet.exercises_of(LESSONS[:1], LLAMA) if x.name == name)
+    asked, scene = case.question, LESSONS[0].scene(LLAMA, case.values)
+    told = scene.steps[scene.reveal + sheet.CASE_STEPS[1][0]].says
+    gib = {k: float(re.search(rf"{k}", told)[1]) for k in (r"fullest moment, (\S+) GiB", r"but \*\*(\S+) GiB")}  # type: ignore[index]
+    peak, whole = gib.values()
+    early = re.search(r"(\S+) GiB in all before the first gradient", told)
+    first = float(early[1]) if early else peak
+    needs = {n: max(peak / n, whole + (first - whole) / n) for n in (1, 2, 4, 8)}
+    right = min((n for n in needs if needs[n] <= ROOM / 2**30), default=0)
+    assert asked.options[asked.answer] == (f"{right} GPU{'s' * (right > 1)}" if right else "Not on one node at all")
+    for n in (2, 4, 8):
+        why = asked.why[asked.options.index(f"{n} GPUs")]
+        shown = float(re.search(r"(\S+) GiB in all", why)[1])  # type: ignore[index]
+        assert shown == pytest.approx(needs[n], rel=0.01)
+        a = re.search(r"about (\S+) GiB whole and 1/\d of the other (\S+) GiB", why)
+        b = re.search(r"about 1/\d of (\S+) GiB", why)
+        made = float(a[1]) + float(a[2]) / n if a else float(b[1]) / n if b else 0.0
+        assert shown == pytest.approx(made, rel=0.01)
 
 
 def test_1_opens_with_a_run_that_bursts_and_can_be_made_to_fit() -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.learn.learner import Learner
-from planner_core.core import Cost, DeviceMesh, Workload
+from planner_core.core import BlockPlan, Cost, DeviceMesh, Workload
 from planner_core.cost import price
+from planner_core.cost.memory import walk
 from planner_core.planning.methods import BASELINES
 from planner_core.search import assemble, least_memory, search
 from planner_core.search.network import Problem
@@ -31,31 +32,51 @@ def megatron(
 ) -> dict[str, int] | None:
     """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
     tokens do not divide by `devices`."""
-    found = _megatron(learner, devices, sequence, keeping)
+    found = _priced(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
     return dict(found.memory_bytes) if found else None
+
+
+def smallest(learner: Learner, devices: int, keeping: Keeping | None = None) -> dict[str, int]:
+    """The same for the plan that needs the least memory, whatever it splits."""
+    found = _priced(learner, devices, "", keeping)
+    assert found, "a plan that replicates everything can always run"
+    return dict(found.memory_bytes)
 
 
 def gathered(learner: Learner, devices: int) -> int:
     """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
-    found = _megatron(learner, devices, True, None)
+    found = _priced(learner, devices, "megatron-sp", None)
     assert found is not None, "call it where `megatron` finds a plan"
     return sum(t.wire_bytes for t in found.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
 
 
-@lru_cache(maxsize=256)
-def _megatron(learner: Learner, devices: int, sequence: bool, keeping: Keeping | None) -> Cost | None:
-    problem = _problem(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
-    found = search(problem, objective="time").assignment if problem else None
-    return price(assemble(problem, found), learner.graph, problem.model) if problem and found else None
+def before_gradients(learner: Learner, devices: int, usual: bool, keeping: Keeping | None = None) -> tuple[int, int]:
+    """Bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`, else for
+    the smallest plan."""
+    found = _made(learner, devices, "megatron" if usual else "", keeping)
+    assert found, "call it for a plan that there is"
+    problem, blocks = found
+    step = walk(blocks, learner.graph, problem.model)
+    fullest = max((m for m in (*step.forward, *step.backward) if not m.grads), key=lambda m: m.total)
+    return step.state.params + step.state.moments + fullest.total, fullest.kept
 
 
-@lru_cache(maxsize=256)
-def smallest(learner: Learner, devices: int, keeping: Keeping | None = None) -> dict[str, int]:
-    """The same for the plan that needs the least memory, whatever it splits."""
-    problem = _problem(learner, devices, "", keeping)
-    found = least_memory(problem) if problem else None
-    assert problem and found, "a plan that replicates everything can always run"
-    return dict(price(assemble(problem, found), learner.graph, problem.model).memory_bytes)
+@lru_cache(maxsize=512)
+def _priced(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Cost | None:
+    found = _made(learner, devices, method, keeping)
+    return price(found[1], learner.graph, found[0].model) if found else None
+
+
+@lru_cache(maxsize=64)
+def _made(
+    learner: Learner, devices: int, method: str, keeping: Keeping | None
+) -> tuple[Problem, dict[str, BlockPlan]] | None:
+    """The plan of a method, or without one that of least memory, with the problem that it solves."""
+    problem = _problem(learner, devices, method, keeping)
+    if not problem:
+        return None
+    found = search(problem, objective="time").assignment if method else least_memory(problem)
+    return (problem, assemble(problem, found)) if found else None
 
 
 def _problem(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Problem | None:

@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import svg
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
-from explorer.learn.lessons.stacks import Keeping, megatron, smallest
+from explorer.learn.lessons.stacks import Keeping, before_gradients, megatron, smallest
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.vessels import vessels
 from explorer.text import units
@@ -59,10 +59,13 @@ def keeping(values: Values) -> Keeping:
 
 
 def memory(learner: Learner, batch: int, num_gpus: int, keeps: Keeping) -> tuple[dict[str, int], bool]:
-    """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far."""
+    """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far. "early" is the fullest
+    moment before the first gradient, of which "early_activations" are activations."""
     one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
     found = megatron(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
-    return (found, True) if found else (smallest(one, num_gpus, keeps), num_gpus == 1)
+    early, activations = before_gradients(one, num_gpus, bool(found), keeps)
+    sizes_ = found or smallest(one, num_gpus, keeps)
+    return {**sizes_, "early": early, "early_activations": activations}, bool(found) or num_gpus == 1
 
 
 def sizes(learner: Learner) -> list[int]:
@@ -107,10 +110,10 @@ def scene(learner: Learner, values: Values) -> Scene:
 
 
 def kept_whole(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
-    """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs, read off one and the most GPUs. 0 where the
-    fullest moment has none."""
+    """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs before the first gradient, read off one and
+    the most GPUs. 0 where the GPUs do not share as Megatron-LM does."""
     n = max(found)
-    one, most = found[1][0]["activations"], found[n][0]["activations"]
+    one, most = (found[k][0]["early_activations"] for k in (1, n))
     return (n * most - one) / (n - 1) if n > 1 and found[n][1] and one and most else 0.0
 
 
@@ -217,15 +220,18 @@ def _activations(
     )
     kept = f": {units.memory(whole['activations'])} for a batch of {values['batch']}"
     if not whole["activations"]:  # the fullest moment is at the end of backward or in the optimizer's step
-        kept = f", but at batch {values['batch']} memory is fullest when that is freed already: all gradients are there by then"
+        kept = (
+            f": {units.memory(whole['early_activations'])} for a batch of {values['batch']}, {units.memory(whole['early'])} in all before the first gradient. "
+            "But memory is fullest when they are freed already: all gradients are there by then"
+        )
     says = (
-        f"{keeps}{kept}. It grows with the batch. As the backward pass uses it up, gradients take its place. The GPU must have "
+        f"{keeps}{kept}. Activations grow with the batch. As the backward pass uses them up, gradients take their place. The GPU must have "
         f"room for the fullest moment, {units.memory(whole['peak'])} here, with the tensors in flight just then (buffers)."
     )
     if shared := kept_whole(found):
         says += (
             f" GPUs that share the weights share everything else as well, but **{units.memory(shared)}** of the activations: these "
-            "stay whole on every GPU (lesson 7 mends that)."
+            f"stay whole on every GPU (lesson 7 mends that){'' if whole['activations'] else ', so on several GPUs the moment before the first gradient may be the fuller one'}."
         )
     rows = [end, full]
     if n > 1:
@@ -280,8 +286,7 @@ def question(learner: Learner, values: Values) -> Question:
         shared = numbers["shared_whole"]
         needs = f"Each of {n} needs {units.memory(total[n])}"
         if shared:
-            parts = f"{units.memory(shared)} whole and 1/{n} of the other {units.memory(numbers['1_peak'] - shared)}"
-            needs = f"Each of {n} needs about {parts}, {units.memory(total[n])} in all"
+            needs = f"Each of {n} needs about {_shares(numbers, n)}, {units.memory(total[n])} in all"
         return f"{needs}; a GPU has {room}." + _fewer(right, n)
 
     options = [(names[n], why(n)) for n in names]
@@ -292,6 +297,14 @@ def question(learner: Learner, values: Values) -> Question:
         wrong,
         list(names).index(right),
     )
+
+
+def _shares(numbers: Mapping[str, float], n: int) -> str:
+    """What each of n GPUs holds at its fullest moment, from what the lesson shows of one: before the first gradient, or with all of them."""
+    shared, early, peak = (numbers[name] for name in ("shared_whole", "1_early", "1_peak"))
+    if shared + (early - shared) / n < peak / n:
+        return f"1/{n} of {units.memory(peak)}"
+    return f"{units.memory(shared)} whole and 1/{n} of the other {units.memory(early - shared)}"
 
 
 def _fewer(right: int, n: int) -> str:
