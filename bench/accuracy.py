@@ -36,7 +36,7 @@ NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
 """A small mesh, the mesh of the plan that is scaled down to it, and how many ranks it has."""
 CHECKS = ("numbers", *MESHES)
 FEW = ("best", "least memory", "Megatron-LM")
-"""Plans run on the meshes of 64 and 512 GPUs unless `--all` is given."""
+"""Plans run on the meshes of 64 and 512 GPUs unless `--all` is given, or a row is there to be made anew."""
 OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "llama-2-7b.json"}
 """Models that are not in the zoo: a Llama with as many key heads as query heads."""
 MODELS = (*ZOO, *OTHERS)
@@ -62,15 +62,20 @@ def main() -> None:
     elif not args.table:
         for check in args.only:
             for model in args.models:
+                sweep(check, model, args.redo, args.all, before=args.before)
+                # Each row made anew counts instead of its old one; what is still old is of plans that are not found any more.
                 ROWS.forget(args.before, check=check, model=model)
                 ROWS.forget(args.before, check="plan", model=model, mesh=check)
-                sweep(check, model, args.redo, args.all)
     TABLE.write_text(table(list(ROWS.read().values()), MODELS), encoding="utf-8")
 
 
-def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None) -> None:
-    """All plans of one model under one check; those with a row are left out, or all but the `wanted` ones."""
-    done = {k for k, r in ROWS.read().items() if r["ok"] or not redo}
+def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | None = None, before: str = "") -> None:
+    """All plans of one model under one check; those with a row since the day `before` are left out, or all but the `wanted` ones.
+
+    On the big meshes without `every`: `FEW`, and what has a row already, so that no row is lost that was made with `every`.
+    """
+    kept = ROWS.read()
+    done = {k for k, r in kept.items() if (r["ok"] or not redo) and r["date"] >= before}
     if wanted is not None:
         done -= wanted
 
@@ -83,7 +88,7 @@ def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | No
             _run([j for j in jobs if j[1].mesh.num_devices == ranks], _numbers)
         return
     found = ((k, p) for name, p in plans(model, check).items() if asked(k := (check, model, check, name)))
-    _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW], _fake)
+    _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW or k in kept], _fake)
 
 
 def plans(model: str, mesh: str) -> dict[str, Plan]:

@@ -1,7 +1,7 @@
 """Rows of a benchmark in a file of JSON lines, so that a sweep can be stopped, taken up again, and made again in parts.
 
 A row says on which day and at which commit it was made. `--before DAY` makes rows anew that are of an earlier day, part by part: a
-part loses its old rows just before it is measured, so that the same command goes on after an interruption.
+part loses its old rows when it is measured, so that the same command goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class KeptRows:
             file.write(json.dumps({**row, "date": f"{datetime.date.today()}", "commit": commit}) + "\n")
 
     def forget(self, before: str, **part: str) -> None:
-        """Leave out rows of days earlier than `before` (2026-11-23) whose fields have the values of `part`."""
+        """Leave out rows of days earlier than `before` (2026-11-23) whose fields have the values of `part`, and rows that others replaced."""
 
         def old(row: Row) -> bool:
             return row.get("date", "") < before and all(row[k] == v for k, v in part.items())
 
-        rows = self.read().values()
-        if any(map(old, rows)):
-            self.path.write_text("".join(json.dumps(row) + "\n" for row in rows if not old(row)), encoding="utf-8")
+        if before:
+            rows = [row for row in self.read().values() if not old(row)]
+            self.path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def add_before(parser: argparse.ArgumentParser) -> None:
