@@ -20,6 +20,7 @@ from planner_core.models.loading import (
     graph_of,
     load_model,
     open_model,
+    whole_config,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
 
@@ -39,4 +40,5 @@ __all__ = [
     "open_model",
     "shared_subgraphs",
     "weight_nodes",
+    "whole_config",
 ]

@@ -221,6 +221,13 @@ def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None
             )
 
 
+def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A Hugging Face config with all that it leaves to the defaults of its model type."""
+    from planner_core.models.sources import with_defaults
+
+    return with_defaults(config)
+
+
 def graph_of(plan: Plan) -> Graph:
     """The graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, else a capture of its
     config."""

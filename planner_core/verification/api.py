@@ -8,7 +8,7 @@ verify(plan)                  # traffic and memory: full size, on a fake process
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from planner_core.core import (
     divisors,
 )
 from planner_core.cost import cost_model
-from planner_core.models import capture_graph, graph_of
+from planner_core.models import capture_graph, graph_of, whole_config
 from planner_core.planning import retarget, shrinks, small_mesh
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_numbers
@@ -94,7 +94,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     failed: PlannerError | None = None
     first: Plan | None = None
     lengths = dict.fromkeys((SMALL_SEQ, w["seq"]))
-    for batch, small, seq in itertools.product(_batches(plan, ranks), shrinks(config), lengths):
+    for batch, small, seq in itertools.product(_batches(plan, ranks), _small_forms(config), lengths):
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
@@ -112,6 +112,14 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
     )
+
+
+def _small_forms(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too."""
+    yield from shrinks(config)
+    whole = whole_config(config)
+    if len(whole) > len(config):
+        yield from shrinks(whole)
 
 
 def _batches(plan: Plan, ranks: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from planner_core.models import whole_config
 from planner_core.planning.request import Request
 from planner_core.planning.small_config import shrink
 from planner_core.verification.api import scaled
@@ -34,3 +35,20 @@ def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
     assert not report["dispatched"] and report["ok"] and report["order"]["ok"], report
     (numbers,) = verify_all([scaled(plan, 2)])
     assert not numbers["dispatched"] and numbers["ok"], numbers["grad"]
+
+
+def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:
+    assert shrink({"model_type": "llama"}) == {"model_type": "llama"}
+    small = shrink(whole_config({"model_type": "llama", "num_hidden_layers": 3}))
+    assert (small["num_hidden_layers"], small["hidden_size"], small["vocab_size"]) == (2, 64, 256)
+    parts = whole_config({"model_type": "clip", "text_config": {"hidden_size": 256}})
+    assert parts["text_config"]["hidden_size"] == 256 and parts["text_config"]["num_hidden_layers"] == 12
+    assert shrink(parts)["vision_config"]["hidden_size"] == 64
+    assert "id2label" not in parts["vision_config"]
+    assert whole_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
+
+
+def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
+    assert scaled(found.best, 2).model["params"] < 1_000_000

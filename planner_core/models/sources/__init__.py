@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
+    from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
     from planner_core.models.sources.in_memory import module_source
     from planner_core.models.sources.inputs import training_inputs
@@ -21,12 +22,14 @@ __all__ = [
     "own_config",
     "python_source",
     "training_inputs",
+    "with_defaults",
 ]
 _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
     "build": "planner_core.models.sources.huggingface",
     "own_config": "planner_core.models.sources.huggingface",
     "training_inputs": "planner_core.models.sources.inputs",
+    "with_defaults": "planner_core.models.sources.defaults",
     "module_source": "planner_core.models.sources.in_memory",
     "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",

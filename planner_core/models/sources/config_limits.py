@@ -12,6 +12,7 @@ from torch.nn import init
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from planner_core.core import CaptureError, InputError
+from planner_core.models.sources.defaults import default_config
 
 MOST_LAYERS = 2000
 MOST_MODULES = 60_000
@@ -81,12 +82,7 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
 
 def _by_default(data: Mapping[str, Any], name: str) -> Any:
     """The default of the model type for a field (`audio_config.chunk_size`), which is never a mistake."""
-    from transformers import CONFIG_MAPPING
-
-    try:
-        own = CONFIG_MAPPING[str(data.get("model_type"))]()
-    except Exception:
-        return None
+    own = default_config(data)
     for part in name.split("."):
         own = getattr(own, part, None)
     return own

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core import InputError
+from planner_core.models.sources.defaults import default_config
 
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
           "num_encoder_layers", "layers")  # fmt: skip
@@ -37,13 +38,8 @@ def _depths(data: Mapping[str, Any]) -> list[str]:
 
 def _default_depths(data: Mapping[str, Any]) -> list[str]:
     """The depths that the model type itself has, where the config leaves them to it."""
-    from transformers import CONFIG_MAPPING
-
-    try:
-        own = CONFIG_MAPPING[str(data.get("model_type"))]()
-    except Exception:
-        return []
-    return [k for k in DEPTHS if k in own.to_dict()]
+    own = default_config(data)
+    return [k for k in DEPTHS if k in own.to_dict()] if own is not None else []
 
 
 def _deep(data: Mapping[str, Any], layers: int) -> dict[str, Any]:
