@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.support.running_explorer import explorer  # noqa: E402
+from bench.support.app.running_explorer import explorer  # noqa: E402
 from explorer.learn.learner import Learner  # noqa: E402
 from explorer.learn.lesson import Lesson, Question  # noqa: E402
 from explorer.learn.lessons import LESSONS  # noqa: E402

@@ -27,8 +27,8 @@ import plotly
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.support.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
-from bench.support.running_explorer import Place, explorer, frames, settle  # noqa: E402
+from bench.support.app.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
+from bench.support.app.running_explorer import Place, explorer, frames, settle  # noqa: E402
 from explorer.analysis.what_if import best  # noqa: E402
 from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
@@ -304,14 +304,14 @@ def shift(place: Place) -> Iterator[Figure]:
 
 
 def soak(place: Place) -> Iterator[Figure]:
-    """Twenty sessions that re-plan in one process (`bench.support.soak`); the browser is not asked."""
-    command = [sys.executable, "-m", "bench.support.soak"]
+    """Twenty sessions that re-plan in one process (`bench.support.app.soak`); the browser is not asked."""
+    command = [sys.executable, "-m", "bench.support.app.soak"]
     found = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     yield from soaked(found)
 
 
 def soaked(found: dict[str, Any]) -> Iterator[Figure]:
-    """What `bench.support.soak` printed, as figures."""
+    """What `bench.support.app.soak` printed, as figures."""
     assert not found["errors"], found["errors"][0]
     kept = ", ".join(f"{mb:.0f} MB after {n}" for n, mb in found["memory_mb"][1::2])
     what = f"re-plan of Llama-3-8B on 2×8, {found['people']} people at once (threads of one process, one re-plan each {found['think_s']:g} s)"

@@ -144,13 +144,19 @@ def test_other_packages_are_asked_through_their_init(root: Path, place: Path) ->
         assert not inner, f"{path.relative_to(ROOT)} reaches into {inner}"
 
 
+def meant(name: str) -> tuple[str, ...]:
+    """The modules that `from a.b import c` may mean, by their files' names: a.b.c, a/b.py, a/b/__init__.py."""
+    place = name.rpartition(".")[0]
+    return name, place, f"{place}.__init__"
+
+
 def test_no_module_imports_in_a_circle() -> None:
-    """Modules of one package may import each other in one direction only; Tarjan would say it shorter than Python does."""
+    """Modules of one package may import each other in one direction only, and none imports its own package's `__init__`."""
     for root in ORDER:
         names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sources(root)}
         edges = {
             name: {
-                n for text, inside in imports(path, root) if not inside for n in (text, text.rpartition(".")[0])
+                n for text, inside in imports(path, root) if not inside for n in meant(text)
                 if n in names and n != name
             }
             for name, path in names.items()
@@ -216,7 +222,9 @@ def test_the_explorer_names_no_other_host() -> None:
 
 def test_benchmarks_are_few_and_each_is_told() -> None:
     bench = ROOT / "bench"
-    assert len([p for p in bench.iterdir() if p.name != "__pycache__"]) <= MOST_ENTRIES
+    for folder in {path.parent for path in bench.rglob("*.py")}:
+        entries = [p for p in folder.iterdir() if p.name != "__pycache__"]
+        assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
     told = ast.get_docstring(ast.parse((bench / "__init__.py").read_text(encoding="utf-8"))) or ""
     for file in bench.glob("[!_]*.py"):
         assert f"    {file.stem} " in told and '__name__ == "__main__"' in file.read_text(encoding="utf-8"), file.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.support.soak import resident_mb
+from bench.support.app.soak import resident_mb
 from explorer.address import settings
 from explorer.analysis import sweep
 from explorer.analysis import what_if as whatif

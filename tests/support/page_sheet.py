@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.support.running_explorer import explorer  # noqa: E402
+from bench.support.app.running_explorer import explorer  # noqa: E402
 
 SHEET, PICTURES = ROOT / "docs" / "SHEET.md", ROOT / "docs" / "images" / "sheet"
 MOST_BYTES = 4_000_000

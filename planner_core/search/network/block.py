@@ -28,7 +28,7 @@ from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, memory_passes
-from planner_core.search.network import chunks
+from planner_core.search.network.chunks import least_wait, may_run_in_chunks
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, Runs, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
@@ -307,8 +307,8 @@ class _Builder:
         rerun = self.options.again.get(s.ops[where[0]].name)
         again = rerun is not None and rerun.delivers
         delay = sent = there
-        if chunks.cuts(work, where[0], fused=bool(self.segments(value))):
-            delay, sent = chunks.least(work, where[0], forward, states, table, there)
+        if may_run_in_chunks(work, where[0], fused=bool(self.segments(value))):
+            delay, sent = least_wait(work, where[0], forward, states, table, there)
         cost, m = costs(*allowed.shape), self._micro_batches
         cost[Component.FORWARD] = np.where(allowed, delay, 0.0)
         cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)

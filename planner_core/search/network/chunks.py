@@ -22,13 +22,13 @@ WHOLE, PARTIAL, FIRST_DIM = 0, 1, 2
 """Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Moves`)."""
 
 
-def cuts(work: GroupWork, k: int, fused: bool) -> bool:
+def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
     """Whether op k of a group may run in chunks. Results with fused parts, and those that are kept for recomputation, are made at once."""
     op = work.strategy.ops[k]
     return work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept
 
 
-def least(
+def least_wait(
     work: GroupWork, k: int, forward: Ints, states: TensorStates, table: Moves, there: Floats
 ) -> tuple[Floats, Floats]:
     """Two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks, whichever is

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Twenty people at once on one server: re-plans of Llama-3-8B in one process, a thread a person, each with other settings.
 
-    python -m bench.support.soak [--people 20] [--replans 500] [--think 10]
+    python -m bench.support.app.soak [--people 20] [--replans 500] [--think 10]
 
 As on the server, all threads share one interpreter and the two cores. Each person waits `think` seconds on average (half to
 one and a half times) between re-plans, as one who reads the answer does. Nothing is taken from the shelf of answers: every
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from explorer.analysis.what_if import best
 from planner_core.planning import Request
