@@ -1,7 +1,7 @@
 """The best plan of one mesh, proven: a cost network, its elimination, and bounds (docs/SEARCH.md explains the whole).
 
 network/     the tables of costs of each block (variables, states, factors), and the folded network of a model
-algebra/     elimination, (min, +) powers, Pareto labels: arithmetic on plain tables
+algebra/     elimination, (min, +) powers, Pareto points: arithmetic on plain tables
 units/       the least cost of one copy of a block, whose time is a maximum and not a sum
 budget/      a limit on memory: closing the gap, the Pareto front, budgets held against the memory simulation
 candidates/  every choice of one block's matrices

@@ -24,7 +24,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_labels import Allowance, TooMuch
+from planner_core.search.algebra.pareto_points import Allowance, TooMuch
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
@@ -32,7 +32,7 @@ from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import solved
 from planner_core.search.units.tables import scalar
 from planner_core.search.units.unit import Copy, UnitCost, total
-from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
+from planner_core.search.units.unit_points import ALL_WORK, least_by_points
 
 MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
@@ -201,7 +201,7 @@ class FoldedTables:
         top = self.problem.top
         while self._priced(found) > bound * (1 + TIE / 10):
             runs = [r.table() for r in self.runs]
-            states, least = least_by_labels(
+            states, least = least_by_points(
                 top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs
             )
             bound = max(bound, min(least, self._priced(found)))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner_core.cost import Component, Shares
-from planner_core.search.algebra.pareto_labels import Allowance
+from planner_core.search.algebra.pareto_points import Allowance
 from planner_core.search.budget.gap_closing import GapClosing
 from planner_core.search.budget.mixing import mixed
 from planner_core.search.folded_solver import Assignment, folded_at, revalued, solve
@@ -217,7 +217,7 @@ def search(
         stop: Is called between solutions. If it returns True, the search stops with its incumbent.
         prove: If False, the gap that prices leave stays open.
         known: Further assignments that may be incumbents.
-        work: The labels that may be formed to close the gap; what is formed is taken from it.
+        work: The points that may be formed to close the gap; what is formed is taken from it.
         prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 

@@ -22,7 +22,7 @@ from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Shares
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
-from planner_core.search.budget import copy_labels as copies
+from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import priced, solve
@@ -393,7 +393,7 @@ def test_best_within_a_budget_of_three_layers_is_proven(name: str) -> None:
 
 
 LEFT_OPEN = {("t5-large", "2x8"): 0.03, ("resnet50-100k", "16"): 0.002, ("resnet50-100k", "2x8"): 0.06}
-"""What is left open at most, since a label holds the sides of all maxima of the step's time."""
+"""What is left open at most, since a point holds the sides of all maxima of the step's time."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A network solved by elimination with every table kept, and labels that are carried through it.
+"""A network solved by elimination with every table kept, and points that are carried through it.
 
 Elimination makes one *bucket* per variable: it adds up the tables in which the variable stands and sends the minimum over the
 variable (the *message*) to the bucket of the next variable in that message's scope. The buckets form a tree, whose root holds
@@ -10,7 +10,7 @@ the least cost of a whole assignment through that entry (its *margin*):
 Example: the variables a and b with two states each, tables [a] = (0, 5) and [a, b] = ((1, 4), (2, 0)). Eliminating b gives
 the bucket total ((1, 4), (2, 0)) and the message (1, 0). At a the sums are (0 + 1, 5 + 0), so the optimum is 1. The margins
 of b's bucket are ((1, 4), (7, 5)): the best assignment with a = 0 and b = 1 costs 4. With a limit of 4, only the first row is
-looked at: labels of a = 1 are never formed.
+looked at: points of a = 1 are never formed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from planner_core.search.algebra.elimination import Floats, Table, add
-from planner_core.search.algebra.pareto_labels import (
+from planner_core.search.algebra.pareto_points import (
     MAX_ENTRIES,
     Caps,
-    FormingLabels,
+    FormingPoints,
     Ints,
-    Labels,
+    Points,
     Pruning,
     TooLarge,
     join,
@@ -79,8 +79,8 @@ class BucketTree:
             self.buckets.append(bucket)
         self.root = add(pool[-1], self.keep, sizes)
         self.margins: list[Floats] = []
-        self.children: list[list[tuple[int, tuple[str, ...], Labels]]] = []
-        self.chosen = [FormingLabels(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
+        self.children: list[list[tuple[int, tuple[str, ...], Points]]] = []
+        self.chosen = [FormingPoints(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
 
     def home(self, scope: Iterable[str]) -> int:
         """The number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
@@ -110,33 +110,33 @@ class BucketTree:
         return found
 
     def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Labels]], pruning: Pruning,
+        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Points]], pruning: Pruning,
         bounds: Bounds | None = None,
-    ) -> Labels:  # fmt: skip
-        """All labels of every entry of the root that are within the limit and not dominated.
+    ) -> Points:  # fmt: skip
+        """All points of every entry of the root that are within the limit and not dominated.
 
-        `factors`: tables [sum, entry of their variables]. `sets`: labels of other networks, by entry of the variables that are
+        `factors`: tables [sum, entry of their variables]. `sets`: points of other networks, by entry of the variables that are
         named. `bounds`: other weighted sums of this network (without `sets`) that bound the cost. Raises TooMuch if a table
-        has too many labels.
+        has too many points.
         """
         plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
         self.children = [[] for _ in plain]
         for names, cost in factors:
             plain[self.home(names)].append((names, cost))
-        for k, (names, labels) in enumerate(sets):
-            self.children[self.home(names)].append((-1 - k, names, labels))
+        for k, (names, points) in enumerate(sets):
+            self.children[self.home(names)].append((-1 - k, names, points))
         for i, b in enumerate(self.buckets):
             found = self._fill(i, plain[i], pruning, bounds)
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
-            labels, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
-            self.children[b.parent].append((i, b.others, labels))
+            points, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
+            self.children[b.parent].append((i, b.others, points))
         found = self._fill(-1, plain[-1], pruning, bounds)
-        labels, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
-        return labels
+        points, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
+        return points
 
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> FormingLabels:
-        """The labels of bucket `i`: each entry within the limit, combined with the labels of the bucket's children."""
+    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> FormingPoints:
+        """The points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         rows = np.flatnonzero(margin <= pruning.limit)
         place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
@@ -144,41 +144,41 @@ class BucketTree:
         for names, table in plain:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
             cost += table[where].T.reshape(-1, len(pruning.steps))
-        found = FormingLabels(rows, cost, np.zeros(len(rows)))
+        found = FormingPoints(rows, cost, np.zeros(len(rows)))
         caps: Caps | None = None
         if bounds is not None:
             caps = Caps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
             caps.room[rows] = pruning.limit - bounds.margins[i][rows] + cost @ bounds.prices
-        for child, names, labels in self.children[i]:
+        for child, names, points in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
             if caps is not None and bounds is not None:
                 caps.room[rows] += bounds.messages[child][entry[rows]]
-            found = join(found, labels, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
+            found = join(found, points, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
         return found
 
-    def assignment(self, label: int) -> tuple[dict[str, int], dict[int, int]]:
-        """The state of every variable in one label of the root, and for each of the `sets` (by number) the label taken from it."""
-        at, taken = self.assignments(np.array([label]))
+    def assignment(self, point: int) -> tuple[dict[str, int], dict[int, int]]:
+        """The state of every variable in one point of the root, and for each of the `sets` (by number) the point taken from it."""
+        at, taken = self.assignments(np.array([point]))
         return {v: int(s[0]) for v, s in at.items()}, {k: int(s[0]) for k, s in taken.items()}
 
-    def assignments(self, labels: Ints) -> tuple[dict[str, Ints], dict[int, Ints]]:
-        """`assignment` of each of the root's `labels` [label], for all of them at once: arrays [label]."""
+    def assignments(self, points: Ints) -> tuple[dict[str, Ints], dict[int, Ints]]:
+        """`assignment` of each of the root's `points` [point], for all of them at once: arrays [point]."""
         at: dict[str, Ints] = {}
         taken: dict[int, Ints] = {}
-        todo = [(-1, labels)]
+        todo = [(-1, points)]
         while todo:
-            i, labels = todo.pop()
+            i, points = todo.pop()
             chosen = self.chosen[i]
             if self.scope_of(i):
-                place = np.unravel_index(chosen.row[labels], self.margins[i].shape)
+                place = np.unravel_index(chosen.row[points], self.margins[i].shape)
                 at.update(zip(self.scope_of(i), place, strict=True))
             for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
                 if child < 0:
-                    taken[-1 - child] = part[labels]
+                    taken[-1 - child] = part[points]
                 else:
-                    todo.append((child, part[labels]))
+                    todo.append((child, part[points]))
         return at, taken
 
 
@@ -215,13 +215,13 @@ class Bounds:
         return np.moveaxis(table, scope.index(WHICH), -1).reshape(-1, count)
 
 
-def collect(found: FormingLabels, group: Ints, entries: int, pruning: Pruning) -> tuple[Labels, FormingLabels]:
-    """Drop dominated labels of each group, and sort the others by group and excess.
+def collect(found: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:
+    """Drop dominated points of each group, and sort the others by group and excess.
 
-    `group` [label] is the group of each label of `found`, one of `entries`. Returns the labels by group, and the rows of
+    `group` [point] is the group of each point of `found`, one of `entries`. Returns the points by group, and the rows of
     `found` in the same order.
     """
-    kept = pruning.keep(FormingLabels(group, found.cost, found.excess, [np.arange(len(group))]))
+    kept = pruning.keep(FormingPoints(group, found.cost, found.excess, [np.arange(len(group))]))
     kept = kept.take(np.lexsort((kept.excess, kept.row)))
     ends = np.searchsorted(kept.row, np.arange(entries + 1))
-    return Labels(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])
+    return Points(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])

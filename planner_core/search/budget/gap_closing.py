@@ -1,18 +1,18 @@
-"""Close the gap that prices of memory leave: find the least value within a budget exactly, by labels (see `copy_labels`).
+"""Close the gap that prices of memory leave: find the least value within a budget exactly, by points (see `copy_points`).
 
 A price m of memory gives a lower bound, and there is an incumbent. A better plan takes fewer seconds than the incumbent and
 holds at most the budget, so
 
     seconds + m · memory  <  incumbent's seconds + m · budget  =  limit
 
-All labels within this limit are carried through the blocks, through their copies, and through the top network. Copies may
-differ. The best label within the budget is the optimum. If there is none, the incumbent is the optimum.
+All points within this limit are carried through the blocks, through their copies, and through the top network. Copies may
+differ. The best point within the budget is the optimum. If there is none, the incumbent is the optimum.
 
-If that is too much, a sample of the labels brings a better incumbent first, without proof. Then the limit is raised from the
+If that is too much, a sample of the points brings a better incumbent first, without proof. Then the limit is raised from the
 bound on: all plans up to it are enumerated, and what is not found there is proven not to exist.
 
 Example: the bound is 11 s, the incumbent takes 14 s, the price is 1 s per GB and the budget 8 GB. The whole gap is the limit
-14 + 8 = 22. If it holds too many labels, the first part goes up to 11 + 3/64 + 8 = 19.05 and proves a bound of 11.05 s, the
+14 + 8 = 22. If it holds too many points, the first part goes up to 11 + 3/64 + 8 = 19.05 and proves a bound of 11.05 s, the
 next one is four times as wide, and so on.
 """
 
@@ -26,8 +26,8 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_labels import Allowance, TooLarge, TooMuch
-from planner_core.search.budget.copy_labels import Copies, OneCopy
+from planner_core.search.algebra.pareto_points import Allowance, TooLarge, TooMuch
+from planner_core.search.budget.copy_points import Copies, OneCopy
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import Assignment, FoldedTables, finish, folded_at
 from planner_core.search.network.folded import Problem
@@ -36,17 +36,17 @@ from planner_core.search.objective import TIE, Objective
 FIRST, WIDER = 64, 4
 """If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
 PER_PASS, QUICKLY = 500_000, 100_000
-"""Labels that may be formed for one part of the gap, and for the first attempt at the whole gap."""
+"""Points that may be formed for one part of the gap, and for the first attempt at the whole gap."""
 MORE, AT_LEAST = 6, 30_000
-"""A part of the gap may form MORE times the labels of the part before, or AT_LEAST; more of them say that the part is too wide."""
+"""A part of the gap may form MORE times the points of the part before, or AT_LEAST; more of them say that the part is too wide."""
 SAMPLES = (16, 48)
-"""Labels of each group in the first sample, and in the second one if a gap is left."""
+"""Points of each group in the first sample, and in the second one if a gap is left."""
 MAX_FAILURES = 3
-"""After this many parts that held too many labels, the rest of the gap is left open."""
+"""After this many parts that held too many points, the rest of the gap is left open."""
 
 
 def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more: Sequence[Table] = ()) -> Found | None:
-    """All labels of the whole model that are within the goal's limit and not dominated; None if there are none.
+    """All points of the whole model that are within the goal's limit and not dominated; None if there are none.
 
     `folded` is under the goal's objective. `one` is that of `Copies`, `more` that of `Folded.weighed`. Raises
     TooMuch.
@@ -59,14 +59,14 @@ def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more:
         copies = [Copies(run, tree, goal, one) for run in folded.runs]
         if not sum(c.work_out() for c in copies):
             break
-    sets = [(c.names, goal.as_rows(c.labels())) for c in copies]
-    labels = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
-    return Found(problem, goal.objective, tree, copies, goal.summed(labels.cost))
+    sets = [(c.names, goal.as_rows(c.points())) for c in copies]
+    points = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
+    return Found(problem, goal.objective, tree, copies, goal.summed(points.cost))
 
 
 @dataclass
 class Found:
-    """Labels of a whole model: `cost` [label, sum], and the way back to the assignment of each label."""
+    """Points of a whole model: `cost` [point, sum], and the way back to the assignment of each point."""
 
     problem: Problem
     objective: Objective
@@ -74,9 +74,9 @@ class Found:
     copies: list[Copies]
     cost: Floats
 
-    def assignment(self, label: int) -> Assignment:
-        """The assignment of one label."""
-        at, taken = self.tree.assignment(label)
+    def assignment(self, point: int) -> Assignment:
+        """The assignment of one point."""
+        at, taken = self.tree.assignment(point)
         calls = [one for k, c in enumerate(self.copies) for one in c.copies(taken[k])]
         return finish(self.problem, self.objective, at, calls)
 
@@ -86,7 +86,7 @@ class GapClosing:
     """The search for the least value of `objective` within `budget` bytes per GPU, given a lower `bound` and an incumbent `best`.
 
     The objective has the prices of memory that gave the bound. Assignments that cost more than `at_most` are ignored. `work` are
-    the labels that may be formed.
+    the points that may be formed.
     """
 
     problem: Problem
@@ -147,7 +147,7 @@ class GapClosing:
                 width /= WIDER
 
     def _through(self, limit: float, quick: bool = False, most: int = PER_PASS) -> bool:
-        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much, which is more than `most` labels.
+        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much, which is more than `most` points.
         Raises TooLarge."""
         try:
             self._consider(self._within(limit, quick=quick, most=most))

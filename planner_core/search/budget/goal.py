@@ -1,4 +1,4 @@
-"""What the labels within a budget count (see `copy_labels` and `algebra.pareto_labels`)."""
+"""What the points within a budget count (see `copy_points` and `algebra.pareto_points`)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_labels import MAX_LABELS, Allowance, Labels, Pruning
+from planner_core.search.algebra.pareto_points import MAX_POINTS, Allowance, Points, Pruning
 from planner_core.search.network.factors import Factor
 from planner_core.search.objective import Objective
 from planner_core.search.units.tables import vectors
-from planner_core.search.units.unit_labels import TimeSums
+from planner_core.search.units.unit_points import TimeSums
 
-FEW_LABELS = 20_000
-"""Labels that are held at once in the first attempt at the whole gap."""
+FEW_POINTS = 20_000
+"""Points that are held at once in the first attempt at the whole gap."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What labels count: the value of `objective` without memory, and memory at the `ends` of the step.
+    """What points count: the value of `objective` without memory, and memory at the `ends` of the step.
 
-    Inside a unit a label holds *rows*: the sums of `TimeSums`, then memory at each end. A label of whole units holds *sums*: the
+    Inside a unit a point holds *rows*: the sums of `TimeSums`, then memory at each end. A point of whole units holds *sums*: the
     value, then memory at each end. The weighted cost is the value plus memory at the objective's prices. It may be at most
     `limit`. Sums are rounded to multiples of `steps` [sum] when they are compared.
     """
@@ -32,7 +32,7 @@ class Goal:
     limit: float
     steps: Floats
     few: int = 0
-    """If > 0, only a sample is looked at: so many labels of each group, and a quarter of so many shared states."""
+    """If > 0, only a sample is looked at: so many points of each group, and a quarter of so many shared states."""
     quick: bool = False
     """Whether to give up early."""
     work: Allowance = field(default_factory=Allowance)
@@ -53,12 +53,12 @@ class Goal:
 
     @property
     def pruning(self) -> Pruning:
-        """The pruning of labels of whole units."""
-        return Pruning(self.limit, self.steps, FEW_LABELS if self.quick else MAX_LABELS, self.few, self.work)
+        """The pruning of points of whole units."""
+        return Pruning(self.limit, self.steps, FEW_POINTS if self.quick else MAX_POINTS, self.few, self.work)
 
     @property
     def row_pruning(self) -> Pruning:
-        """The pruning of labels inside a unit."""
+        """The pruning of points inside a unit."""
         seconds = np.full(len(self.time.places), self.steps[0])
         return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]), spread=len(seconds))
 
@@ -69,12 +69,12 @@ class Goal:
         return vectors(factors, np.concatenate([self.time.sums, memory]))
 
     def summed(self, rows: Floats) -> Floats:
-        """[label, sum]: the sums of labels whose rows are `rows` [label, row]."""
+        """[point, sum]: the sums of points whose rows are `rows` [point, row]."""
         count = len(self.time.places)
         return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
 
-    def as_rows(self, labels: Labels) -> Labels:
-        """Labels of whole units as labels with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
-        rows = np.zeros((len(labels.cost), len(self.time.places) + len(self.ends)))
-        rows[:, len(self.time.places) - 1 :] = labels.cost
-        return replace(labels, cost=rows)
+    def as_rows(self, points: Points) -> Points:
+        """Points of whole units as points with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
+        rows = np.zeros((len(points.cost), len(self.time.places) + len(self.ends)))
+        rows[:, len(self.time.places) - 1 :] = points.cost
+        return replace(points, cost=rows)

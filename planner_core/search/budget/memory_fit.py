@@ -19,7 +19,7 @@ from itertools import product
 
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
-from planner_core.search.algebra.pareto_labels import MAX_WORK, Allowance
+from planner_core.search.algebra.pareto_points import MAX_WORK, Allowance
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
 from planner_core.search.lagrangian import Answer, memory_of, objective_of, quick, search
@@ -33,7 +33,7 @@ ABOVE = 1.05
 FAR = 1.25
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
 OPEN_WORK = 100_000
-"""Labels that are formed where the answer cannot be proven: some assignment of a sum within the budget is better, but its peak is not
+"""Points that are formed where the answer cannot be proven: some assignment of a sum within the budget is better, but its peak is not
 within. They only look for a better answer."""
 NEAR_LEAST = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
@@ -148,7 +148,7 @@ def _aimed(
 
 @dataclass
 class _Aim:
-    """The searches for one budget of the GPU. `work`: the labels that each may form. `hit`: the budget of the sum that gave the best
+    """The searches for one budget of the GPU. `work`: the points that each may form. `hit`: the budget of the sum that gave the best
     answer. `peaks`: the simulated peaks that are known."""
 
     problem: Problem

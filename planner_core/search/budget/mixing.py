@@ -3,7 +3,7 @@
 At the price of memory at which a plan that fits and a plan that does not fit cost the same, plans between the two often cost the
 same too: some copies run as in the one, the others as in the other. Solutions at a price do not show these plans, since each
 takes one of the ends. So the ways in which copies ran in known solutions are collected, and the best way of each variant
-between their states. The labels of these few ways are put together as in `copy_labels`, from a sample of the labels of each
+between their states. The points of these few ways are put together as in `copy_points`, from a sample of the points of each
 part. This is quick, and it proves nothing.
 
 Example: 32 copies run in 3 s with 4 GB each, or in 5 s with 1 GB. At 2/3 s per GB, both ways cost 5.67. Within 120 GB, the
@@ -22,7 +22,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import collect
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_labels import Allowance, FormingLabels, Ints, Labels, TooMuch
+from planner_core.search.algebra.pareto_points import Allowance, FormingPoints, Ints, Points, TooMuch
 from planner_core.search.budget.gap_closing import front_of
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import Assignment, FoldedTables, revalued
@@ -33,13 +33,13 @@ from planner_core.search.units.unit import Copy, UnitCost, View
 MOST_WAYS = 16
 """Entries of a view at which the best way of a variant is taken."""
 FEW = 12
-"""Labels of each group that are kept."""
+"""Points of each group that are kept."""
 WORK = 100_000
-"""Labels that may be formed."""
+"""Points that may be formed."""
 
 
 class KnownWays:
-    """The labels of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_labels.BlockLabels`."""
+    """The points of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_points.BlockPoints`."""
 
     def __init__(self, known: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         unit, view = chain.unit, chain.view(s)
@@ -50,15 +50,15 @@ class KnownWays:
         entry = np.array(list(ways.values()), dtype=np.int64)
         totals = np.array([c.totals for c in self.ways]).reshape(len(entry), NUM_COMPONENTS)
         cost = np.column_stack([goal.objective.seconds(totals), totals[:, list(goal.ends)]])
-        found = FormingLabels(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
+        found = FormingPoints(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
         found = found.take(found.excess + margin.ravel()[entry] <= goal.limit)
         found = found.take(np.argsort(found.row, kind="stable"))
-        self.labels: Labels
-        self.labels, self.chosen = collect(found, found.row, bound.size, goal.pruning)
+        self.points: Points
+        self.points, self.chosen = collect(found, found.row, bound.size, goal.pruning)
 
-    def copy(self, label: int) -> Copy:
-        """How the copy runs in one label."""
-        return self.ways[int(self.chosen.parts[0][label])]
+    def copy(self, point: int) -> Copy:
+        """How the copy runs in one point."""
+        return self.ways[int(self.chosen.parts[0][point])]
 
 
 def mixed(folded: FoldedTables, best: Assignment, budget: float, known: Sequence[Assignment]) -> Assignment | None:

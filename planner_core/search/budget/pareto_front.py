@@ -5,7 +5,7 @@ seconds per byte. A point of the front between them takes fewer seconds than B a
 
     seconds + m · memory  <  B's seconds + m · A's memory  =  limit
 
-All labels within this limit are enumerated (see `gap_closing`). So every point of the front is found.
+All points within this limit are enumerated (see `gap_closing`). So no point of the front is missed.
 
 Example: A = (10 s, 9 GB) and B = (14 s, 5 GB) have the slope 1 s per GB and the limit 14 + 9 = 23. The point (12 s, 8 GB) costs
 20 at this price. It is above the line, where the corners cost 19, but within the limit, so it is found.
@@ -23,7 +23,7 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.convex_hull import Point, hull, lower_hull, slope, weighed
 from planner_core.search.algebra.elimination import Floats
-from planner_core.search.algebra.pareto_labels import TooMuch
+from planner_core.search.algebra.pareto_points import TooMuch
 from planner_core.search.budget.gap_closing import Found, front_of
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import Assignment, FoldedTables, revalued, solve
@@ -94,7 +94,7 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
 
 
 def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Found | None:
-    """The labels that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooMuch."""
+    """The points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooMuch."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
     objective = free.priced(price, 0.0)

@@ -1,8 +1,8 @@
 """The Pareto front of a block's candidates, if there are too many to score each.
 
 First the corners of the lower hull of (communication, memory) are found, for each state of the residual stream. Between two
-corners A and B, all labels up to the limit of the front are enumerated (as in `budget.pareto_front`), and dominated ones are
-dropped (`algebra.pareto_labels`). So a candidate that is never formed is dominated, or it lies in a part that held too much to
+corners A and B, all points up to the limit of the front are enumerated (as in `budget.pareto_front`), and dominated ones are
+dropped (`algebra.pareto_points`). So a candidate that is never formed is dominated, or it lies in a part that held too much to
 enumerate.
 
 Nothing between A and B is below the line of least weighted sum through them. If the corners that are known, those of other
@@ -21,7 +21,7 @@ from planner_core.cost import NUM_COMPONENTS, Component, CostVector
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, hull, slope
 from planner_core.search.algebra.elimination import Elimination, order
-from planner_core.search.algebra.pareto_labels import Pruning, TooMuch
+from planner_core.search.algebra.pareto_points import Pruning, TooMuch
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.units.reduction import Inside, reduced
@@ -113,10 +113,10 @@ class _Block:
         tables = vectors(c.factors, sums)
         constant = sum((t for names, t in tables if not names), start=np.zeros(2))
         pruning = Pruning(right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2]))
-        labels = tree.carry([t for t in tables if t[0]], [], pruning)
-        at, _ = tree.assignments(np.arange(len(labels.cost)))
+        points = tree.carry([t for t in tables if t[0]], [], pruning)
+        at, _ = tree.assignments(np.arange(len(points.cost)))
         told = zip(*(at[n].tolist() for n in self.names), strict=True)
-        return [(state, float(m), float(b)) for state, (m, b) in zip(told, labels.cost + constant, strict=True)]
+        return [(state, float(m), float(b)) for state, (m, b) in zip(told, points.cost + constant, strict=True)]
 
 
 def _held(compiled: Compiled, at: Mapping[str, int]) -> Compiled:

@@ -7,7 +7,7 @@ elimination at these shares bounds all entries of the boundary at once:
     bound[entry] = max over the shares tried of  (elimination at these shares)[entry]  ≤  least true cost[entry]
 
 Where the best plan would use an entry, `settle` finds the least true cost there. It tries other shares first. Then it
-enumerates, by labels, all assignments between the bound and the best assignment known. A plan that is optimal under the bounds
+enumerates, by points, all assignments between the bound and the best assignment known. A plan that is optimal under the bounds
 and uses only settled entries is optimal.
 
 Example (docs/SEARCH.md, section 5): three ways p, q, r to run a copy take 10.4, 12 and 9.9 ms. At u = 1 the bound is 9.2 (q's
@@ -25,13 +25,13 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
-from planner_core.search.algebra.pareto_labels import Allowance
+from planner_core.search.algebra.pareto_points import Allowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import Inside, reduced
-from planner_core.search.units.unit_labels import ALL_WORK, least_by_labels
+from planner_core.search.units.unit_points import ALL_WORK, least_by_points
 
 MAX_SHARES = 5
 """Shares that are tried for one entry before its assignments are enumerated."""
@@ -220,7 +220,7 @@ class UnitCost:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`."""
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
-        states, least = least_by_labels(
+        states, least = least_by_points(
             self.variants[variant],
             solver.sequence((), at),
             at,

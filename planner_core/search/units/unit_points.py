@@ -1,9 +1,9 @@
-"""The least true cost of one unit among all assignments within a limit, by labels (see `algebra.pareto_labels`).
+"""The least true cost of one unit among all assignments within a limit, by points (see `algebra.pareto_points`).
 
-The time of a unit is a maximum of sums. A label carries each of these sums, so the true cost of a whole assignment is known
-at its end. On the way a label is dropped if another label is no worse in every sum, or if its weighted sum exceeds the limit.
+The time of a unit is a maximum of sums. A point carries each of these sums, so the true cost of a whole assignment is known
+at its end. On the way a point is dropped if another point is no worse in every sum, or if its weighted sum exceeds the limit.
 
-Example: a unit's time is max(A + 0.1 B, B). A label is a pair (A, B). Two operators have the labels {(6, 1), (4, 5)} and
+Example: a unit's time is max(A + 0.1 B, B). A point is a pair (A, B). Two operators have the points {(6, 1), (4, 5)} and
 {(4, 3), (3, 7)}. Together they have (10, 4), (9, 8), (8, 8) and (7, 12). (9, 8) is dominated by (8, 8). The true costs of the
 others are 10.4, 8.8 and 12: the least is 8.8, although (7, 12) has the least A and (10, 4) has the least B.
 """
@@ -19,24 +19,24 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import Bounds, BucketTree
 from planner_core.search.algebra.elimination import Floats, Table, given
-from planner_core.search.algebra.pareto_labels import Allowance, Pruning, TooLarge, TooMuch
+from planner_core.search.algebra.pareto_points import Allowance, Pruning, TooLarge, TooMuch
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.tables import scalar, vectors
 
-MOST_LABELS = 8_000
-"""Labels of one unit that are held at once."""
+MOST_POINTS = 8_000
+"""Points of one unit that are held at once."""
 WORK = 200_000
-"""Labels that may be formed to settle one entry."""
+"""Points that may be formed to settle one entry."""
 ALL_WORK = 400_000
-"""Labels that may be formed to solve one model on one mesh under one objective."""
+"""Points that may be formed to solve one model on one mesh under one objective."""
 
 AT_ONCE = 5_000
-"""Labels that may be formed in a first attempt at the whole gap."""
+"""Points that may be formed in a first attempt at the whole gap."""
 NARROW, WIDER = 16, 2
 """If that is too much, first 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
 GRID = (0.0, 0.5, 1.0)
-"""Labels are also bounded by the weighted sums at these shares of one maximum."""
+"""Points are also bounded by the weighted sums at these shares of one maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TimeSums:
         return self.objective.step_time.seconds(totals)
 
 
-def least_by_labels(
+def least_by_points(
     compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
     work: Allowance, others: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:  # fmt: skip
@@ -106,9 +106,9 @@ def least_by_labels(
     steps = np.full(len(how.places), limit * TIE * 1e-3)
     rows = given([*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)], at)
 
-    def within(most: float, labels_left: Allowance) -> tuple[dict[str, int], float] | None:
-        labels = tree.carry(rows, [], Pruning(most, steps, MOST_LABELS, work=labels_left), bounds)
-        costs = how.cost(labels.cost)
+    def within(most: float, points_left: Allowance) -> tuple[dict[str, int], float] | None:
+        points = tree.carry(rows, [], Pruning(most, steps, MOST_POINTS, work=points_left), bounds)
+        costs = how.cost(points.cost)
         if not len(costs) or costs.min() > most:
             return None
         states, _ = tree.assignment(int(costs.argmin()))
@@ -133,7 +133,7 @@ def least_by_labels(
 
 
 def _widening(bound: float, limit: float) -> Iterator[float]:
-    """Rising limits from `bound` to `limit`. Few labels lie near the bound. An assignment whose cost is within such a limit is the
+    """Rising limits from `bound` to `limit`. Few points lie near the bound. An assignment whose cost is within such a limit is the
     least, since all assignments up to that limit were looked at."""
     width = (limit - bound) / NARROW
     while bound < limit:
@@ -151,7 +151,7 @@ def _added(table: Table, rows: int) -> Table:
 
 
 def _around(shares: Shares, how: TimeSums) -> list[Shares]:
-    """Shares that differ from the given ones in one maximum, at the points of GRID."""
+    """Shares that differ from the given ones in one maximum, at the values of GRID."""
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
     return list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))

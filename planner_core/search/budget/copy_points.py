@@ -1,11 +1,11 @@
-"""Labels of a run of copies of one block (see `gap_closing` and `algebra.pareto_labels`).
+"""Points of a run of copies of one block (see `gap_closing` and `algebra.pareto_points`).
 
-A label is one way to run some copies: its time (or communication) and its memory. Labels of 2 copies are made of two labels of
-1 copy, labels of 4 copies of two labels of 2, and so on. So the work grows with the logarithm of the number of copies.
+A point is one way to run some copies: its time (or communication) and its memory. Points of 2 copies are made of two points of
+1 copy, points of 4 copies of two points of 2, and so on. So the work grows with the logarithm of the number of copies.
 
-    labels of 2m copies [k, l] = undominated of  { a + kept[i] + b :  a a label of m copies [k, i],  b one of m copies [i, l] }
+    points of 2m copies [k, l] = undominated of  { a + kept[i] + b :  a a point of m copies [k, i],  b one of m copies [i, l] }
 
-Example: one copy runs in 3 s with 4 GB or in 5 s with 1 GB, and there is one state k. Two copies have the labels (6, 8), (8, 5)
+Example: one copy runs in 3 s with 4 GB or in 5 s with 1 GB, and there is one state k. Two copies have the points (6, 8), (8, 5)
 and (10, 2); (8, 5) stands for both orders. With 6 GB for two copies the answer is (8, 5): the copies differ. Four copies have
 (12, 16), (14, 13), (16, 10), (18, 7) and (20, 4). Five copies are four and one. With 11 GB for five copies the answer is
 (18, 7) + (3, 4) = (21, 11): two copies run in 3 s and three in 5 s.
@@ -22,10 +22,10 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree, collect
 from planner_core.search.algebra.elimination import Floats, given
-from planner_core.search.algebra.pareto_labels import (
-    FormingLabels,
+from planner_core.search.algebra.pareto_points import (
+    FormingPoints,
     Ints,
-    Labels,
+    Points,
     TooMuch,
     concatenate,
     join,
@@ -46,29 +46,29 @@ CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
 
-class LabelsOfCopy(Protocol):
-    """The labels of one copy by entry of its view, and how it runs in each."""
+class PointsOfCopy(Protocol):
+    """The points of one copy by entry of its view, and how it runs in each."""
 
-    labels: Labels
+    points: Points
 
-    def copy(self, label: int) -> Copy:
-        """How the copy runs in one label."""
+    def copy(self, point: int) -> Copy:
+        """How the copy runs in one point."""
         ...
 
 
-OneCopy = Callable[[Chain, Goal, int, Floats], LabelsOfCopy]
-"""Makes the labels of one copy of a chain in a shared state, with the least weighted cost of the whole model through each entry."""
+OneCopy = Callable[[Chain, Goal, int, Floats], PointsOfCopy]
+"""Makes the points of one copy of a chain in a shared state, with the least weighted cost of the whole model through each entry."""
 
 
 class Copies:
-    """The labels of one run, by entry of the top variables that it touches, and the way back to each copy.
+    """The points of one run, by entry of the top variables that it touches, and the way back to each copy.
 
     `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `one` makes
-    the labels of one copy: by default all of them (`BlockLabels`).
+    the points of one copy: by default all of them (`BlockPoints`).
     """
 
     def __init__(self, chain: Chain, tree: BucketTree, goal: Goal, one: OneCopy | None = None) -> None:
-        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or BlockLabels
+        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or BlockPoints
         self.names, self.entries = chain.places
         self.margin = chain.margins(tree)
         self.shape = self.margin.shape
@@ -93,39 +93,39 @@ class Copies:
             self.chain.power(s)
         return bool(fresh)
 
-    def labels(self) -> Labels:
-        """The labels of the run, by entry of the top variables that it touches. Raises TooMuch."""
+    def points(self) -> Points:
+        """The points of the run, by entry of the top variables that it touches. Raises TooMuch."""
         if self.chain.count == 1:
             self.block = self.one(self.chain, self.goal, 0, self.margin)
-            return self.block.labels.at(self.entries)
+            return self.block.points.at(self.entries)
         kind = _Alike if self.chain.problem.uniform else _Line
         self.lines = {s: kind(self, s) for s in self.states}
         found = concatenate([line.carry() for line in self.lines.values()])
-        labels, self.chosen = collect(found, found.row, self.margin.size, self.goal.pruning)
-        return labels.at(self.entries)
+        points, self.chosen = collect(found, found.row, self.margin.size, self.goal.pruning)
+        return points.at(self.entries)
 
-    def ones(self) -> list[LabelsOfCopy]:
-        """The labels of one copy, by shared state, after `labels`."""
+    def ones(self) -> list[PointsOfCopy]:
+        """The points of one copy, by shared state, after `points`."""
         return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
 
     def between(self) -> Floats:
-        """[state, sum]: what the tensor between two copies adds to a label."""
+        """[state, sum]: what the tensor between two copies adds to a point."""
         found = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
         if Component.AFTER_FORWARD in self.goal.ends:
             kept = between_bytes(self.chain.problem, self.chain.run)
             found[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = kept
         return found
 
-    def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one label."""
+    def copies(self, point: int) -> list[Copy]:
+        """How each copy runs in one point."""
         if self.chain.count == 1:
-            return [self.block.copy(label)]
-        s = int(self.chosen.row[label]) // (self.shape[1] * self.shape[2])
-        return self.lines[s].copies(int(self.chosen.parts[0][label]))
+            return [self.block.copy(point)]
+        s = int(self.chosen.row[point]) // (self.shape[1] * self.shape[2])
+        return self.lines[s].copies(int(self.chosen.parts[0][point]))
 
 
-class BlockLabels:
-    """The labels of one copy, in all its variants, in shared state `s`. `margin` is the least weighted cost of the whole model
+class BlockPoints:
+    """The points of one copy, in all its variants, in shared state `s`. `margin` is the least weighted cost of the whole model
     through each entry of the copy's view."""
 
     def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
@@ -133,7 +133,7 @@ class BlockLabels:
         at, bound = dict(self.view.at), chain.unit.bound(self.view)
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
         self.trees: list[tuple[str, BucketTree]] = []
-        parts: list[FormingLabels] = []
+        parts: list[FormingPoints] = []
         for number, variant in enumerate(chain.unit.variants):
             tree = self._tree(variant, goal, at)
             tree.weigh(np.where(np.isfinite(tree.root), rest + tree.root, np.inf))
@@ -142,11 +142,11 @@ class BlockLabels:
             entry, index = _spread(found, np.arange(tree.root.size))
             cost = goal.summed(found.cost[index])
             excess = cost @ goal.prices - bound.ravel()[entry]
-            parts.append(FormingLabels(entry, cost, excess, [np.full(len(index), number), index]))
+            parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
             self.trees.append((variant, tree))
         both = concatenate(parts)
         both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
-        self.labels, self.chosen = collect(both, both.row, bound.size, goal.pruning)
+        self.points, self.chosen = collect(both, both.row, bound.size, goal.pruning)
 
     def _tree(self, variant: str, goal: Goal, at: dict[str, int]) -> BucketTree:
         shares = self.unit.shares.get(variant, [EVEN])[-1]
@@ -155,16 +155,16 @@ class BlockLabels:
         tables = given(scalar(compiled.factors, goal.objective.weights(shares)), at)
         return BucketTree(free, tables, solver.sequence(self.view.keep, at), self.view.keep)
 
-    def copy(self, label: int) -> Copy:
-        """How the copy runs in one label."""
-        number, index = (int(part[label]) for part in self.chosen.parts)
+    def copy(self, point: int) -> Copy:
+        """How the copy runs in one point."""
+        number, index = (int(part[point]) for part in self.chosen.parts)
         variant, tree = self.trees[number]
         states, _ = tree.assignment(index)
         return self.unit.measured(variant, dict.fromkeys(self.unit.compiled.sizes, 0) | dict(self.view.at) | states)
 
 
 class _Alike:
-    """The labels of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
+    """The points of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
 
     def __init__(self, copies: Copies, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between()
@@ -173,21 +173,21 @@ class _Alike:
         self.links = _places(chain)
         self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, margin))
 
-    def carry(self) -> FormingLabels:
-        """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
-        n, count, link = len(self.links), self.count, self.block.labels
+    def carry(self) -> FormingPoints:
+        """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
+        n, count, link = len(self.links), self.count, self.block.points
         between = self.between * (count - 1)
         state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
-        return FormingLabels(
+        return FormingPoints(
             self.s * n * n + state * n + state,
             link.cost[index] * count + between[state],
             link.excess[index] * count,
             [index],
         )
 
-    def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one label of the run."""
-        return [self.block.copy(label)] * self.count
+    def copies(self, point: int) -> list[Copy]:
+        """How each copy runs in one point of the run."""
+        return [self.block.copy(point)] * self.count
 
 
 def _places(chain: Chain) -> Ints:
@@ -208,10 +208,10 @@ def _own(chain: Chain, links: Ints, table: Floats) -> Floats:
 
 
 class _Line:
-    """The labels of a run in one shared state, if its copies may differ.
+    """The points of a run in one shared state, if its copies may differ.
 
-    Labels of 2^j copies [k, l], from state k of the linking tensor to state l, are made of two labels of 2^(j-1) copies. The run
-    is put together of such parts, the longest first: 13 copies are 8 + 4 + 1. A label is dropped if its weighted cost plus the
+    Points of 2^j copies [k, l], from state k of the linking tensor to state l, are made of two points of 2^(j-1) copies. The run
+    is put together of such parts, the longest first: 13 copies are 8 + 4 + 1. A point is dropped if its weighted cost plus the
     least cost of the rest of the model exceeds the limit. For parts, the rest is the least over all places in the run where the
     part may stand (`outer`). When the run is put together, the place is known, and so is the rest (`ahead`).
     """
@@ -262,11 +262,11 @@ class _Line:
             least = np.minimum(least, (before[i : i + size, :, None] + after[i : i + size, None, :]).min(axis=0))
         return least
 
-    def carry(self) -> FormingLabels:
-        """The labels of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
+    def carry(self) -> FormingPoints:
+        """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         # long parts may stand in several places, which weakens `outer`: so there are up to 2^STEPS parts; a sample takes few
         top = max(0, len(self.powers) - (1 if self.goal.few else STEPS))
-        parts = [self.block.labels.at(self.links.ravel())]
+        parts = [self.block.points.at(self.links.ravel())]
         for j in range(top):
             parts.append(self._doubled(parts[j], j))
         done = 2**top
@@ -281,52 +281,52 @@ class _Line:
             self.steps.append((j, found.parts))
         a, b = self.entries[found.row // self.n], found.row % self.n
         excess = found.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
-        return FormingLabels(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
+        return FormingPoints(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
 
-    def _doubled(self, half: Labels, j: int) -> Labels:
-        """The labels of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
+    def _doubled(self, half: Points, j: int) -> Points:
+        """The points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _from(half, np.arange(self.n), self.n)
         found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
         found.parts[0] = first.parts[0][found.parts[0]]
         found.excess = found.cost @ self.goal.prices - self.powers[j + 1].ravel()[found.row]
-        labels, found = collect(found, found.row, self.n**2, self.goal.pruning)
+        points, found = collect(found, found.row, self.n**2, self.goal.pruning)
         self.halves.append(found.parts)
-        return labels
+        return points
 
-    def _extended(self, found: FormingLabels, part: Labels, j: int, beyond: Floats, done: int) -> FormingLabels:
-        """Add 2^j copies to the labels `found`, which then have `done` copies. Rows are (a, state), where a is a start of the run.
+    def _extended(self, found: FormingPoints, part: Points, j: int, beyond: Floats, done: int) -> FormingPoints:
+        """Add 2^j copies to the points `found`, which then have `done` copies. Rows are (a, state), where a is a start of the run.
 
-        `beyond` [a, l]: the least weighted cost of the rest of the model, without the label and without the copies added.
+        `beyond` [a, l]: the least weighted cost of the rest of the model, without the point and without the copies added.
         """
         n, pruning = self.n, self.goal.pruning
         least = (
             self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
-        )  # [a, state, l]: all that is not in the label
+        )  # [a, state, l]: all that is not in the point
         total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
         mine, to = np.nonzero(total <= pruning.limit)
         at = found.row[mine] % n
-        # the limit was applied to `total`, so these labels need no excess of their own
-        step = FormingLabels(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
+        # the limit was applied to `total`, so these points need no excess of their own
+        step = FormingPoints(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
         pruning = replace(pruning, few=0) if done == self.chain.count else pruning
         step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
         step.excess[:] = 0.0
         return step
 
-    def copies(self, label: int) -> list[Copy]:
-        """How each copy runs in one label of the run."""
+    def copies(self, point: int) -> list[Copy]:
+        """How each copy runs in one point of the run."""
         path: list[int] = []
         for j, parts in reversed(self.steps):
-            path = self._labels_of(j, int(parts[-1][label])) + path
-            label = int(parts[0][label])
+            path = self._points_of(j, int(parts[-1][point])) + path
+            point = int(parts[0][point])
         known = {i: self.block.copy(i) for i in set(path)}
         return [known[i] for i in path]
 
-    def _labels_of(self, j: int, label: int) -> list[int]:
-        """The labels of single copies of which a label of 2^j copies is made."""
+    def _points_of(self, j: int, point: int) -> list[int]:
+        """The points of single copies of which a point of 2^j copies is made."""
         if j == 0:
-            return [label]
-        first, second = (int(part[label]) for part in self.halves[j])
-        return self._labels_of(j - 1, first) + self._labels_of(j - 1, second)
+            return [point]
+        first, second = (int(part[point]) for part in self.halves[j])
+        return self._points_of(j - 1, first) + self._points_of(j - 1, second)
 
 
 def _product(a: Floats, b: Floats) -> Floats:
@@ -339,14 +339,14 @@ def _product(a: Floats, b: Floats) -> Floats:
     return found.reshape(*a.shape[:-1], b.shape[1])
 
 
-def _from(labels: Labels, starts: Ints, n: int) -> FormingLabels:
-    """The labels by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
-    row, index = _spread(labels, (starts[:, None] * n + np.arange(n)).ravel())
-    return FormingLabels(row, labels.cost[index], np.zeros(len(index)), [index])
+def _from(points: Points, starts: Ints, n: int) -> FormingPoints:
+    """The points by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
+    row, index = _spread(points, (starts[:, None] * n + np.arange(n)).ravel())
+    return FormingPoints(row, points.cost[index], np.zeros(len(index)), [index])
 
 
-def _spread(labels: Labels, entries: Ints) -> tuple[Ints, Ints]:
-    """All labels of `entries`: the number of its entry among these, and its index, for each label."""
-    counts = (labels.last - labels.first)[entries]
-    index = np.concatenate([np.arange(labels.first[e], labels.last[e]) for e in entries]).astype(np.int64)
+def _spread(points: Points, entries: Ints) -> tuple[Ints, Ints]:
+    """All points of `entries`: the number of its entry among these, and its index, for each point."""
+    counts = (points.last - points.first)[entries]
+    index = np.concatenate([np.arange(points.first[e], points.last[e]) for e in entries]).astype(np.int64)
     return np.repeat(np.arange(len(entries)), counts), index

@@ -1,18 +1,18 @@
-"""Elimination that carries sets of labels instead of numbers: the exact minimum of one sum under limits on other sums.
+"""Elimination that carries sets of points instead of numbers: the exact minimum of one sum under limits on other sums.
 
-A label stands for one assignment of the variables below a bucket. It holds the sums of that assignment, for example seconds
-and bytes. A label is dropped for one of two reasons:
+A point stands for one assignment of the variables below a bucket. It holds the sums of that assignment, for example seconds
+and bytes. A point is dropped for one of two reasons:
 
-1. Dominance. Another label of the same entry is no worse in every sum.
-2. The limit. The label cannot be part of a solution whose *weighted* cost is at most `limit`. The weighted problem was solved
-   before (`BucketTree`), so the least cost through each entry is known exactly. The *excess* of a label is its weighted cost
+1. Dominance. Another point of the same entry is no worse in every sum.
+2. The limit. The point cannot be part of a solution whose *weighted* cost is at most `limit`. The weighted problem was solved
+   before (`BucketTree`), so the least cost through each entry is known exactly. The *excess* of a point is its weighted cost
    less the least one of its entry. Excesses add up on the way to the root:
 
        weighted cost of a whole assignment = least weighted cost + sum of the excesses of its parts  ≤  limit
 
-With the prices of the Lagrange bound as weights, and the incumbent's cost as limit, few labels are left.
+With the prices of the Lagrange bound as weights, and the incumbent's cost as limit, few points are left.
 
-Example: seconds and GB, 1 s per GB. An entry has the labels (3, 4), (5, 1), (6, 3) and (9, 0). (6, 3) is dominated by (5, 1).
+Example: seconds and GB, 1 s per GB. An entry has the points (3, 4), (5, 1), (6, 3) and (9, 0). (6, 3) is dominated by (5, 1).
 The weighted costs of the others are 7, 6 and 9, so the least is 6 and the excesses are 1, 0 and 3. If the least whole cost
 through the entry is 20 and the limit is 22, then an excess of at most 2 is allowed, and (9, 0) is dropped.
 """
@@ -31,25 +31,25 @@ from planner_core.core import PlannerError
 from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]
-MAX_LABELS = 400_000
-"""Labels that are held at once (about 0.1 GB); a search that needs more gives up."""
+MAX_POINTS = 400_000
+"""Points that are held at once (about 0.1 GB); a search that needs more gives up."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
 MAX_WORK = 1_000_000
-"""Labels that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
+"""Points that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
 same plan."""
 CHUNK = 200_000
-"""Labels that are formed at once before the dominated ones are dropped."""
+"""Points that are formed at once before the dominated ones are dropped."""
 NEAR = 8
-"""Each label is first compared with this many labels before it, for all groups at once; then group by group."""
+"""Each point is first compared with this many points before it, for all groups at once; then group by group."""
 COMPARED = 200
-"""Pairs of labels that are compared in the time in which one label is formed."""
+"""Pairs of points that are compared in the time in which one point is formed."""
 FITS = 2**62
 """Whole numbers below this fit into 64 bits."""
 
 
 class TooMuch(PlannerError):
-    """More labels or states lie within the limit than can be compared; `what` names them."""
+    """More points or states lie within the limit than can be compared; `what` names them."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} lie within the gap, more than are compared")
@@ -61,36 +61,36 @@ class TooLarge(TooMuch):
 
 @dataclass
 class Allowance:
-    """The work that is left, in labels that may be formed."""
+    """The work that is left, in points that may be formed."""
 
     left: int = MAX_WORK
 
-    def take(self, labels: int) -> None:
-        """Use up the work of forming `labels` labels. Raises TooMuch if none is left."""
-        self.left -= labels
+    def take(self, points: int) -> None:
+        """Use up the work of forming `points` points. Raises TooMuch if none is left."""
+        self.left -= points
         if self.left < 0:
             raise TooMuch("the partial plans of this part")
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Which labels are dropped.
+    """Which points are dropped.
 
-    A label is dropped if its weighted cost exceeds `limit`; if it is dominated, where sums are rounded to multiples of `steps`
-    [sum]; or, if `few` > 0, if it is not in the `sample`. More than `most` labels at once raise TooMuch, and so does the end
+    A point is dropped if its weighted cost exceeds `limit`; if it is dominated, where sums are rounded to multiples of `steps`
+    [sum]; or, if `few` > 0, if it is not in the `sample`. More than `most` points at once raise TooMuch, and so does the end
     of the `work`.
     """
 
     limit: float
     steps: Floats
-    most: int = MAX_LABELS
+    most: int = MAX_POINTS
     few: int = 0
     work: Allowance = field(default_factory=Allowance)
     spread: int = 1
     """The sum whose range a sample covers."""
 
-    def keep(self, found: FormingLabels) -> FormingLabels:
-        """The labels of each row that are not dominated, in order of rows."""
+    def keep(self, found: FormingPoints) -> FormingPoints:
+        """The points of each row that are not dominated, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
         found = found.take(undominated(found.row, found.cost, self.steps, self.work))
@@ -99,21 +99,21 @@ class Pruning:
 
 @dataclass(frozen=True)
 class Caps:
-    """Further limits on labels: the sums of a label, weighted with `prices` [sum, bound], may be at most `room` [entry, bound]."""
+    """Further limits on points: the sums of a point, weighted with `prices` [sum, bound], may be at most `room` [entry, bound]."""
 
     prices: Floats
     room: Floats
 
-    def keep(self, found: FormingLabels) -> FormingLabels:
-        """The labels that are within all limits."""
+    def keep(self, found: FormingPoints) -> FormingPoints:
+        """The points that are within all limits."""
         return found.take((self.prices.T @ found.cost.T <= self.room[found.row].T).all(axis=0))
 
 
 @dataclass
-class Labels:
-    """The labels of a table. Entry e has the labels first[e] to last[e] - 1, by rising excess.
+class Points:
+    """The points of a table. Entry e has the points first[e] to last[e] - 1, by rising excess.
 
-    `cost` [label, sum] are the sums of each label. `excess` [label] is its weighted cost less the least one of its entry.
+    `cost` [point, sum] are the sums of each point. `excess` [point] is its weighted cost less the least one of its entry.
     """
 
     first: Ints
@@ -121,44 +121,44 @@ class Labels:
     cost: Floats
     excess: Floats
 
-    def at(self, entries: Ints) -> Labels:
-        """The same labels under other entries: the new entry i has the labels of `entries[i]`. Entry -1 has none."""
+    def at(self, entries: Ints) -> Points:
+        """The same points under other entries: the new entry i has the points of `entries[i]`. Entry -1 has none."""
         there = entries >= 0
-        return Labels(
+        return Points(
             np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess
         )
 
 
 @dataclass
-class FormingLabels:
-    """Labels that are being formed: `row` [label] is the entry of the bucket, `cost` [label, sum] and `excess` [label] as in
-    `Labels`, and `parts` says for each child of the bucket which of the child's labels is in each label."""
+class FormingPoints:
+    """Points that are being formed: `row` [point] is the entry of the bucket, `cost` [point, sum] and `excess` [point] as in
+    `Points`, and `parts` says for each child of the bucket which of the child's points is in each point."""
 
     row: Ints
     cost: Floats
     excess: Floats
     parts: list[Ints] = field(default_factory=list)
 
-    def take(self, index: Any) -> FormingLabels:
-        """Only the labels at `index`."""
-        return FormingLabels(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
+    def take(self, index: Any) -> FormingPoints:
+        """Only the points at `index`."""
+        return FormingPoints(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
-def concatenate(parts: Sequence[FormingLabels]) -> FormingLabels:
-    """The labels of all `parts`, one after another."""
+def concatenate(parts: Sequence[FormingPoints]) -> FormingPoints:
+    """The points of all `parts`, one after another."""
     columns = zip(*(p.parts for p in parts), strict=True)
-    return FormingLabels(
+    return FormingPoints(
         np.concatenate([p.row for p in parts]), np.concatenate([p.cost for p in parts]),
         np.concatenate([p.excess for p in parts]), [np.concatenate(c) for c in columns],
     )  # fmt: skip
 
 
 def join(
-    mine: FormingLabels, child: Labels, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
-) -> FormingLabels:
-    """Combine each label of `mine` with the labels of one entry of `child`: sums and excesses are added.
+    mine: FormingPoints, child: Points, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
+) -> FormingPoints:
+    """Combine each point of `mine` with the points of one entry of `child`: sums and excesses are added.
 
-    `entry` [label of mine] names the child's entry. A pair is formed if its excess is at most `room` [label of mine] and all
+    `entry` [point of mine] names the child's entry. A pair is formed if its excess is at most `room` [point of mine] and all
     `caps` allow it. Returns what `pruning` leaves of each row, in order of rows. Raises TooMuch.
     """
     first, end = child.first[entry], child.last[entry]
@@ -169,7 +169,7 @@ def join(
         take = np.repeat(np.arange(some.start, some.stop), counts[some])
         start = np.cumsum(counts[some]) - counts[some]
         position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
-        formed = FormingLabels(
+        formed = FormingPoints(
             mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
             [*(p[take] for p in mine.parts), position],
         )  # fmt: skip
@@ -182,7 +182,7 @@ def join(
 
 
 def _chunks(counts: Ints) -> list[slice]:
-    """Ranges of labels that together form about `CHUNK` pairs (`counts` [label]); a range has at least one label."""
+    """Ranges of points that together form about `CHUNK` pairs (`counts` [point]); a range has at least one point."""
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // CHUNK)) + 1
     return [slice(int(i), int(j)) for i, j in pairwise([0, *ends, len(counts)])]
 
@@ -201,9 +201,9 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
 
 
 def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None = None) -> Ints:
-    """Indices of the labels that are not dominated in their `group` [label], ordered by group. `cost` is [label, sum].
+    """Indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
-    Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal labels apart. Of two labels that
+    Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal points apart. Of two points that
     tie in the first sum both may stay. Comparisons use up `work`. Raises TooMuch if none is left.
     """
     if not len(group):
@@ -227,11 +227,11 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None
     return order[keep]
 
 
-def sample(found: FormingLabels, count: int, spread: int = 1) -> Ints:
-    """Indices of at most about 2 * `count` labels of each row; `found` is in order of rows.
+def sample(found: FormingPoints, count: int, spread: int = 1) -> Ints:
+    """Indices of at most about 2 * `count` points of each row; `found` is in order of rows.
 
-    The range of sum number `spread` is cut into `count` equal parts, and the label of least excess is taken from each part. The
-    first of these parts is cut into `count` parts again, and sampled in the same way. So sums of two sampled labels lie close
+    The range of sum number `spread` is cut into `count` equal parts, and the point of least excess is taken from each part. The
+    first of these parts is cut into `count` parts again, and sampled in the same way. So sums of two sampled points lie close
     to each other.
     """
     if not len(found.row):
@@ -259,7 +259,7 @@ def _by_group(group: Ints, first: Ints) -> Ints:
 
 
 def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
-    """Drop labels that one of the NEAR labels before them dominates. This drops most dominated labels at little cost."""
+    """Drop points that one of the NEAR points before them dominates. This drops most dominated points at little cost."""
     alive, columns = np.ones(len(g), dtype=bool), np.ascontiguousarray(k[:, 1:].T)
     for back in range(1, min(NEAR, len(g) - 1) + 1):
         beaten = g[back:] == g[:-back]
@@ -270,7 +270,7 @@ def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
-    """[label]: whether its second sum is below all before it in its group. Labels are sorted by group and first sum; the second
+    """[point]: whether its second sum is below all before it in its group. Points are sorted by group and first sum; the second
     sum is not negative."""
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
     if (int(second.max()) + 1) * (int(block[-1]) + 1) >= FITS:
