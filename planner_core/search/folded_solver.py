@@ -157,6 +157,7 @@ class FoldedTables:
 
     def weighed(self, more: Sequence[Table] = ()) -> BucketTree:
         """The top network as a weighed bucket tree, with `more` tables over top variables. Raises TooLarge."""
+        # Bounds change only when a shared state is computed or tightened, or an entry is settled. So these counts tell an old tree.
         known = sum(len(r.powers) + r.tight for r in self.runs) + sum(u.settlings for u in self.units.values())
         if not more and self._tree is not None and self._tree[0] == known:
             return self._tree[1]
@@ -176,6 +177,7 @@ class FoldedTables:
             if exact is None:
                 return None
             states, least = exact
+            # Every choice of shares gives a lower bound, so the highest one holds. Costs are compared as they are, at no shares.
             bound = max(bound, least)
             mine = self._assignment(states)
             if found is None or self._priced(mine) < self._priced(found):
@@ -207,6 +209,7 @@ class FoldedTables:
             bound = max(bound, min(least, self._priced(found)))
             if states is None:
                 return found, bound
+            # The runs' tables are bounds themselves. If one was not exact where this assignment uses it, look again with the exact one.
             if sum(r.work_out(states) for r in self.runs) or self._settle(states, np.inf):
                 continue
             mine = self._assignment(states)

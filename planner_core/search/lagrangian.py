@@ -150,6 +150,7 @@ class _Search:
 
     def _take(self, objective: Objective, a: Assignment) -> None:
         self.consider(a)
+        # L(m) - m · budget is a lower bound at every price m, also at 0. The highest one so far is kept with its price.
         price = objective.after_forward + objective.after_backward
         allowed = price * self.budget if price else 0.0
         bound = a.bound - allowed
@@ -159,6 +160,7 @@ class _Search:
     def free(self, abandon_above: float) -> Assignment | None:
         """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest."""
         found = self.at(0.0, 0.0, abandon_above, exact=False)
+        # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
         if found is not None and memory_of(found) <= self.budget and self.bound <= abandon_above:
             return self.at(0.0, 0.0, abandon_above)
         return found
@@ -166,6 +168,7 @@ class _Search:
     def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool) -> None:
         """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits."""
         ends = (FORWARD, BACKWARD) if free.totals[FORWARD] >= free.totals[BACKWARD] else (BACKWARD, FORWARD)
+        # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
         for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
             for end in ends:
                 if free.totals[end] > self.budget:
@@ -228,8 +231,10 @@ def search(
     free = run.free(abandon_above)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
+    # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
     if run.best is not None or run.bound > abandon_above:
         return run.answer(memory_of(free))
+    # The prices of another mesh's bound are a guess. If the bound at this guess is too high already, no search is needed.
     if any(prices) and abandon_above < float("inf"):
         run.at(*prices, exact=False)
         if run.bound > abandon_above:
@@ -258,6 +263,7 @@ def least_memory(problem: Problem, objective: str = "time") -> Assignment | None
     of these two and of the one that minimises the mean, which need not be the least.
     """
     found: list[Assignment] = []
+    # max(f, b) ≥ share · f + (1 - share) · b. At share 1 the least f is found. If b is not above it, then max = f is least, too.
     for share in (1.0, 0.0, 0.5):
         a = solve(problem, least_memory_objective(problem.model.step_time, share))
         if a is None:
@@ -286,6 +292,8 @@ def _price_memory(
 
     def between(ends: tuple[Assignment, Assignment]) -> float:
         """The seconds at the budget on the line through two assignments."""
+        # The line's height at the budget: (9 GB, 10 s) and (5 GB, 14 s) give 14 - 4 · 3 / 4 = 11 s at 8 GB. It is the bound if no plan
+        # lies below the line, so begin with the two known plans whose line is lowest.
         above, below = ends
         return below.seconds - (below.seconds - above.seconds) * (run.budget - held(below)) / (
             held(above) - held(below)
@@ -299,6 +307,8 @@ def _price_memory(
         slower = small.seconds - fast.seconds
         if stop() or saved <= 0 or slower <= 0:
             return
+        # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
+        # side of the budget. If there is none, the line is an edge of the lower hull, and no price gives a higher bound.
         price = slower / saved
         found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=exact)
         line = fast.seconds + price * held(fast)

@@ -105,6 +105,7 @@ def to_top(
         theirs = problem.top.alive[axes.top[name]]
         if np.array_equal(mine, theirs):
             continue
+        # A state that `mine` lacks is found at a neighbour's place, or past the end. Its entries are made infinite below.
         places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         table = table.take(places, axis)
         table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # this run cannot take these states
@@ -136,6 +137,7 @@ class Chain:
         self.tight = False
         if self.count == 1:
             return
+        # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
         self.shape = [len(self.compiled.alive[v]) for v in self.axes.shared]
         states = int(np.prod(self.shape, dtype=int))
@@ -154,7 +156,10 @@ class Chain:
         first = self.unit.bound(View((*axes.shared, axes.entry))).reshape(states, -1)
         last = self.unit.bound(View((*axes.shared, axes.exit))).reshape(states, -1)
         least = first.min(axis=1)
+        # A run of two copies has none between them, and 0 · inf is not a number: so what is impossible stays as it is.
         least[np.isfinite(least)] *= self.count - 2
+        # With copies [[3, 3], [4, 2]] and L = 4, entry (0, 1) costs at least 3 + 2 · 2 + 2 = 9, and entry (0, 0) 3 + 2 · 2 + 3 = 10. They
+        # really cost 9 and 11 (docs/SEARCH.md, section 4).
         bound = least[:, None, None] + first[:, :, None] + last[:, None, :]
         return self._alike(as_matrix(bound, axes, c))
 
@@ -189,6 +194,7 @@ class Chain:
     def _chained(self, matrix: Floats) -> Power:
         """The product of all copies, if one costs `matrix` [entry, exit]."""
         one = Power(matrix[None])
+        # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
         return times(power(Power(one.cost + self.between), self.count - 1), one)
 
     def tighten(self) -> None:
@@ -205,6 +211,7 @@ class Chain:
             views = [View((self.axes.entry, self.axes.exit), ((name, s),)) for s in range(self.shape[axis])]
             alone = np.stack([self._chained(self._one(view)).cost[0] for view in views])  # [state, entry, exit]
             others = [i for i in range(len(self.shape)) if i != axis]
+            # Each of the bounds holds by itself, so the largest of them holds.
             np.maximum(bound, np.expand_dims(alone, others), out=bound)
         self.cost = bound.reshape(self.cost.shape)
 
@@ -230,6 +237,7 @@ class Chain:
         """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `own_table` (flat).
         It is -1 where the run cannot take a state."""
         shape = self.own_table.shape
+        # The number of each entry goes the way that its cost would go. Where it arrives as infinite, the run cannot be.
         names, there = self.over_top(np.arange(float(np.prod(shape))).reshape(shape))
         return names, np.where(np.isfinite(there), there, -1.0).astype(np.int64).ravel()
 
@@ -238,6 +246,7 @@ class Chain:
         names, entries = self.places
         shape = self.own_table.shape
         found = np.full(int(np.prod(shape)), np.inf)
+        # Several joint states of the top may lead to one entry of the run: the least of them counts.
         np.minimum.at(found, entries[entries >= 0], tree.through(tree.home(names), names).ravel()[entries >= 0])
         return found.reshape(shape)
 
@@ -267,6 +276,7 @@ class Chain:
         view, raised = self.view(s), 0.0
         for entry, uses in Counter(way).most_common():
             if raised < room:
+                # An entry that 30 copies use raises the whole cost 30 times as much as its own bound rises.
                 raised += uses * self.unit.settle(view, entry, (room - raised) / uses)
         if raised and self.count > 1:
             self.power(s)
@@ -288,6 +298,7 @@ class Chain:
             return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open)]
         both = chain_states(self.axes, c)
         ends = [int(np.searchsorted(both, at[v])) for v in (self.axes.entry, self.axes.exit)]
+        # L copies have L + 1 states on their way: the entry, L - 1 between, the exit. Each two in a row are an entry of the view.
         states = both[[ends[0], *self.powers[s].path(0, ends[0], ends[1]), ends[1]]]
         entries = np.searchsorted(c.alive[self.axes.entry], states[:-1])
         exits = np.searchsorted(c.alive[self.axes.exit], states[1:])

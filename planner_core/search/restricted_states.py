@@ -112,6 +112,7 @@ def narrow(
 ) -> Problem:
     """The problem that `like` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
     strongest restriction is enough."""
+    # The weights' own cost is in the top block. A copy by itself must know its part of it, or it would choose what is free there.
     shared = _borne_by_copies(networks, coarse, _TIME)
     left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
@@ -127,6 +128,7 @@ def narrow(
         if tensor_name(o) in top.sizes
     }
     steps = [_limit("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS]
+    # Give up as little as possible: at first only the states of shared weights, then also more and more states between blocks.
     for fewer in ({}, *steps):
         try:
             return replace(like(networks, Narrow(restrict, left | fewer)), whole=networks.without(restrict))
@@ -153,9 +155,12 @@ def _borne_by_copies(networks: Networks, coarse: CoarseGraph, prices: Floats) ->
         mine = [c for c in calls if c.block == name]
         for position, v in _given_weights(coarse.graph.blocks[name]):
             outer = [c.inputs[position] for c in mine]
+            # A weight that costs c[s] and is used by 12 calls: each call gets c[s] / 12, the top block gets -c[s] / 12 for each of them.
+            # If all calls have the weight in state s, the parts cancel, so no plan's cost changes.
             part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
             free = np.ones(part.shape[1:], dtype=bool)
             plain = part.copy()
+            # A sum of maxima is not linear in its sides, so only seconds that are a plain sum can be moved from block to block.
             plain[: Component.STEP] = 0.0
             plain[Component.STEP] = prices[: Component.STEP + 1] @ part[: Component.STEP + 1]
             for net in nets.values():
@@ -178,6 +183,7 @@ def _narrow_block(
     if _fits(restricted(name, net, restrict), ports(block)):
         return left
     everywhere = range(len(block.values))
+    # In this order: the tensors at the boundary in fewer and fewer states, then all activations. The first way that fits is taken.
     ways = [
         _limit(name, v, block, net, level) for v in ((*block.inputs, *block.outputs), everywhere) for level in LEVELS
     ]
@@ -229,6 +235,7 @@ def _shared_weights(
     for position, v in _given_weights(block):
         outer = [c.inputs[position] for c in calls]
         known = next((fixed[o] for o in outer if o in fixed), None)
+        # Another block has chosen this weight's state already; a weight has one state in the whole model.
         if known is not None:
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
@@ -256,6 +263,7 @@ def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> 
     top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
     """
     assert problem.whole is not None and answer.assignment is not None
+    # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
     within = max(budget, memory_of(answer.assignment))
     free = objective_of(problem, objective)
     try:
@@ -276,6 +284,7 @@ def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> P
     blocks: dict[str, dict[str, Compiled]] = {}
     for name, nets in whole.blocks.items():
         pruned, keep, go = prune(_first(nets)), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
+        # Each tensor that is let go makes the block's table smaller and the space larger, so the bound stays a bound but falls.
         while name not in blocks:
             try:
                 first = ordered(pruned, keep)

@@ -70,6 +70,7 @@ class BucketTree:
         entries = 0.0
         for i, v in enumerate(sequence):
             others = tuple(dict.fromkeys(o for scope, _ in pool[i] for o in scope if o != v))
+            # All buckets stay, so it is their sum that counts here; plain elimination only looks at the largest.
             entries += float(np.prod([float(sizes[o]) for o in (*others, v)]))
             if entries > MAX_ENTRIES:
                 raise TooLarge(f"{entries:.2g} entries of tables")
@@ -94,6 +95,8 @@ class BucketTree:
         self.margins = [np.zeros(0)] * len(self.buckets) + [self.root if root is None else root]
         for i in reversed(range(len(self.buckets))):
             b = self.buckets[i]
+            # The parent's margin counts this bucket's message once; without it, it is what all the rest costs at least. In the example:
+            # the root's margins (1, 5) less the message (1, 0) are (0, 5), so row a = 1 of b's bucket is (2, 0) + 5 = (7, 5).
             outside = self.through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
             self.margins[i] = b.total + outside[..., None]
 
@@ -104,6 +107,7 @@ class BucketTree:
     def through(self, i: int, names: Sequence[str]) -> Floats:
         """The least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
         scope = self.scope_of(i)
+        # Variables of the bucket that the caller does not name take their best states.
         least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
         left = [v for v in scope if v in names]
         found: Floats = least.transpose([left.index(v) for v in names])
@@ -127,6 +131,8 @@ class BucketTree:
             self.children[self.home(names)].append((-1 - k, names, points))
         for i, b in enumerate(self.buckets):
             found = self._fill(i, plain[i], pruning, bounds)
+            # excess of an entry = its total less the least over the bucket's variable: with a = 0, entry b = 1 has 4 - 1 = 3. Summed
+            # along the tree, excesses are the whole cost less the optimum, so `margin + excess ≤ limit` is exact, not a bound.
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
             points, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
@@ -138,6 +144,7 @@ class BucketTree:
     def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> FormingPoints:
         """The points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
+        # Entries through which no whole assignment is within the limit are never opened.
         rows = np.flatnonzero(margin <= pruning.limit)
         place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
         cost = np.zeros((len(rows), len(pruning.steps)))
@@ -148,6 +155,8 @@ class BucketTree:
         caps: Caps | None = None
         if bounds is not None:
             caps = Caps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
+            # The same test for each other weighted sum: what is left of the limit when all of the rest costs its least under that sum.
+            # `margins` counts the least of the children, so each child's message is given back before its points are added.
             caps.room[rows] = pruning.limit - bounds.margins[i][rows] + cost @ bounds.prices
         for child, names, points in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
@@ -197,6 +206,7 @@ class Bounds:
     ) -> None:
         """`tables` [sum]: the tables of each sum, in one order and of one form. Raises TooLarge."""
         self.prices = prices
+        # One elimination instead of one for each sum: the sums differ in numbers only.
         joined = [
             ((*alike[0][0], WHICH), np.stack([a for _, a in alike], axis=-1)) for alike in zip(*tables, strict=True)
         ]

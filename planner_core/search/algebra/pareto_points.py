@@ -162,10 +162,13 @@ def join(
     `caps` allow it. Returns what `pruning` leaves of each row, in order of rows. Raises TooMuch.
     """
     first, end = child.first[entry], child.last[entry]
+    # A child's points lie by rising excess, so those that fit are a range from its first one on.
     counts = _bisect(child.excess, first, end, room - mine.excess) - first
     parts = []
     for some in _chunks(counts):
         pruning.work.take(int(counts[some].sum()))
+        # All pairs at once. Points 0, 1, 2 of `mine` with 2, 0 and 1 fitting points that begin at 4, 6 and 7 of the child:  take = (0, 0,
+        # 2) and position = (4, 5, 7).
         take = np.repeat(np.arange(some.start, some.stop), counts[some])
         start = np.cumsum(counts[some]) - counts[some]
         position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
@@ -175,6 +178,7 @@ def join(
         )  # fmt: skip
         parts.append(pruning.keep(caps.keep(formed) if caps else formed))
         if sum(len(p.row) for p in parts) > pruning.most:
+            # A point of one chunk may dominate points of another, so what is too much may still become less.
             parts = [pruning.keep(concatenate(parts))]
             if len(parts[0].row) > pruning.most:
                 raise TooMuch(f"{len(parts[0].row)} partial plans")
@@ -196,6 +200,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
             return low
         middle = (low + high) // 2
         fits = open_ & (values[np.minimum(middle, len(values) - 1)] <= most)
+        # Invariant: values before `low` are at most `most`, values from `high` on are above it.
         low = np.where(fits, middle + 1, low)
         high = np.where(open_ & ~fits, middle, high)
 
@@ -210,6 +215,7 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None
         return np.zeros(0, dtype=np.int64)
     keys = np.round(cost / steps).astype(np.int64)
     keys -= keys.min(axis=0)
+    # With two sums, sorted by the first, the front is a staircase: one pass. With more sums, pairs must be compared.
     if keys.shape[1] == 2:
         order = _by_group(group, keys[:, 0])
         return order[_stairs(group[order], keys[order, 1])]
@@ -275,6 +281,8 @@ def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
     if (int(second.max()) + 1) * (int(block[-1]) + 1) >= FITS:
         second = np.unique(second, return_inverse=True)[1]
+    # Example: the second sums (5, 3, 4) of group 0 and (6, 2) of group 1. In bands of 7 they are (5, 3, 4) and (-1, -5). The running
+    # minimum is 5, 3, 3, -1, -5, so only the 4 is not below all before it.
     falling = second - block * (int(second.max()) + 1)  # groups lie in bands, each below the one before
     least = np.minimum.accumulate(falling)
     keep: NDArray[np.bool_] = np.r_[True, falling[1:] < least[:-1]]
@@ -291,6 +299,7 @@ def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
         if kept.shape[1]:
             alive = ~_at_most(kept, part).any(axis=0)
             part, where = part[:, alive], where[alive]
+        # Only an earlier point can dominate: its first sum is not larger, since points are sorted by it. So above the diagonal is enough.
         alive = ~np.triu(_at_most(part, part), 1).any(axis=0)
         keep[where[alive]] = True
         kept = np.concatenate([kept, part[:, alive]], axis=1)

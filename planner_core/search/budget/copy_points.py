@@ -83,6 +83,7 @@ class Copies:
         if self.chain.count == 1:
             return False
         if self.goal.few:
+            # A sample keeps the shared states through which the least whole cost leads.
             least = self.margin.min(axis=(1, 2))
             self.margin[np.argsort(least)[max(1, self.goal.few // 4) :]] = np.inf
         states = self.states
@@ -131,16 +132,20 @@ class BlockPoints:
     def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         self.unit, self.view = chain.unit, chain.view(s)
         at, bound = dict(self.view.at), chain.unit.bound(self.view)
+        # margin = bound + rest: `rest` is the least cost of all that lies outside of this copy.
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
         self.trees: list[tuple[str, BucketTree]] = []
         parts: list[FormingPoints] = []
         for number, variant in enumerate(chain.unit.variants):
             tree = self._tree(variant, goal, at)
+            # A variant's own least, `tree.root`, may be above the block's bound, the least of all variants: then less room is left to it.
             tree.weigh(np.where(np.isfinite(tree.root), rest + tree.root, np.inf))
             rows = given(goal.rows(chain.unit.variants[variant].factors), at)
             found = tree.carry(rows, [], goal.row_pruning)
             entry, index = _spread(found, np.arange(tree.root.size))
             cost = goal.summed(found.cost[index])
+            # The tree cut at weighted sums, which are bounds of the maxima. Now the true costs are known, and what exceeds the limit
+            # goes.
             excess = cost @ goal.prices - bound.ravel()[entry]
             parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
             self.trees.append((variant, tree))
@@ -169,6 +174,7 @@ class _Alike:
     def __init__(self, copies: Copies, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between()
         chain, limit = copies.chain, copies.goal.limit
+        # All copies run alike, so an excess counts once a copy: with the limit 22, the margin 20 and 4 copies, one may exceed by 0.5.
         margin = limit - (limit - copies.margin[s]) / chain.count
         self.links = _places(chain)
         self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, margin))
@@ -220,12 +226,14 @@ class _Line:
         self.s, self.goal, self.kept = s, copies.goal, copies.between()
         self.chain = chain = copies.chain
         self.powers = [chain.matrix(s)]
+        # powers[j] [k, l] costs 2^j copies with the tensors between them:  powers[j + 1] = (powers[j] + between) ⊗ powers[j]
         while 2 ** len(self.powers) <= chain.count:
             self.powers.append(_product(self.powers[-1] + chain.between, self.powers[-1]))
         self.n = len(self.powers[0])
         margin = copies.margin[s]
         within = margin <= self.goal.limit
         self.entries = np.flatnonzero(within.any(axis=1))
+        # whole cost through (entry, exit) = cost of the run + `outside`
         outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
         self.behind, self.ahead = self._behind(), self._ahead(outside)
         self.links = _places(chain)
@@ -239,6 +247,7 @@ class _Line:
         found[0, np.arange(len(self.entries)), self.entries] = 0.0
         for j, cost in enumerate(self.powers):
             m = 2**j
+            # Copies 0 to 4 are copy 0 and then four: found[1 + 4] = found[1] ⊗ (powers[2] + between). So all p need log2(count) products.
             found[m : 2 * m] = _product(found[: min(m, len(found) - m)], cost + self.chain.between)
         return found
 
@@ -254,6 +263,7 @@ class _Line:
     def outer(self, j: int) -> Floats:
         """[k, l]: the least weighted cost of the model without 2^j copies that lead from k to l, over the places where they may stand."""
         m = 2**j
+        # The longest parts come first, so a part of m copies begins at a multiple of m: 13 = 8 + 4 + 1 begin at 0, 8 and 12.
         places = np.arange(0, self.chain.count // m * m, m)
         least = np.full((self.n, self.n), np.inf)
         before, after = self.behind[places].reshape(-1, self.n), self.ahead[places + m].reshape(-1, self.n)
@@ -287,6 +297,7 @@ class _Line:
         """The points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _from(half, np.arange(self.n), self.n)
         found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
+        # The way back: `parts` names rows of `first`, and these name points of `half`.
         found.parts[0] = first.parts[0][found.parts[0]]
         found.excess = found.cost @ self.goal.prices - self.powers[j + 1].ravel()[found.row]
         points, found = collect(found, found.row, self.n**2, self.goal.pruning)
@@ -302,10 +313,12 @@ class _Line:
         least = (
             self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
         )  # [a, state, l]: all that is not in the point
+        # what the point costs + the tensor kept after it + the least of the copies to add + the least of all the rest
         total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
         mine, to = np.nonzero(total <= pruning.limit)
         at = found.row[mine] % n
         # the limit was applied to `total`, so these points need no excess of their own
+        # Row (a, k) becomes row (a, i) for each state i to which the copies may lead: only the last digit of the row changes.
         step = FormingPoints(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
         pruning = replace(pruning, few=0) if done == self.chain.count else pruning
         step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
@@ -318,6 +331,7 @@ class _Line:
         for j, parts in reversed(self.steps):
             path = self._points_of(j, int(parts[-1][point])) + path
             point = int(parts[0][point])
+        # Copies that run alike are one object, so that totals can count them.
         known = {i: self.block.copy(i) for i in set(path)}
         return [known[i] for i in path]
 

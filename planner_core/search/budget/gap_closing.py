@@ -52,6 +52,8 @@ def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more:
     TooMuch.
     """
     problem = folded.problem
+    # A shared state within the limit may have a bound only. It is computed, which can raise its entry and so the whole tree; then what
+    # is within the limit is asked again. The loop ends when every state within the limit is exact.
     while True:
         tree = folded.weighed(more)
         if not np.isfinite(tree.root) or tree.root > goal.limit:
@@ -60,6 +62,7 @@ def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more:
         if not sum(c.work_out() for c in copies):
             break
     sets = [(c.names, goal.as_rows(c.points())) for c in copies]
+    # A run of 32 copies is one set of points over the top variables that it touches, so the top network carries it like any table.
     points = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
     return Found(problem, goal.objective, tree, copies, goal.summed(points.cost))
 
@@ -101,6 +104,7 @@ class GapClosing:
         self.folded = folded_at(self.problem, self.objective)
         found = self.folded.best()  # makes the bounds exact where the best assignments use them
         if found is not None:
+            # Lagrange: a plan that fits pays at most price · budget for its memory, so 19 priced seconds are at least 19 - 1 · 8 = 11 s.
             self.bound = max(self.bound, found.bound - self._price * self.budget)
             if max(found.totals[list(self._ends)]) <= self.budget:
                 self._consider(found)
@@ -123,6 +127,7 @@ class GapClosing:
         try:
             if self.bound >= self.target or self._through(self.target, quick=True):
                 return
+            # A better incumbent narrows the gap from above, a part that was enumerated narrows it from below.
             for count in SAMPLES:
                 more = self._look_for_better(count, stop)
                 self._widen(stop)
@@ -133,11 +138,15 @@ class GapClosing:
 
     def _widen(self, stop: Callable[[], bool]) -> None:
         """Enumerate parts of the gap that grow, from the bound on. Raises TooLarge."""
+        # Invariant: no plan below `self.bound` is better than the incumbent. With the bound 11 and the target 14 the parts end at 11.05,
+        # 11.23, 11.98 and 14: each is four times as wide as the one before, until one holds too much.
         width, failures, narrow, most = (self.target - self.bound) / FIRST, 0, False, PER_PASS
         while self.bound < self.target and failures < MAX_FAILURES and self.work.left >= 0 and not stop():
             before, left = self.target, self.work.left
             if self._through(min(before, self.bound + width), most=most):
+                # Points grow with the width of a part, but not suddenly: a part with six times the points of the one before is too wide.
                 most = min(PER_PASS, max(AT_LEAST, MORE * (left - self.work.left)))
+                # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
                 width *= 1 if narrow else WIDER
                 if self.target < before:
                     width = min(width, (self.target - self.bound) / WIDER)
@@ -180,8 +189,10 @@ class GapClosing:
 
     def _goal(self, ends: int, limit: float, few: int, quick: bool, most: int) -> Goal:
         """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
+        # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
         most = min(QUICKLY if quick else most, self.work.left)
+        # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
         return Goal(self.objective, self._ends[:ends], within, steps, few, quick, Allowance(most))
 
@@ -207,6 +218,7 @@ class GapClosing:
                 self.work.left -= given - goal.work.left
             if found is None:
                 return None
+            # Column 0 is the value; the others are bytes, at one end of the step or at both.
             fits = np.flatnonzero((found.cost[:, 1:] <= self.budget).all(axis=1))
             if not len(fits):
                 return None

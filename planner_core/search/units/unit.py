@@ -135,6 +135,7 @@ class UnitCost:
     def solver(self, variant: str, shares: Shares) -> Solver:
         """A variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
         if (variant, shares) not in self.solvers:
+            # At even shares all variants are needed for the first bound, and are eliminated together. Other shares help one variant.
             names = list(self.variants) if shares == EVEN else [variant]
             together = reduced([self.variants[name] for name in names], self.objective.weights(shares))
             for k, name in enumerate(names):
@@ -147,6 +148,8 @@ class UnitCost:
             tables = []
             for variant in self.variants:
                 tried = self.shares.get(variant, [EVEN])[-KEPT_SHARES:]
+                # The bound at each choice of shares holds, so the largest does. A copy may run in any variant, so the smallest of these
+                # counts.
                 table = np.max([self._table(variant, shares, view) for shares in tried], axis=0)
                 self.by_variant[variant, view] = table
                 tables.append(table)
@@ -165,6 +168,7 @@ class UnitCost:
             limit = float("inf")
         self.settlings += 1
         best: Settled | None = None
+        # Most promising first: a variant whose bound is not below the best true cost cannot win, and is not looked at.
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
             if best is None or self.by_variant[variant, view][entry] < best.cost:
                 found = self._least(variant, view, entry, min(best.cost, limit) if best else limit)
@@ -181,6 +185,7 @@ class UnitCost:
         self.bounds[view] = np.array(np.min([self.by_variant[v, view] for v in self.variants], axis=0))
         for (where, at), other in self.settled.items():
             if where == view:
+                # Tables were made again from all variants, which forgets what was settled. So that is put back.
                 self.bounds[view][at] = max(other.bound, float(self.bounds[view][at]))
         rise = best.bound - before
         return rise if rise > before * TIE / 10 else 0.0
@@ -199,6 +204,7 @@ class UnitCost:
             cost = float(self.objective.priced_cost(copy.totals))
             if best is None or cost < best[0]:
                 best = (cost, copy)
+            # The weighted sum of the best copy is its true cost, or the bound is high enough for the caller: nothing is left to do.
             if best[0] <= bound * (1 + TIE / 10) or bound >= at_most or self.objective.is_sum:
                 return Settled(best[0], min(bound, best[0]), best[1])
             totals.append(copy.totals)

@@ -68,6 +68,7 @@ class TimeSums:
         rows = np.zeros((len(self.places), NUM_COMPONENTS))
         rows[np.arange(len(rows)), self.places] = 1.0
         if self.objective.step_time.accumulate == 1:
+            # With one micro-batch, what comes once a step comes once a micro-batch: it joins the traffic of its direction.
             rows[1, Component.FORWARD_ONCE] = rows[3, Component.BACKWARD_ONCE] = 1.0
         added = [Component.STEP, Component.COMMUNICATION, Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
         rows[-1, added] = plain[added]
@@ -103,6 +104,7 @@ def least_by_points(
     if not float(tree.root) < limit * (1 - TIE / 10):
         return None, limit
     bounds = _bounds(compiled, sequence, free, at, how, _around(shares, how), others)
+    # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
     steps = np.full(len(how.places), limit * TIE * 1e-3)
     rows = given([*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)], at)
 
@@ -115,6 +117,7 @@ def least_by_points(
         return dict.fromkeys(compiled.sizes, 0) | dict(at) | states, float(costs.min())
 
     below = limit * (1 - TIE / 10)
+    # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
     with contextlib.suppress(TooMuch):
         return within(below, Allowance(AT_ONCE)) or (None, limit)
     here = Allowance(min(WORK, work.left))
@@ -124,6 +127,7 @@ def least_by_points(
             found = within(most, here)
             if found is not None:
                 return found
+            # All assignments up to `most` were looked at and none was found, so every one costs more.
             bound = most
     except TooMuch:
         return None, bound
