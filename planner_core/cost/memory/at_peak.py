@@ -127,6 +127,7 @@ class _Tensors:
         begun = number + (index % MOMENTS > 0)
         if again:
             self.held(label, range(begun, len(block_memory.storages.block.items)))
+        # Moments of item n are 3 n (before it), 3 n + 1 (its highest) and 3 n + 2 (after it): only then it is done.
         done = range(number + (index % MOMENTS == 2))
         if block_memory.storages.plan.recompute == "none" or again:
             self.kept(label, done)
@@ -215,6 +216,7 @@ class _Tensors:
         """Add the gradients of values that are on their way. Returns their bytes."""
         block_memory = self.made[label]
         item = block_memory.storages.block.items[back.at]
+        # One tensor may be the gradient of several values. It gets the name of the first, so its bytes are told once.
         of = {g: value for value, g in reversed(back.by_value.items())}
         of = {g: item.inputs[k] for k, g in back.at_work.items()} | of
         for gradient, value in of.items():
@@ -230,6 +232,7 @@ class _Tensors:
         if block_memory.storages.plan.recompute != "none":
             at, highest = max(enumerate(block_memory.again()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
+            # A recomputed copy has two high moments: while it runs again, and in its backward. `peak` took the higher one, and so do we.
             if highest.total + more >= moment.total:
                 self.forward(label, at, again=True)
                 for value, gradient in given.items():

@@ -9,6 +9,11 @@ The items run in reverse order. For every operator:
 5. The tensors that autograd kept for it are freed, except those that an earlier operator kept already.
 
 Gradients of weights stay until the optimizer has run.
+
+Example: z = gelu(y), y = x @ w, with x of 2 MB, w of 4 MB, y and z of 8 MB, all whole on one GPU. x and y were kept: 10 MB. gelu
+runs with the gradient of z and makes that of y: 10 kept + 8 + 8 in flight = 26 MB. Then the gradient of z and y itself are freed.
+The product makes the gradients of x and w: 2 kept + 8 + 2 + 4 in flight = 16 MB. At its end 4 MB of w's gradient stay, and 2 MB
+of x's go on to the operator before.
 """
 
 from __future__ import annotations
@@ -95,6 +100,7 @@ class BackwardMemory:
         """Where a unit begins: the gradients of the one before leave, its own weights arrive, those of the next units are sent for."""
         at = self.block_memory.unit_at
         if number + 1 < len(at):
+            # Items run from the last to the first, so number + 1 ran before. A unit begins where its number differs.
             if at[number + 1] == at[number]:
                 return
             yield from self._send_on()
@@ -114,6 +120,8 @@ class BackwardMemory:
             for value in reduction.weights:
                 self._stands(block.values[value].name, self.block_memory.gradient_bytes[value])
         self.sent = [left for flow in self.sent if (left := flow[1:])]
+        # A message over several mesh axes takes one collective per axis. With each unit that is done, every flow is one collective
+        # further.
         self.sent += [flow for flow in (*self.departed, *(r.beside for r in self.leaving)) if flow]
         self.leaving, self.departed = [], []
         yield self._moment(self.last_packed)
@@ -128,6 +136,7 @@ class BackwardMemory:
     def _call(self, number: int, call: Call) -> Iterator[Moment]:
         found = self.block_memory.calls[call.prefix]
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
+        # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
         inside = Moment(self.block_memory.storages.size["call", number])
         here = self._moment()
         self.inside = True
@@ -152,6 +161,7 @@ class BackwardMemory:
                 yield self._moment(moved.peak)
                 if moved.result:
                     self.by_value[value] = Gradient(moved.result)
+        # First the gradients of the results, then the weights, then the kernels: this order decides what is held together.
         whole, gathering = self._gathered(op)
         yield self._moment(gathering)
         wanted = [k for k, v in enumerate(op.inputs) if values[v].grad]
@@ -176,6 +186,7 @@ class BackwardMemory:
             op.fn
         )  # the gradient of the result itself, if shapes agree
         same = [v for v in op.outputs if s.viewed_operand(op, v) == position or handed]
+        # The gradient of y = x + b is handed on to x as it is: one tensor with two names, so its bytes count once.
         given = self.by_value.get(same[0]) if len(same) == 1 else None
         return given if given is not None and given.num_bytes == size else Gradient(size)
 
@@ -216,6 +227,7 @@ class BackwardMemory:
         v = block.values[value]
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
+        # A packed gradient lies in its message's buffer already. Only autograd's last one is a tensor of its own until the unit is done.
         packed = any(value in r.weights and r.flat for r in self.leaving)
         if packed and (v.name not in self.weights or self._gathers(value)):
             self.last_packed = gradient.num_bytes
@@ -238,6 +250,7 @@ class BackwardMemory:
             self.by_value[value] = gradient
             return self._moment()
         holders = [*self.by_value.values(), *self.at_work.values()]
+        # A tensor that is also another value's gradient must not be added to in place: for a moment there are both terms and their sum.
         shared = sum(g is old for g in holders) > 1
         moment = self._moment((0 if gradient in holders else gradient.num_bytes) + (old.num_bytes if shared else 0))
         self.by_value[value] = Gradient(old.num_bytes) if shared else old

@@ -48,6 +48,7 @@ def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of forward, with what the copies left out keep."""
     more = [_kept(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward()):
+        # Each gap that lies behind has run forward, so its copies' kept bytes are there.
         kept = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
         yield moment + Moment(kept) if kept else moment
 
@@ -59,6 +60,8 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     for moment in run.run():
         extra = Moment()
         for gap, (kept, grads) in zip(gaps, more, strict=True):
+            # Backward comes from the end: a gap before the item at work has not run yet and still keeps; one behind it has left its
+            # gradients.
             extra += Moment(kept) if gap.at <= run.at else Moment(0, grads)
         yield moment + extra
 
@@ -82,6 +85,7 @@ def shortened(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:
     while first < len(top.items):
         last = _end(top.items, first, labels, readers)
         whole = list(top.items[first:last])
+        # The first six copies stay, and the last six. The first after the gap reads what the sixth copy makes.
         if len(whole) > 2 * ENDS + 1:
             left = len(whole) - 2 * ENDS
             gaps.append(Gap(len(items) + ENDS, left))

@@ -147,6 +147,8 @@ class BlockMemory:
         kept_bytes = 0
         for number, item in enumerate(self.storages.block.items):
             self.flying = {k: n for k, n in live.items() if k not in kept}
+            # Invariant: `live` are the storages that some later item or the code still reads, `kept` those that wait for backward. A
+            # storage that is in both counts once, as kept.
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
             yield standing + Moment(ahead=self._arriving(number))
             standing += Moment(ahead=self.ahead(number))
@@ -159,6 +161,7 @@ class BlockMemory:
             kept_bytes += self.size_of(stays)
             made = (self.storages.at[v] for v in item.outputs)
             live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
+            # What no later item reads is freed here, unless autograd keeps it.
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
             self.flying = {k: n for k, n in live.items() if k not in kept}
             yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead(number, done=True))
@@ -178,6 +181,7 @@ class BlockMemory:
     def ahead(self, number: int, *, done: bool = False) -> int:
         """Bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is `done`."""
         at = self.unit_at[number]
+        # A unit's gathered weights are freed together after its last item, not one by one after their last use.
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
         return on_their_way(self.onward(number)) + (0 if over else self.units[at].gathered())
 
@@ -219,6 +223,8 @@ class BlockMemory:
         left, last = sum(map(self.size_of, held)), last_saving(block)
         computes = last >= 0 and run_again(block, self.storages.plan.kept)[block.ops[last].name].computes
         for number, moment in enumerate(self._run_all(-1 if computes else last)):
+            # The results that the plan kept wait for the recomputation to reach their operator. From then on they are among what is kept
+            # again.
             left -= 0 if number % MOMENTS else self.size_of(held[number // MOMENTS])
             yield moment + Moment(left, 0, 0)
 
@@ -229,6 +235,7 @@ class BlockMemory:
         now = peak = 0
         for position, value in enumerate(op.inputs):
             if s.block.values[value].kind != "constant":
+                # Operands arrive one after the other: while one is on its way, those before it are held as they are taken.
                 peak = max(peak, now + s.brought(op, position).peak)
                 now += s.own(("taken", op.name, position))
         if takes_only:
@@ -272,6 +279,8 @@ def sent_for(units: Sequence[UnitMemory], *, again: bool = False) -> int:
     for left, u in enumerate(units):
         for g in u.messages(again):
             before = g.coming(left + 1)
+            # Messages are sent for one after the other. While one is issued, those before it are on their way, those after it are not
+            # begun.
             most = max(most, now - before + g.sending(left))
             now += g.coming(left) - before
     return most

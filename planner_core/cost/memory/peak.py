@@ -104,6 +104,7 @@ def block_memories(
             _, inner[label], one = known[at]
             calls.update(dict.fromkeys(bp.prefixes, one))
     top = graph.top
+    # Equal copies are walked once (`one`), so a model of 100 layers takes as long as one of 2, save for the top block's own items.
     units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
     return {**inner, "": BlockMemory(Storages(top, blocks[""], model), units, unit_at, calls)}
 
@@ -134,6 +135,7 @@ def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
+        # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
         again = highest(block_memory.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
         kept, kept_results, backward = (
             sum(map(block_memory.size_of, block_memory.held())),

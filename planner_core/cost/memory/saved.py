@@ -2,6 +2,9 @@
 
 A tensor that one operator makes and another one keeps is one storage, and counts once. Inside a block the operators say what
 they keep. For the results of a block, this module looks at their readers.
+
+Example: layer k returns h, and layer k + 1 normalises h. The norm keeps its operand, so h is kept, but no operator of layer k says
+so. In 32 layers 31 results are read by a norm of the same block and the last by the final norm: the block's result is kept.
 """
 
 from __future__ import annotations

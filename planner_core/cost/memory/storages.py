@@ -8,6 +8,10 @@ that is redistributed after the operator. A view shares the storage of what it l
     ("made", value)          a result as its operator makes it
     ("given", value)         a result as it is delivered, if it is another tensor than the one made
     ("extra", op, number)    an operator saves it beside its operands and results
+
+Example: x @ w on 4 GPUs, where x of 8 MB is delivered in Shard(0) and the product takes it Replicate and gives y of 8 MB in
+Shard(1). ("in", x) has 2 MB, ("taken", product, 0) 8 MB, ("made", y) 2 MB. Backward needs x as the product took it, so autograd
+keeps the 8 MB, not the 2 MB. If y is then delivered Replicate, ("given", y) has 8 MB beside the 2 MB of ("made", y).
 """
 
 from __future__ import annotations
@@ -62,6 +66,7 @@ class Storages:
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             self._make(op, value, edge)
         kept, extras = self._kept(op), self._extras(op)
+        # The op's kernel worked on what an all_to_all inside it had brought. So it keeps a tensor of that size, and not what it returns.
         for key in self._sent_on(op, kept):
             own = ("extra", op.name, len(extras))
             self.size[own] = self.size[key]
@@ -93,6 +98,7 @@ class Storages:
         if use is None:
             return self.transit(value, edge.src.forward, edge.forward, edge)
         moved = self.transit(value, use.whole, use.slices, edge)
+        # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_gathers` leaves it out of the unit's).
         if use.lasting and not moved.result:
             whole = self.bytes_of(value, use.whole)
             return Transit(whole, whole)
@@ -121,6 +127,7 @@ class Storages:
 
     def _make(self, op: Op, value: int, edge: Edge) -> None:
         base = self.viewed_operand(op, value)
+        # A view shares the storage of the operand as it was taken: of a redistributed operand the new tensor, not the delivered one.
         key: Key | None = ("made", value) if base is None else self.taken.get((op.name, base))
         if base is None:
             self.size["made", value] = self.bytes_of(value, edge.src.forward)
@@ -147,6 +154,7 @@ class Storages:
         """
         found: list[Key | None] = []
         for value in op.saved:
+            # k and v of one projection are two views of one memory. If each was redistributed by itself, each is kept by itself.
             same = [k for k, v in enumerate(op.inputs) if root(self.block, v) == root(self.block, value)]
             if value in op.outputs and value not in op.inputs:
                 found.append(self.made.get(value))
