@@ -15,7 +15,7 @@ from pathlib import Path
 
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 STATIC = Path(__file__).resolve().parent
-IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+IMPORT = re.compile(r'^import \{[^}]*\} from "\.{1,2}/(?:\w+/)*(\w+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 

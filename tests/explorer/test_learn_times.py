@@ -183,7 +183,7 @@ def test_15_the_optimizer_is_told_byte_by_byte() -> None:
     assert found["passes"] == constants["optimizer"]["value"]
     assert found["optimizer_s"] == pytest.approx(found["updated"] * 46 * found["passes"] / rate)
     assert found["every step_s"] == constants["step_s"]["value"]
-    step = LESSONS[14].scene(LLAMA, LESSONS[14].defaults()).steps[5]
+    step = LESSONS[14].scene(LLAMA, LESSONS[14].defaults()).steps[6]
     least = 46 * found["updated"] / 3.35e12
     said = f"{units.significant(3.35e12 / rate)} times as long. So {units.seconds(least)}, the bytes"
     assert said in step.says and f"become {units.seconds(found['optimizer_s'])}" in step.says

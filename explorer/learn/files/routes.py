@@ -64,7 +64,7 @@ NINETY = Session(
         RouteStop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
         RouteStop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
         RouteStop(8, "The first step only, for two words that 14 needs: data parallelism, and FSDP, which deals the weights out too.", minutes=5),
-        RouteStop(14, "Steps 1 to 3 with the question, then the map as what to take home; step 5 is for reading at home. ZeRO-1 deals out the optimizer's states."),
+        RouteStop(14, "Steps 1 to 4 with the question, then the map as what to take home; step 6 is for reading at home. ZeRO-1 deals out the optimizer's states."),
         RouteStop(13, "A contest: who finds the placement with the shortest messages?"),
     ),
     "Leave out 6 first (then leave attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
@@ -88,7 +88,7 @@ FIVE = (
     ),
     Session(
         "Session 4: time and memory", 45, "say what hides beside compute, when memory is fullest, and what a slow link does",
-        (RouteStop(10, "Bytes are not time."), RouteStop(15, "The longer side counts."), RouteStop(17, "Predict the moment."), RouteStop(18, "Four micro-batches.")),
+        (RouteStop(10, "Bytes are not time."), RouteStop(15, "Let them draw the two streams, then compare. The longer side counts."), RouteStop(17, "Predict the moment, then draw the way back."), RouteStop(18, "Four micro-batches.")),
         "Leave out the buckets in 15.",
     ),
     Session(
@@ -104,16 +104,17 @@ MISCONCEPTIONS = (
     Misconception("An all_reduce sends the tensor once", 4, 9, "it sends 2 (n - 1) / n of it: a reduce_scatter and an all_gather"),
     Misconception("Heads can be dealt to any number of GPUs", 6, 3, "the key-value heads must divide too"),
     Misconception("Cutting by rows first is as good", 5, 3, "with rows first the result is wrong by more than rounding"),
-    Misconception("FSDP saves messages because each GPU holds less", 16, 2, "it sends more than ZeRO-1, and again in each micro-batch"),
-    Misconception("FSDP sends 1.5 times what data parallelism sends", 16, 2, "so with gradients in 2 bytes; here they travel in 4"),
-    Misconception("More tokens hide tensor parallelism's messages too", 14, 3, "both lines rise alike"),
-    Misconception("Compute and communication add up", 15, 3, "the longer side counts"),
+    Misconception("FSDP saves messages because each GPU holds less", 16, 3, "it sends more than ZeRO-1, and again in each micro-batch"),
+    Misconception("FSDP sends 1.5 times what data parallelism sends", 16, 3, "so with gradients in 2 bytes; here they travel in 4"),
+    Misconception("More tokens hide tensor parallelism's messages too", 14, 3, "drawn by hand: the sums grow with the tokens"),
+    Misconception("Compute and communication add up", 15, 1, "drawn by hand: both run at once, and the longer side counts"),
+    Misconception("Twice the GPUs, half the memory", 1, 6, "drawn by hand: some activations stay whole on every GPU"),
     Misconception("Memory is fullest at the end of a step", 17, 1, "the question"),
     Misconception("Accumulation is free", 18, 3, "what FSDP sends is multiplied"),
     Misconception("As many bytes take as much time", 10, 3, "links differ"),
     Misconception("A model that fits the data is a good model", 19, 5, "judge it where it has not looked"),
     Misconception("The loss falls, so the run is right", 23, 1, "all three faults fall"),
-    Misconception("The plan that is 1 % quicker is better", 15, 7, "ties"),
+    Misconception("The plan that is 1 % quicker is better", 15, 8, "ties"),
 )  # fmt: skip
 
 LEFT_OUT = (

@@ -1,6 +1,6 @@
 """The block as something to build: cuts are dragged onto its matrices, and the traffic is counted while they are.
 
-`static/js/lessons/builder.js` moves them. The time and memory of every choice are in the picture, so that a choice is counted while it is held
+`static/js/lessons/pictures/builder.js` moves them. The time and memory of every choice are in the picture, so that a choice is counted while it is held
 over a matrix; where its messages go is drawn once it is placed.
 """
 

@@ -1,6 +1,6 @@
 """A picture in motion: numbered stops, each a state of the data, and tiles that fly from one to the next.
 
-Python makes every stop; `static/js/lessons/film.js` plays, pauses and scrubs between them. What is drawn at a stop is the data at that
+Python makes every stop; `static/js/lessons/pictures/film.js` plays, pauses and scrubs between them. What is drawn at a stop is the data at that
 stop: a cell shows its number of the stop until the next one is reached, and a flight shows what is under way. Who asked for
 reduced motion steps from stop to stop and sees no flight.
 """

@@ -186,3 +186,16 @@ export interface StreamsData {
   words: string[];
   alt: string;
 }
+
+/** A prediction to draw (explorer/learn/pictures/sketch.py): values from 0 to `most` lie between `from` and `to` of the drawing. */
+export interface Sketch {
+  key: string;
+  look: "bar" | "span" | "point";
+  unit: string;
+  most: number;
+  from: number;
+  to: number;
+  why: string;
+  handles: { name: string; start: number; truth: number; line: number }[];
+  slips: { values: (number | null)[]; why: string }[];
+}

@@ -11,6 +11,7 @@ from explorer.figures.svg_tensors import svg
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.predictions import memory_by_gpus
 from explorer.learn.lessons.stacks import Keeping, before_gradients, megatron, smallest
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.vessels import vessels
@@ -104,6 +105,10 @@ def scene(learner: Learner, values: Values) -> Scene:
         says += f"It fits from **{_gpus(fits[0])}** on."
     else:
         says += "Even a whole node is too small at this batch: take fewer samples, or split the batch too (lesson 8)."
+    peaks = {k: numbers[f"{k}_peak"] for k in found}
+    steps += memory_by_gpus(
+        peaks, limit, _shares(numbers, max(found)), numbers["shared_whole"], numbers["1_early_activations"]
+    )
     steps.append(Step("Split over GPUs", says, _picture(rows, limit)))
     numbers["fits_from"] = fits[0] if fits else 0
     return Scene(tuple(steps), numbers, reveal=5, note=_note(learner.name, uneven, int(values["gpus"]), n))

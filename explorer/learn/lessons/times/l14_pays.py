@@ -9,6 +9,7 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.predictions import waits_by_tokens
 from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.text import units
@@ -141,6 +142,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps = (
         _roofline(layer, gpu, dtype, tokens),
         _gather(learner, w, tokens),
+        _waits(learner, speed),
         _crossing(w, tokens),
         _degrees(layer, cluster, w, tokens),
         _prices(cases, cluster, best, tokens),
@@ -201,6 +203,15 @@ def _gather(learner: Learner, w: Wires, tokens: int) -> Step:
         "The next layer's gather runs beside this layer's compute, so it costs hardly anything while it is the shorter one."
     )
     return Step("Weights on the wires", says, svg(bars(rows, units.seconds), "Compute and gather of one layer"))
+
+
+def _waits(learner: Learner, speed: int) -> Step:
+    """A prediction to draw: what a layer waits for at few and at many tokens."""
+    shown = (TOKENS[0], TOKENS[2], TOKENS[-1])
+    found = {t: wires(learner, t, speed) for t in shown}
+    w = found[shown[0]]
+    compute, sums = {t: t * w.compute_s for t in shown}, {t: t * found[t].sums_s for t in shown}
+    return waits_by_tokens(shown, w.gather_s, compute, sums, w.degree)
 
 
 def _crossing(w: Wires, tokens: int) -> Step:

@@ -11,6 +11,7 @@ from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.predictions import streams
 from explorer.learn.lessons.times.l14_pays import TOKENS
 from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts, totals
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
@@ -128,7 +129,10 @@ def scene(learner: Learner, values: Values) -> Scene:
     way, tokens = str(values["way"]), int(values["tokens"])
     case, note = chosen(learner, way, tokens)
     forward, backward = phases(case)
+    fsdp, _ = phases(chosen(learner, "fsdp", tokens)[0])
+    first = streams(fsdp.compute + fsdp.contention * fsdp.traffic, fsdp.traffic)
     steps = (
+        *first,
         _stream(forward, "Forward", case),
         _stream(backward, "Backward", case),
         _longest(forward, backward),
@@ -144,7 +148,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         **{f"{why}_s": s for why, s in shown(case).items()}, "apart_s": bucket(case)[1], "bucket_s": bucket(case)[2],
         "updated": updated(case), "bytes_each": sum(optimizer_bytes(item(case), case.planner.workload).values()), "passes": case.model.timing.optimizer,
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=2, note=note)
+    return Scene(steps, numbers, reveal=len(first) + 2, note=note)
 
 
 def item(case: Stated) -> int:
@@ -376,7 +380,7 @@ LESSON = Lesson(
         ("Prefetch", "gathering the next layer's weights before they are needed"),
     ),
     (
-        Control("way", "Split by", tuple(WAYS), "fsdp", dict(WAYS.items())),
+        Control("way", "Split by", tuple(WAYS), "fsdp", dict(WAYS.items()), step=2),
         Control("tokens", "Tokens per GPU", TOKENS, 2048, kind="slider"),
     ),
     scene, question, CODE, ("compare", "The step of each plan as a timeline"), uses_model=True, focus=focus,

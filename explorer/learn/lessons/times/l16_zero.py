@@ -18,6 +18,7 @@ from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lessons.predictions import kept_by_stage
 from explorer.learn.lessons.times.l14_pays import cell
 from explorer.learn.lessons.times.stated import WORKING, Stated, at_tokens, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
@@ -98,6 +99,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     params, n = learner.graph.num_params, learner.cluster.num_gpus
     inner = names(learner.cluster)["HSDP"].fsdp
     steps = (
+        _drawn(n, inner),
         _keeps(learner, params, n, inner),
         _sends(found, m, sent("FSDP (ZeRO-3)", n, inner, m) * params),
         _again(n, inner, params, m),
@@ -114,7 +116,14 @@ def scene(learner: Learner, values: Values) -> Scene:
     uneven = [name for name in found if abs(numbers[f"{name} sent"] / numbers[f"{name} formula"] - 1) > 0.1]
     if uneven:
         note += f" Some weights of {learner.name} cannot be dealt out evenly to {n} GPUs and stay whole, so {', '.join(uneven)} send other bytes than the rule says."
-    return Scene(steps, numbers, reveal=2, note=note.strip())
+    return Scene(steps, numbers, reveal=3, note=note.strip())
+
+
+def _drawn(n: int, inner: int) -> Step:
+    """A prediction to draw: bytes per parameter by stage."""
+    each = {name: sum(kept(stage, inner if name == "HSDP" else n).values()) for name, stage in SHARDED.items()}
+    whole = each.pop("data parallel")
+    return kept_by_stage(whole, (WORKING, STORED, MOMENTS, GRADIENT), each, n, inner)
 
 
 def _keeps(learner: Learner, params: int, n: int, inner: int) -> Step:
@@ -327,7 +336,7 @@ LESSON = Lesson(
         ("ZeRO-2, ZeRO-3", "besides the optimizer's states gradients are dealt out over the GPUs; and weights too, which is FSDP"),
         ("Micro-batch", "a part of the batch that goes forward and backward by itself; the gradients of all are added up"),
     ),
-    (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider", step=2),),
+    (Control("m", "Micro-batches of a step", MICRO_BATCHES, 1, kind="slider", step=3),),
     scene, question, CODE, ("compare", "Data parallelism, FSDP and others for this model"), uses_model=True, focus=focus,
     block=around,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lessons.predictions import way_back
 from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts
 from explorer.learn.pictures.area import Stratum, area
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
@@ -18,6 +19,8 @@ from planner_core.cost.memory import Moment, walk
 TOKENS = 8192
 """Tokens of one GPU in a step."""
 MICRO_BATCHES = (1, 2, 4, 8)
+GRADIENT = 4
+"""Bytes of a parameter's gradient (fp32)."""
 NOTABLE = 0.01
 """A share of what forward keeps that is told."""
 WHEN = ("on the way forward", "where forward turns into backward", "on the way back", "in the optimizer's step")
@@ -97,6 +100,7 @@ def scene(learner: Learner, values: Values) -> Scene:
     at, peak = fullest(made)
     steps = (
         _curve(made, "Forward", turn),
+        _way_back(made),
         _curve(made, "There and back", None),
         _stack(made),
         _recomputed(learner, m),
@@ -108,6 +112,14 @@ def scene(learner: Learner, values: Values) -> Scene:
         "when": when(made), "turn": turn, "at": at, "optimizer": step,
     }  # fmt: skip
     return Scene(steps, numbers, reveal=1, note=note)
+
+
+def _way_back(made: Stated) -> Step:
+    """A prediction to draw: what is kept on the way back."""
+    found, turn, step = moments(made)
+    base, params = standing(made), made.planner.graph.num_params
+    without = [float(base + x.kept + x.grads) for x in found]
+    return way_back(without[:turn], without[turn:step], base, GRADIENT * params, made.planner.cluster.num_gpus)
 
 
 def _curve(made: Stated, title: str, upto: int | None) -> Step:

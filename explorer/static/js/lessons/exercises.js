@@ -1,6 +1,6 @@
 // Exercises: what was typed stays in this browser, and becomes a file for the lecturer. Nothing is sent.
 
-import { alive } from "./alive.js";
+import { alive } from "./pictures/alive.js";
 import { save } from "./save.js";
 
 const form = /** @type {HTMLFormElement} */ (document.getElementById("answers"));

@@ -1,7 +1,7 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
 
-import { alive } from "./alive.js";
 import { judged } from "./answers.js";
+import { alive } from "./pictures/alive.js";
 
 /**
  * The element of this id, which the page has.

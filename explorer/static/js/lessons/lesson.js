@@ -1,7 +1,7 @@
 // One picture of a lesson: markup made and escaped in Python. Only a changed picture is drawn anew.
 
-import { alive } from "./alive.js";
 import { land, onceStill } from "./land.js";
+import { alive } from "./pictures/alive.js";
 
 /** @type {WeakMap<Element, () => void>} */
 const ends = new WeakMap();

@@ -1,6 +1,6 @@
 // Slides: one at a time, turned by buttons, arrow keys, space or the page keys; the address keeps the place.
 
-import { alive } from "./alive.js";
+import { alive } from "./pictures/alive.js";
 
 const only = new URLSearchParams(location.search).get("lessons")?.split(",");
 for (const slide of document.querySelectorAll(".slide[data-lesson]"))
@@ -44,7 +44,7 @@ const turns = {
   End: () => all.length - 1,
 };
 document.addEventListener("keydown", (e) => {
-  const busy = e.target instanceof Element && e.target.closest("input, select, .film, .builder");
+  const busy = e.target instanceof Element && e.target.closest("input, select, .film, .builder, .sketch .handle");
   const pressed = e.key === " " && e.target instanceof Element && e.target.closest("button, a");
   if (!(e.key in turns) || busy || pressed || e.altKey || e.ctrlKey || e.metaKey) return;
   e.preventDefault();

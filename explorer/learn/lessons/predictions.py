@@ -1,0 +1,208 @@
+"""The predictions that lessons let one draw before the truth is shown (`pictures/sketch.py`), from the lessons' own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from explorer.figures.palette import COMPUTE, DEVICES, MEMORY_COLOURS
+from explorer.learn.lesson import Step
+from explorer.learn.pictures.sketch import LOW_Y, Curve, Handle, Sketch, Slip, bars, curves, place, spans
+from explorer.text import units
+
+FIRST = "Draw before you go on: "
+
+
+def memory_by_gpus(
+    peaks: Mapping[int, float], room: tuple[float, str], shared: str, whole: float, activations: float
+) -> list[Step]:
+    """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes). `shared` says where the largest number comes from,
+    `whole` are bytes that every GPU keeps whole, `activations` those of one GPU."""
+    one, more = peaks[1], [n for n in peaks if n > 1]
+    if not more:
+        return []
+    gib = units.GIB
+    slips = [
+        Slip(tuple(one / gib for _ in more), "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight."),
+    ]  # fmt: skip
+    if whole > 0.01 * one:
+        slips += [
+            Slip(tuple(one / n / gib for n in more), f"You divided everything by the number of GPUs. But {units.memory(whole)} of the activations stay whole on every GPU."),
+            Slip(tuple(((one - activations) / n + activations) / gib for n in more), f"You left all activations whole. Only {units.memory(whole)} of them are; the others are divided."),
+        ]  # fmt: skip
+    sketch = Sketch(
+        f"gpus {one:.0f}", "GiB", 1.02 * max(*peaks.values(), room[0]) / gib,
+        tuple(Handle(f"each of {n} GPUs", 0.8 * one / gib, peaks[n] / gib) for n in more),
+        f"With {more[-1]} GPUs each one holds about {shared}.", tuple(slips),
+    )  # fmt: skip
+    says = (
+        f"{FIRST}one GPU needs {units.memory(one)} at its fullest moment. How much does each GPU need when 2 or more share the work? "
+        f"Half as much on twice as many, or not?"
+    )
+    return [Step("Draw it: memory of each GPU", says, bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1])))]
+
+
+def waits_by_tokens(
+    tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float], degree: int
+) -> Step:
+    """Lesson 14: what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
+    first, last = tokens[0], tokens[-1]
+    fsdp = [1e3 * max(0.0, gather - compute[t]) for t in tokens]
+    tensor = [1e3 * sums[t] for t in tokens] if any(sums.values()) else []
+    places = [k / (len(tokens) - 1) for k in range(len(tokens))]
+    most = 1.15 * max(1e3 * gather, *tensor, *fsdp)
+    handles = [
+        Handle(f"FSDP, {units.whole(t)} tokens", 0.75 * most, v, at=x)
+        for t, v, x in zip(tokens, fsdp, places, strict=True)
+    ]
+    handles += [
+        Handle(f"tensor parallel, {units.whole(t)} tokens", 0.45 * most, v, at=x, line=1) for t, v, x in zip(tokens, tensor, places, strict=False)
+    ]  # fmt: skip
+    rest: tuple[None, ...] = (None,) * len(tensor)
+    whole, none = 1e3 * gather, (None,) * len(tokens)
+    slips = [
+        Slip((*(whole for _ in tokens), *rest), "Your gather is always waited for. It runs beside compute, and only what is longer than compute shows."),
+        Slip((*(whole * t / last for t in tokens), *rest), "Your gather grows with the tokens. It carries weights, which are the same for any number of tokens."),
+    ]  # fmt: skip
+    if tensor:
+        slips += [
+            Slip((*none, *(tensor[0] for _ in tensor)), "Your sums are the same for all tokens. They carry activations, so their bytes grow with the tokens."),
+            Slip((*none, *reversed(tensor)), "Your sums shrink as tokens grow, as if compute hid them. The layer waits for them: its next product needs the sum."),
+        ]  # fmt: skip
+    why = f"FSDP waits for what its gather of {units.seconds(gather)} is longer than compute ({units.seconds(compute[first])} at {units.whole(first)} tokens): less and less, then nothing."
+    if tensor:
+        why += " The sums of tensor parallelism are waited for, and grow with the tokens. So few tokens speak for tensor parallelism, and many for FSDP."
+    sketch = Sketch(f"waits {gather:.9f}", "ms", most, tuple(handles), why, tuple(slips))
+    what = (
+        f" And how long for the two sums over {degree} GPUs of tensor parallelism, {units.seconds(sums[first])} at {units.whole(first)} tokens?"
+        if tensor
+        else ""
+    )
+    says = (
+        f"{FIRST}a layer's gather takes {units.seconds(gather)}, its compute {units.seconds(compute[first])} at {units.whole(first)} tokens per GPU. How long does a "
+        f"layer wait for the gather, forward, at {units.whole(first)}, at {units.whole(tokens[1])} and at {units.whole(last)} tokens?{what} Leave out that traffic slows compute."
+    )
+    ticks = [(x, units.whole(t)) for x, t in zip(places, tokens, strict=True)]
+    lines = [Curve(name) for name in ("FSDP", "tensor parallel")[: 1 + bool(tensor)]]
+    return Step(
+        "Draw it: what a layer waits for",
+        says,
+        curves(sketch, lines, ticks, "ms that a layer waits for, by tokens per GPU"),
+    )
+
+
+def streams(busy: float, traffic: float) -> list[Step]:
+    """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). Nothing to draw where nothing is gathered."""
+    if traffic <= 0:
+        return []
+    b, g = 1e3 * busy, 1e3 * traffic
+    each, most = max(b, g), 3 * (b + g)
+    colours = {"compute": COMPUTE, "gather": DEVICES[3]}
+
+    def handle(what: str, layer: int, start: float, truth: float) -> Handle:
+        return Handle(
+            f"{what} of layer {layer}",
+            start * most,
+            truth,
+            at=float(what == "gather"),
+            long=b if what == "compute" else g,
+            colour=colours[what],
+        )
+
+    handles = (
+        handle("gather", 2, 0.5, 0), handle("compute", 2, 0.46, each), handle("gather", 3, 0.75, each), handle("compute", 3, 0.74, 2 * each),
+    )  # fmt: skip
+    slips = [
+        Slip((b, b + g, 2 * b + g, 2 * b + 2 * g), "You let one thing happen at a time. The gather has a stream of its own, and runs beside the compute of the layer before."),
+        Slip((0, each, g, max(2 * each, 2 * g)), "You gather all layers at once. That would hide too, but a GPU would hold more and more whole layers: FSDP gathers one layer ahead."),
+    ]  # fmt: skip
+    if b > g:
+        slips.append(
+            Slip(
+                (0, g, g, 2 * g),
+                "Your layers begin as soon as their weights are there. But layer 2 needs what layer 1 gives: compute is one stream, one layer at a time.",
+            )
+        )
+    longer = "compute, so the gathers hide" if b >= g else "the gather, so compute waits for it"
+    why = f"While layer 1 computes, layer 2's weights come; while layer 2 computes, layer 3's. A layer begins every {units.significant(each)} ms, the longer of the two: here {longer}."
+    sketch = Sketch(f"streams {b:.6f} {g:.6f}", "ms", most, handles, why, tuple(slips))
+    says = (
+        f"{FIRST}FSDP, forward. Layer 1 has its weights and begins. A layer computes for {units.significant(b)} ms, and the gather of one takes {units.significant(g)} ms. "
+        "Drag the four spans to where they lie. FSDP gathers one layer ahead."
+    )
+    tracks = [("compute", [(0.0, b, "layer 1", COMPUTE)]), ("beside it", [])]
+    return [Step("Draw it: two streams", says, spans(sketch, tracks))]
+
+
+def kept_by_stage(
+    whole: float, kinds: tuple[int, int, int, int], truth: Mapping[str, float], n: int, inner: int
+) -> Step:
+    """Lesson 16: bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
+    the gradient; `whole` is their sum."""
+    copy, stored, averages, gradient = kinds
+    part = whole / n
+    late = (copy + stored + averages / n + gradient, copy + stored + (averages + gradient) / n)
+    slips = [
+        Slip((part, part, part, None), f"You dealt out everything at once. Each stage deals out one kind more: only the last divides all by {n}."),
+        Slip((*late, None, None), "You left the fp32 weights whole. They are the optimizer's: they are dealt out with its averages, from ZeRO-1 on."),
+        Slip((None, None, truth["FSDP (ZeRO-3)"] + copy, None), "You kept the copy that computes. It is there for one layer at a time, and not counted here."),
+    ]  # fmt: skip
+    if inner < n:
+        slips.append(
+            Slip(
+                (None, None, None, truth["FSDP (ZeRO-3)"]),
+                f"HSDP deals to the {inner} GPUs of a group only, not to all {n}.",
+            )
+        )
+    names = list(truth)
+    handles = tuple(Handle(name, 0.55 * whole, truth[name]) for name in names)
+    told = {name: units.significant(truth[name]) for name in names}
+    why = (
+        f"ZeRO-1 deals out the optimizer's {stored + averages}: {copy} + {stored + averages}/{n} + {gradient} = {told['ZeRO-1']}. ZeRO-2 the gradient too: {copy} + {stored + averages + gradient}/{n} = {told['ZeRO-2']}. "
+        f"FSDP keeps no copy: {stored + averages + gradient}/{n} = {told['FSDP (ZeRO-3)']}. HSDP the same by {inner}: {told['HSDP']}."
+    )
+    sketch = Sketch(f"stages {n} {inner}", "bytes", 1.02 * whole, handles, why, tuple(slips))
+    says = (
+        f"{FIRST}data parallelism keeps {whole:g} bytes per parameter on every GPU: a copy of {copy} to compute with, and in fp32 the optimizer's own weights ({stored}), "
+        f"its two averages ({averages}) and the gradient ({gradient}). How many does a GPU keep when they are dealt out over {n} GPUs? ZeRO-1 deals out what is the optimizer's, ZeRO-2 the gradient "
+        f"too, FSDP the weights too; HSDP does as FSDP over the {inner} GPUs of a group."
+    )
+    return Step("Draw it: what every GPU keeps", says, bars(sketch, ("data parallel", whole)))
+
+
+def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int) -> Step:
+    """Lesson 17: memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
+    GPUs."""
+    gib = units.GIB
+    top, shares = forward[-1], (0.25, 0.5, 0.75, 1.0)
+    at = [backward[min(len(backward) - 1, round(f * (len(backward) - 1)))] for f in shares]
+    most = 1.15 * max(*forward, *backward) / gib
+    handles = tuple(
+        Handle(f"{100 * f:.0f} % of backward", 0.5 * most, v / gib, at=0.5 + f / 2)
+        for f, v in zip(shares, at, strict=True)
+    )
+    slips = [
+        Slip(tuple(top / gib for _ in shares), "You kept all activations to the end. Backward frees a layer's as soon as it has used them."),
+        Slip(tuple((top + (whole - (top - stays)) * f) / gib for f in shares), f"You let whole gradients take the place of activations. FSDP deals each layer's out at once: a GPU keeps 1/{n}."),
+        Slip((0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0), f"You went down to nothing. Weights and optimizer states stand all the time, {units.memory(stays)}."),
+    ]  # fmt: skip
+    grads = backward[-1] - stays
+    why = (
+        f"Backward frees what it used, layer by layer, and leaves gradients: {units.memory(grads)} at its end"
+        f"{f', 1/{n} of all' if abs(grads * n / whole - 1) < 0.02 else ''}. With the {units.memory(stays)} that always stand it ends at {units.memory(backward[-1])}."
+    )
+    px, py = place(most)
+    outline = [(px(0.5 * i / max(1, len(forward) - 1)), py(v / gib)) for i, v in enumerate(forward)]
+    area = (
+        f"M{px(0):.1f} {LOW_Y:.1f}L" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline) + f"L{px(0.5):.1f} {LOW_Y:.1f}Z"
+    )
+    still = f'<path d="{area}" fill="{MEMORY_COLOURS["activations"]}" fill-opacity="0.35"/>'
+    true = [(0.5 + 0.5 * i / max(1, len(backward) - 1), v / gib) for i, v in enumerate(backward)]
+    sketch = Sketch(f"back {top:.0f} {stays:.0f} {n}", "GiB", most, handles, why, tuple(slips))
+    says = (
+        f"{FIRST}the way forward is drawn, without buffers: {units.memory(stays)} stand from the start, and {units.memory(top)} are there where backward begins. How does the curve go on? "
+        f"Backward frees activations and leaves gradients; all of them would be {units.memory(whole)}, and FSDP deals them out to {n} GPUs. The axis counts operations."
+    )
+    ticks = [(0.0, "forward"), (0.5, "backward"), (1.0, "its end")]
+    way = Curve("way back", (0.5, top / gib), true)
+    picture = curves(sketch, [way], ticks, "GiB of one GPU, without buffers", still)
+    return Step("Draw it: the way back", says, picture)

@@ -1,0 +1,237 @@
+"""A prediction that the learner draws before the truth is shown: bars, spans of time, or points of curves, dragged or moved with keys.
+
+Python draws the frame, where every handle stands at first, and the truth, which stays hidden. `static/js/lessons/pictures/sketch.js` moves the
+handles and compares. Whoever draws a mistake that is expected (`Slip`) is told what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from explorer.figures.palette import COMPUTE, DEVICES
+from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, on_colour, svg, text
+from explorer.text import units
+
+WIDE = 440.0
+ROW, HIGH, LOW = 62.0, 26.0, 14.0
+"""Of a row of bars or spans: its height, that of what is drawn, and that of the truth below it."""
+HOW = "Drag the handles. With keys: Tab to a handle, then the arrow keys or Page Up and Page Down. Then compare."
+LEFT, TOP_Y, LOW_Y = 40.0, 42.0, 230.0
+"""Of a curve's frame."""
+LINES = ((DEVICES[0], "7 4"), (DEVICES[2], "2 3"))
+"""Colour and dashes of the curves, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One thing to predict. `at` is a span's track, or where a point stands along its curve's axis (0 to 1); a span is `long`;
+    `line` is a point's curve."""
+
+    name: str
+    start: float
+    truth: float
+    at: float = 0.0
+    long: float = 0.0
+    line: int = 0
+    colour: str = COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """What one draws who makes a mistake that is expected, handle by handle (None: whatever it is), and what is said to it."""
+
+    values: tuple[float | None, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve to draw: where it begins, if that is before its first handle, and the whole true curve, if it is more than the handles' truths; both as
+    (place from 0 to 1, value)."""
+
+    name: str
+    begin: tuple[float, float] | None = None
+    true: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """Handles on a scale from 0 to `most` in `unit`; `why` explains the truth. `key` tells one sketch from others of the page."""
+
+    key: str
+    unit: str
+    most: float
+    handles: tuple[Handle, ...]
+    why: str
+    slips: tuple[Slip, ...] = ()
+
+    def said(self, value: float) -> str:
+        """A value with its unit."""
+        return f"{units.significant(value)} {self.unit}"
+
+
+def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | None = None) -> str:
+    """Horizontal bars whose ends are dragged, below one that is `known`; `limit` is a dashed line with its name."""
+    left, right, top = _left([known[0], *(h.name for h in sketch.handles)]), WIDE - 84, 24.0 if limit else 4.0
+    scale = (right - left) / sketch.most
+    still, truth, moving = [at(0, top + 4, text(known[0], 14))], [], []
+    still.append(
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{known[1] * scale:.1f}" height="{HIGH:.0f}" fill="{GREY}"/>'
+    )
+    still.append(_word(left + known[1] * scale + 6, top + 18, sketch.said(known[1])))
+    top += 40
+    for i, h in enumerate(sketch.handles):
+        y = top + i * ROW
+        still.append(at(0, y + 4, text(h.name, 14)))
+        still.append(f'<path d="M{left:.1f} {y:.1f}v{HIGH + LOW + 4:.0f}" stroke="#8a97a3"/>')
+        truth.append(
+            f'<rect x="{left:.1f}" y="{y + HIGH + 2:.1f}" width="{max(1.0, h.truth * scale):.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" '
+            f'stroke-width="2"/>{_word(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
+        )
+        x = left + h.start * scale
+        fill = f'<rect class="fill" x="{left - x:.1f}" width="{x - left:.1f}" height="{HIGH:.0f}" fill="{h.colour}"/>'
+        moving.append(_handle(sketch, i, x, y, fill + _grip(), (10, 18)))
+    height = top + len(sketch.handles) * ROW
+    if limit:
+        x = left + limit[0] * scale
+        still.append(
+            f'<path d="M{x:.1f} 18V{height - 12:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
+        )
+        still.append(_word(x, 13, limit[1], "middle"))
+    return _markup(sketch, "bar", (left, right), (still, truth, moving), height)
+
+
+def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]]) -> str:
+    """Spans of time on `tracks`, each (name, what stands there from the start as (start, end, words, colour)); a handle's row is its track."""
+    left, right, top = _left(name for name, _ in tracks), WIDE - 8, 4.0
+    scale = (right - left) / sketch.most
+    still, truth, moving = [], [], []
+    for i, (name, fixed) in enumerate(tracks):
+        y = top + i * ROW
+        still.append(at(0, y + 4, text(name, 14)))
+        still.append(f'<path d="M{left:.1f} {y + HIGH + LOW + 6:.1f}H{right:.1f}" stroke="#8a97a3"/>')
+        still += [_span(left + a * scale, y, (b - a) * scale, words, colour) for a, b, words, colour in fixed]
+    for i, h in enumerate(sketch.handles):
+        y, wide = top + h.at * ROW, h.long * scale
+        x = left + h.truth * scale
+        truth.append(
+            f'<rect x="{x + 1:.1f}" y="{y + HIGH + 2:.1f}" width="{wide - 2:.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" stroke-width="2"/>'
+            f'<text x="{x + wide / 2:.1f}" y="{y + HIGH + LOW - 1:.1f}" font-size="11" text-anchor="middle" fill="currentColor">{html.escape(_short(h.name))}</text>'
+        )
+        body = f'<g class="held">{_span(0, 0, wide, h.name, h.colour)}</g>'
+        moving.append(_handle(sketch, i, left + h.start * scale, y, body, wide=wide))
+    height = top + len(tracks) * ROW
+    still.append(_word(left, height + 12, "0"))
+    still.append(_word(right, height + 12, sketch.said(sketch.most), "end"))
+    return _markup(sketch, "span", (left, right), (still, truth, moving), height + 16)
+
+
+def curves(
+    sketch: Sketch, lines: Sequence[Curve], ticks: Sequence[tuple[float, str]], y_name: str, still: str = ""
+) -> str:
+    """Curves through points that are dragged up and down; `ticks` are (place from 0 to 1, words) along the axis. `still` is drawn behind, in the
+    coordinates of `place`."""
+    px, py = place(sketch.most)
+    frame, truth, moving = [still, _word(0, 14, y_name)], [], []
+    frame.append(f'<path d="M{px(0):.1f} {TOP_Y}V{LOW_Y}H{px(1):.1f}" fill="none" stroke="#8a97a3"/>')
+    frame += [_word(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks]
+    frame += [_word(LEFT - 6, LOW_Y + 4, "0", "end"), _word(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end")]
+    for k, line in enumerate(lines):
+        own, look = [h for h in sketch.handles if h.line == k], _stroke(k)
+        first = [(px(line.begin[0]), py(line.begin[1]))] if line.begin else []
+        anchor = f' data-begin="{first[0][0]:.1f} {first[0][1]:.1f}"' if first else ""
+        points = _path([*first, *((px(h.at), py(h.start)) for h in own)])
+        moving.append(f'<path class="drawn" data-line="{k}"{anchor} d="{points}" fill="none" {look}/>')
+        true = line.true or [(h.at, h.truth) for h in own]
+        truth.append(
+            f'<path d="{_path([(px(x), py(v)) for x, v in true])}" fill="none" stroke="{LINES[k][0]}" stroke-width="4"/>'
+        )
+        x = LEFT + 150 * k
+        frame += [f'<path d="M{x:.0f} {LOW_Y + 38:.0f}h28" {look}/>', _word(x + 34, LOW_Y + 42, f"your {line.name}")]
+    for i, h in enumerate(sketch.handles):
+        edge = f'fill="{LINES[h.line][0]}" stroke="{PAPER}" stroke-width="2"'
+        mark = f'<rect x="-8" y="-8" width="16" height="16" {edge}/>' if h.line else f'<circle r="9" {edge}/>'
+        moving.append(
+            _handle(
+                sketch, i, px(h.at), py(h.start), mark, (0, 25 if h.line else -14), words=units.significant(h.start)
+            )
+        )
+    return _markup(sketch, "point", (py(0), py(sketch.most)), (frame, truth, moving), LOW_Y + 46)
+
+
+def _stroke(line: int) -> str:
+    return f'stroke="{LINES[line][0]}" stroke-width="2" stroke-dasharray="{LINES[line][1]}"'
+
+
+def place(most: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """The coordinates of a curve's frame: of a place from 0 to 1 along its axis, and of a value."""
+    return lambda x: LEFT + x * (WIDE - 20 - LEFT), lambda v: LOW_Y - v / most * (LOW_Y - TOP_Y)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _left(names: Iterable[str]) -> float:
+    """Where rows begin, behind their names."""
+    return 14 + 7.6 * max(map(len, names))
+
+
+def _word(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="13" text-anchor="{anchor}" fill="currentColor" stroke="{PAPER}" stroke-width="3" '
+        f'paint-order="stroke">{html.escape(words)}</text>'
+    )
+
+
+def _span(x: float, y: float, wide: float, words: str, colour: str) -> str:
+    body = f'<rect width="{max(2.0, wide - 1.5):.1f}" height="{HIGH:.0f}" rx="2" fill="{colour}"/>'
+    room, short = 7.0 * len(words) + 4, _short(words)
+    shown = words if room < wide else short
+    label = f'<text x="{wide / 2:.1f}" y="18" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(shown)}</text>'
+    return f'<g transform="translate({x:.1f} {y:.1f})">{body}{label}</g>'
+
+
+def _short(name: str) -> str:
+    """`layer 2` of `gather of layer 2`."""
+    return name.rpartition(" of ")[2]
+
+
+def _grip() -> str:
+    return f'<rect class="grip" x="-5" y="-4" width="10" height="{HIGH + 8:.0f}" rx="4" fill="{PAPER}" stroke="currentColor" stroke-width="2"/>'
+
+
+def _handle(
+    sketch: Sketch, i: int, x: float, y: float, body: str, label: tuple[float, float] | None = None, wide: float = 0.0, words: str = ""
+) -> str:  # fmt: skip
+    """Handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `label` says so."""
+    h = sketch.handles[i]
+    grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
+    if label:
+        grab += _word(*label, words or sketch.said(h.start), "middle" if label[0] == 0 else "start").replace(
+            "<text", '<text class="value"', 1
+        )
+    return (
+        f'<g class="handle" tabindex="0" role="slider" data-at="{i}" transform="translate({x:.1f} {y:.1f})" aria-label="{html.escape(h.name)}" '
+        f'aria-valuemin="0" aria-valuemax="{sketch.most:g}" aria-valuenow="{h.start:g}" aria-valuetext="{html.escape(sketch.said(h.start))}">{body}{grab}</g>'
+    )
+
+
+def _markup(
+    sketch: Sketch, look: str, scale: tuple[float, float], parts: tuple[list[str], list[str], list[str]], height: float
+) -> str:
+    still, truth, moving = ("".join(p) for p in parts)
+    inside = f'{still}<g class="truth" visibility="hidden">{truth}</g>{moving}'
+    picture = svg(Drawing(WIDE, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
+    data = {
+        "key": sketch.key, "look": look, "unit": sketch.unit, "most": sketch.most, "from": scale[0], "to": scale[1], "why": sketch.why,
+        "handles": [{"name": h.name, "start": h.start, "truth": h.truth, "line": h.line} for h in sketch.handles],
+        "slips": [{"values": list(s.values), "why": s.why} for s in sketch.slips],
+    }  # fmt: skip
+    return (
+        f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{HOW}</p>{picture}'
+        '<p class="bar"><button type="button" class="compare">Compare</button></p><div class="said" aria-live="polite"></div></div>'
+    )
