@@ -8,7 +8,7 @@ sharded has the state (R, P). To sum the P is what data parallelism calls gradie
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,3 +100,41 @@ def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int
                 )
             local[placement.dim] //= size
     return tuple(local)
+
+
+def largest_part(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape on the device that holds most. A dim that has no equal parts is cut as `torch.chunk` does.
+
+    Example: 10 rows over 4 devices are 3, 3, 3 and 1, so the largest part has 3.
+    """
+    local = list(shape)
+    for placement, size in zip(placements, sizes, strict=True):
+        if isinstance(placement, Shard):
+            local[placement.dim] = -(-local[placement.dim] // size)
+    return tuple(local)
+
+
+def parts_differ(
+    shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int
+) -> bool:  # fmt: skip
+    """Whether a weight that is gathered before use may be cut along `dim` into `size` parts, of which the last are shorter.
+
+    It may if no dim of it has that many equal parts (else an equal cut is as good), and if it has an element for each device. A message
+    carries a short part padded to the length of the others, as FSDP2 does.
+    """
+    if size == 1 or dim in segments:
+        return False
+    equal = any(e > 1 and all(part % size == 0 for part in segments.get(d, (e,))) for d, e in enumerate(shape))
+    return not equal and shape[dim] >= size
+
+
+def unequal_dims(
+    shape: tuple[int, ...], forms: Iterable[Placements], sizes: tuple[int, ...]
+) -> dict[int, tuple[int, ...]]:  # fmt: skip
+    """The dims that one of the placements cuts into parts of different length, each with its whole extent."""
+    return {
+        p.dim: (shape[p.dim],)
+        for placements in forms
+        for p, size in zip(placements, sizes, strict=True)
+        if isinstance(p, Shard) and shape[p.dim] % size
+    }

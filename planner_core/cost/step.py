@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Cost, Graph, Op, SitePlan, Step, Traffic, local_shape
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Cost, Graph, Op, SitePlan, Step, Traffic, largest_part
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.compute import (
     accumulated_seconds,
@@ -42,6 +42,9 @@ from planner_core.cost.step_messages import (
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import ops_before_the_units
 from planner_core.ops import CoarseGraph, coarsen, memory_passes
+
+ROUNDING = 1e-12
+"""The share of a sum of seconds that may be its rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,14 @@ def price(
     optimizer = sum(u.copies * u.optimizer_s for u in units)
     return Cost(
         step_time_s=step, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=max(0.0, step - compute - optimizer), optimizer_time_s=optimizer, traffic=traffic,
+        exposed_comm_time_s=_rest(step, compute + optimizer), optimizer_time_s=optimizer, traffic=traffic,
         memory_bytes=peak_memory(blocks, graph, model),
     )  # fmt: skip
+
+
+def _rest(whole: float, part: float) -> float:
+    """The rest of `whole`; 0 if it is no more than the rounding of sums."""
+    return 0.0 if part >= whole * (1 - ROUNDING) else whole - part
 
 
 def step_seconds(units: Iterable[Unit], model: CostModel) -> float:
@@ -110,10 +118,10 @@ def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...
     traffic: dict[tuple[str, str, int], Traffic] = {}
     for (phase, kind, axis, num_bytes, share, load), count in counts.items():
         seconds, algorithm = collective_time(kind, load * num_bytes, model.links[axis], share)
-        wire = wire_bytes(kind, num_bytes, model.sizes[axis])
         old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
+        total = old.num_bytes + count * num_bytes
         traffic[phase, kind, axis] = Traffic(
-            phase, kind, axis, old.count + count, old.num_bytes + count * num_bytes, old.wire_bytes + count * wire,
+            phase, kind, axis, old.count + count, total, wire_bytes(kind, total, model.sizes[axis]),
             old.time_s + count * seconds, algorithm if count * num_bytes > old.num_bytes else old.algorithm,
         )  # fmt: skip
     return tuple(sorted(traffic.values(), key=lambda t: (_PHASES[t.phase], t.axis, t.kind)))
@@ -174,7 +182,7 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
     for value in block.values:
         param = bp.params.get(value.name) if value.kind == "parameter" and value.grad else None
         if param is not None:
-            elements = math.prod(local_shape(value.meta.shape, param.stored, model.sizes))
+            elements = math.prod(largest_part(value.meta.shape, param.stored, model.sizes))
             total += float(optimizer_seconds(np.array(float(elements)), ITEM_BYTES[value.meta.dtype], model))
             holders = math.prod(model.sizes[axis] for axis in param.gathered_once)
             total += float(handed_out_seconds(np.array(float(holders)), model))

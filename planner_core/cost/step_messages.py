@@ -200,5 +200,5 @@ def sent(
     here = list(start)
     for step in steps:
         if step.collective and model.sizes[step.axis] > 1:
-            yield step.collective, step.axis, step_bytes(meta.shape, item, tuple(here), step.axis, model.sizes)
+            yield step.collective, step.axis, step_bytes(meta.shape, item, tuple(here), step, model.sizes)
         here[step.axis] = step.dst

@@ -24,7 +24,7 @@ from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
 from planner_core.planning.fitting.promise import by_promise, less, telling
-from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
+from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused, same_work
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import with_third_axis
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
@@ -355,7 +355,7 @@ def _unknown(planner: Planner) -> tuple[str, ...]:
 
 
 def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
-    return chosen.notes if not chosen.fits else ()
+    return same_work(chosen) if chosen.fits else chosen.notes
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:

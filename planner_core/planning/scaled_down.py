@@ -29,6 +29,7 @@ from planner_core.core import (
     State,
     Step,
     join_name,
+    unequal_dims,
 )
 from planner_core.cost import CostModel, cuttable, price
 from planner_core.cost.communication import Moves, Segments, moves
@@ -129,17 +130,23 @@ class _Retarget:
 
     def _params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
         return {
-            block.values[i].name: replace(old, segments=dict(self._parts(block, i)))
+            block.values[i].name: replace(old, segments=self._parts(block, i, old.stored, old.working, old.gradient))
             for i, old in self._own(prefix, block).items()
         }
 
-    def _parts(self, block: Block, value: int) -> Segments:
+    def _fused(self, block: Block, value: int) -> Segments:
         rank = len(block.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.segments[block.name].get((value, d))))
 
+    def _parts(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
+        """The dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
+        shape = block.values[value].meta.shape
+        return {**dict(self._fused(block, value)), **unequal_dims(shape, forms, self.model.sizes)}
+
     def _moves(self, block: Block, value: int) -> Moves:
-        meta = block.values[value].meta
-        return moves(meta.shape, ITEM_BYTES[meta.dtype], self.model.sizes, self.model.links, self._parts(block, value))
+        v, (sizes, links) = block.values[value], (self.model.sizes, self.model.links)
+        weight = v.kind == "parameter"
+        return moves(v.meta.shape, ITEM_BYTES[v.meta.dtype], sizes, links, self._fused(block, value), weight=weight)
 
     def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
         name = join_name(prefix, op.name)
@@ -152,7 +159,7 @@ class _Retarget:
             table = self._moves(block, v)
             back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
             forward = self._steps(table, e.src.forward, e.dst.forward, name)
-            edge = Edge(e.src, e.dst, forward, back, dict(self._parts(block, v)), e.chunks)
+            edge = Edge(e.src, e.dst, forward, back, self._parts(block, v), e.chunks)
             outputs.append(edge if cuttable(block, op, edge, self.model.sizes, e.chunks) else replace(edge, chunks=1))
             delivered[v] = e.dst
         return SitePlan(inputs, tuple(outputs))
@@ -164,7 +171,8 @@ class _Retarget:
         divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, held, strict=True)) if p != h)
         forward = (*self._steps(table, src.forward, held, name), *divide)
         back = self._steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()
-        return Edge(src, old.dst, forward, back, dict(self._parts(block, value)))
+        forms = (src.forward, src.gradient) if v.kind == "parameter" else ()
+        return Edge(src, old.dst, forward, back, self._parts(block, value, *forms))
 
     def _steps(self, table: Moves, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
         try:

@@ -53,14 +53,16 @@ class CountCollectives(TorchDispatchMode):
         axis = self._axes.get(group.group_name, -1)
         if kind == "all_to_all":
             self.exchanges.append((self.phase, axis, num_bytes))
-        wire = {
-            "all_reduce": 2 * (n - 1) * num_bytes // n, "all_to_all": sent_in_exchange(num_bytes, n), "send_recv": num_bytes // n,
-        }  # fmt: skip
         row = self.rows.setdefault((self.phase, kind, axis), [0, 0, 0])
-        for i, amount in enumerate(
-            (self.packed(group.group_name), num_bytes, wire.get(kind, (n - 1) * num_bytes // n))
-        ):
-            row[i] += amount
+        row[0] += self.packed(group.group_name)
+        row[1] += num_bytes
+        total = row[1]  # rounded down once: how the tensors were packed makes no difference
+        wire = {
+            "all_reduce": 2 * (n - 1) * total // n,
+            "all_to_all": sent_in_exchange(total, n),
+            "send_recv": total // n,
+        }
+        row[2] = wire.get(kind, (n - 1) * total // n)
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:
         """phase -> kind -> count, bytes, wire_bytes, over all axes."""

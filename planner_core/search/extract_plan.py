@@ -25,6 +25,7 @@ from planner_core.core import (
     SitePlan,
     State,
     Step,
+    unequal_dims,
 )
 from planner_core.cost import CostModel, in_chunks, sent_share
 from planner_core.cost.communication import Moves, Segments, moves
@@ -68,22 +69,33 @@ class _Site:
     segments: Mapping[tuple[int, int], tuple[int, ...]]
 
     def moves(self, value: int) -> Moves:
-        meta = self.block.values[value].meta
-        item, share = ITEM_BYTES[meta.dtype], sent_share(self.block, value)
-        return moves(meta.shape, item, self.model.sizes, self.model.links, self.parts(value), share)
+        return self._moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
 
     def gradient_moves(self, value: int) -> Moves:
         """Redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
-        item = self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype])
-        share = sent_share(self.block, value)
-        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self.parts(value), share)
+        return self._moves(value, self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype]))
 
-    def parts(self, value: int) -> Segments:
+    def _moves(self, value: int, item: int) -> Moves:
+        v, share = self.block.values[value], sent_share(self.block, value)
+        weight = v.kind == "parameter"
+        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self._fused(value), share, weight)
+
+    def _fused(self, value: int) -> Segments:
         rank = len(self.block.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
+
+    def parts(self, value: int) -> dict[int, tuple[int, ...]]:
+        """The dims of a value that are not cut as one into equal parts: the sizes of their fused parts, or the one extent of a weight's
+        dim whose last part is shorter."""
+        fused, v, state = dict(self._fused(value)), self.block.values[value], self.delivered(value)
+        if v.kind != "parameter" or state is None:
+            return fused
+        name, sizes = tensor_name(value), self.model.sizes
+        forms = (state.forward, state.gradient, self.tensors[name].stored_at(self.at[name], len(sizes)))
+        return {**fused, **unequal_dims(v.meta.shape, forms, sizes)}
 
     def delivered(self, value: int) -> State | None:
         """The state in which a value is delivered between groups, or None if it stays inside one group."""
@@ -146,7 +158,7 @@ def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: di
         to = site.delivered(value) or made
         table = site.moves(value)
         back = table.steps(to.gradient, made.gradient) if site.block.values[value].grad else ()
-        outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back, dict(site.parts(value))))
+        outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back, site.parts(value)))
     return SitePlan(tuple(inputs), tuple(outputs))
 
 
@@ -159,7 +171,7 @@ def _operand(site: _Site, value: int, taken: State) -> Edge:
     else:
         src = site.delivered(value) or taken
         back = site.gradient_moves(value).steps(taken.gradient, src.gradient) if v.grad else ()
-    return Edge(src, taken, _forward(table, src.forward, taken.forward), back, dict(site.parts(value)))
+    return Edge(src, taken, _forward(table, src.forward, taken.forward), back, site.parts(value))
 
 
 def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
@@ -174,7 +186,7 @@ def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
     state, stored = site.delivered(value), site.tensors[name].stored_at(site.at[name], len(site.model.sizes))
     assert state is not None
     at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
-    plan = ParamPlan(stored, state.forward, state.gradient, at_use, dict(site.parts(value)))
+    plan = ParamPlan(stored, state.forward, state.gradient, at_use, site.parts(value))
     if not site.block.values[value].grad:
         return plan
     refresh = site.moves(value).steps(stored, state.forward)

@@ -25,8 +25,10 @@ from planner_core.core import (
     SitePlan,
     State,
     Step,
+    TensorMeta,
     format_placements,
     local_shape,
+    parts_differ,
 )
 from planner_core.cost import cuttable
 from planner_core.models import graph_of
@@ -108,7 +110,9 @@ def _block(
         param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
         if param is not None:
             delivered[i] = _stored(param)
-            yield from _even(f"{where}: {value.name}", value.meta.shape, param.stored, plan)
+            yield from _even(
+                f"{where}: {value.name}", value.meta.shape, _without_shorter(value.meta, param, plan), plan
+            )
     for item in block.items:
         if isinstance(item, Call):
             yield from _call(item, plan, delivered, variants, graph)
@@ -187,6 +191,21 @@ def _even(
                 local_shape((size,), along, plan.mesh.axis_sizes)
     except ShardingError as error:
         yield f"{name}: {error}"
+
+
+def _without_shorter(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placements:
+    """The placements of a stored weight, without the cuts that may leave a shorter last part."""
+    fused = {d: s for d, s in param.segments.items() if len(s) > 1}
+    alone = [p for p in param.stored if isinstance(p, Shard) and param.stored.count(p) == 1]
+    return tuple(
+        Replicate() if used != p and p in alone and parts_differ(meta.shape, fused, p.dim, n) else p
+        for p, used, n in zip(param.stored, _at_use(param), plan.mesh.axis_sizes, strict=True)
+    )
+
+
+def _at_use(param: ParamPlan) -> Placements:
+    """The placements in which operators use a weight."""
+    return tuple(Replicate() if a in param.gathered else p for a, p in enumerate(param.working))
 
 
 def _attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:

@@ -24,10 +24,20 @@ def test_the_memory_that_is_named_is_enough() -> None:
 
 
 def test_gpus_that_divide_nothing_are_named() -> None:
-    result = plan_model(Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16))
+    asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16, zero=0)
+    result = plan_model(asked)
     assert not result.best.fits
     (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
     assert "do not divide by 11" in note and "64 GPUs would" in note
+
+
+def test_samples_that_cannot_be_dealt_out_are_named() -> None:
+    """Weights that are gathered lie on all 11 nodes, but every node computes the same samples."""
+    asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16)
+    result = plan_model(asked)
+    assert not result.best.fits
+    (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
+    assert "groups of 11 GPUs do the same work, since 16 samples cannot be dealt out" in note and "--batch 88" in note
 
 
 @pytest.mark.parametrize("method", ["exact", "tap"])

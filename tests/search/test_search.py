@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import RECOMPUTE, Workload
+from planner_core.cost import price as price_of
 from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Shares
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -123,6 +124,20 @@ def test_optimum_of_random_models_is_proven(seed: int) -> None:
 def test_optimum_of_random_models_on_two_axes_is_proven(seed: int) -> None:
     problem = problem_of(random_graph(seed), load_cluster("1x4-a100-pcie"), "2x2")
     assert_proven(problem, relaxed(problem, shares=SHARES[2], price=PRICE))
+
+
+@pytest.mark.parametrize("mesh", ["3", "6", "3x2"])
+def test_optimum_where_no_dim_has_equal_parts_is_proven(mesh: str) -> None:
+    """Weights are gathered in parts of which the last is shorter, and what the search says is what the plan costs."""
+    graph = load_snapshot("llama-3-8b", batch=6, layers=2)
+    problem = problem_of(graph, load_cluster(f"1x8-h100:gpus={3 if mesh == '3' else 6}"), mesh)
+    for price in (0.0, PRICE):
+        assert_proven(problem, relaxed(problem, price=price))
+    answer = search(problem)
+    assert answer.assignment is not None
+    blocks = assemble(problem, answer.assignment)
+    assert any((4096,) in param.segments.values() for bp in blocks.values() for param in bp.params.values())
+    assert price_of(blocks, graph, problem.model).step_time_s == pytest.approx(answer.value)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

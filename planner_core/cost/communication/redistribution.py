@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import P, Placement, Placements, R, Shard, Step
+from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_part, parts_differ
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink
 
@@ -88,13 +88,14 @@ def decode(code: int, rank: int, num_axes: int) -> Placements:
 
 
 def step_bytes(
-    shape: tuple[int, ...], item_bytes: int, placements: Placements, axis: int, sizes: tuple[int, ...]
+    shape: tuple[int, ...], item_bytes: int, placements: Placements, step: Step, sizes: tuple[int, ...]
 ) -> int:
-    """B of a collective on `axis`: bytes on one rank of the tensor that is whole on that axis and local on the other axes."""
-    parts = math.prod(
-        n for i, (p, n) in enumerate(zip(placements, sizes, strict=True)) if i != axis and isinstance(p, Shard)
-    )
-    return math.prod(shape) * item_bytes // parts
+    """B of a step's collective: bytes on one rank of the tensor that is whole on the step's axis and local on the other axes. Where
+    parts differ in length, each is sent as long as the longest."""
+    n = sizes[step.axis]
+    whole = largest_part(shape, (*placements[: step.axis], R, *placements[step.axis + 1 :]), sizes)
+    cut = {p.dim for p in (step.src, step.dst) if isinstance(p, Shard)}
+    return math.prod(-(-e // n) * n if d in cut else e for d, e in enumerate(whole)) * item_bytes
 
 
 def splits_evenly(
@@ -117,11 +118,19 @@ def moves(
     links: tuple[AxisLink, ...],
     segments: Segments = (),
     share: float = 1.0,
+    weight: bool = False,
 ) -> Moves:
-    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message."""
+    """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
+    `weight` may differ in length (`parts_differ`)."""
     rank, axes = len(shape), len(sizes)
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
-    even = np.array([splits_evenly(shape, p, sizes, segments) for p in single.placements])
+    loose = weight and any(parts_differ(shape, dict(segments), d, n) for d in range(rank) for n in sizes)
+    even = np.array(
+        [
+            splits_evenly(shape, p, sizes, segments) or (loose and _cut_alone(shape, p, sizes, segments))
+            for p in single.placements
+        ]
+    )
     n = len(even)
     cost = np.full((n, n), np.inf)
     first = np.full((n, n), -1, dtype=np.int32)
@@ -132,12 +141,42 @@ def moves(
     for (axis, kind), (src, dst) in single.by_kind.items():
         keep = even[src] & even[dst]
         i, j = src[keep], dst[keep]
-        cost[i, j] = STEP_S + (collective_times(kind, num_bytes[axis, i], links[axis], share) if kind else 0.0)
+        size = num_bytes[axis, i]
+        if loose:
+            i, j, size = _padded(shape, item_bytes, sizes, axis, single.placements, i, j)
+        cost[i, j] = STEP_S + (collective_times(kind, size, links[axis], share) if kind else 0.0)
         first[i, j] = j
         if kind is None:
             silent.append((i, j))
     _all_pairs(cost, first, single, np.flatnonzero(even))
     return Moves(rank, axes, cost, first, _without_messages(even, silent, axes))
+
+
+def _cut_alone(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments) -> bool:
+    """Whether each dim has equal parts, or is cut by one axis into parts that may differ."""
+    fused = dict(segments)
+    for d, extent in enumerate(shape):
+        cuts = [n for p, n in zip(placements, sizes, strict=True) if p == Shard(d) and n > 1]
+        equal = all(e % math.prod(cuts) == 0 for e in fused.get(d, (extent,)))
+        if not equal and not (len(cuts) == 1 and parts_differ(shape, fused, d, cuts[0])):
+            return False
+    return True
+
+
+def _padded(
+    shape: tuple[int, ...], item_bytes: int, sizes: tuple[int, ...], axis: int, placements: tuple[Placements, ...],
+    src: NDArray[np.int64], dst: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """The moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
+    cut off, but not exchanged and not padded with zeros."""
+    found: list[tuple[int, int, int]] = []
+    for i, j in zip(src.tolist(), dst.tolist(), strict=True):
+        step = Step(axis, placements[i][axis], placements[j][axis])
+        uneven = any(isinstance(p, Shard) and shape[p.dim] % sizes[axis] for p in (step.src, step.dst))
+        if not uneven or step.collective in ("all_gather", "reduce_scatter") or step.src == R:
+            found.append((i, j, step_bytes(shape, item_bytes, placements[i], step, sizes)))
+    kept = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return kept[:, 0], kept[:, 1], kept[:, 2]
 
 
 def _without_messages(

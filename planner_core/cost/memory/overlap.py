@@ -17,7 +17,6 @@ the next layer 400 MB, with 50 MB that this GPU sends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,9 +30,9 @@ from planner_core.core import (
     Placements,
     Shard,
     Step,
-    local_shape,
     root,
 )
+from planner_core.cost.memory.redistribution_buffers import buffers
 from planner_core.cost.memory.saved import kept_weights, parts
 from planner_core.cost.model import CostModel
 
@@ -242,9 +241,12 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
         chain = _sizes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
-        lasting = [(block, u.value, u.whole, ()) for u in group if u.lasting]  # they are counted as what autograd keeps
-        whole = chain[-1] - sum(_sizes(lasting, model))
-        yield GatherMemory(whole, *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again)
+        freed = [
+            (block, u.value, u.whole, ()) for u in group if not u.lasting
+        ]  # others are counted as what autograd keeps
+        yield GatherMemory(
+            sum(_sizes(freed, model)), *_brought(chain, group[0].gather, len(group) > 1 or cast, 0), group[0].again
+        )
 
 
 def _copies(
@@ -353,14 +355,11 @@ def _before(placements: Placements, steps: Steps) -> Placements:
 def _sizes(
     members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, ratio: float = 1.0
 ) -> list[int]:  # fmt: skip
-    """Bytes of all members together before the first step, and after each."""
+    """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write."""
     total: list[int] = []
     for block, value, start, steps in members:
         meta = block.values[value].meta
-        each = [
-            math.prod(local_shape(meta.shape, _after(start, steps[:k]), model.sizes)) * ITEM_BYTES[meta.dtype]
-            for k in range(len(steps) + 1)
-        ]
+        each = buffers(meta.shape, ITEM_BYTES[meta.dtype], start, steps, model.sizes)
         total = [a + b for a, b in zip(total or [0] * len(each), each, strict=True)]
     return [int(n * ratio) for n in total]
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from planner_core.core import Partial, Placements, Replicate, Shard, Step, local_shape
+from planner_core.core import Partial, Placements, Replicate, Shard, Step, largest_part
+from planner_core.cost.communication.redistribution import step_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,12 @@ def transit(
     """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
     here, held, peak = list(start), 0, 0
     for step in steps:
-        before = local_shape(shape, tuple(here), sizes)
+        before = largest_part(shape, tuple(here), sizes)
         here[step.axis] = step.dst
         if sizes[step.axis] == 1:
             continue
         old = math.prod(before) * item_bytes
-        new = math.prod(local_shape(shape, tuple(here), sizes)) * item_bytes
+        new = math.prod(largest_part(shape, tuple(here), sizes)) * item_bytes
         result, used = _step(step, before, old, new, segments)
         # `held` is what the step before made. The tensor that came in is its maker's, and is not counted here.
         peak = max(peak, held + used)
@@ -69,3 +71,21 @@ def _outermost(shape: tuple[int, ...], dim: int) -> bool:
 
 def _fused(segments: Mapping[int, tuple[int, ...]], dim: int) -> bool:
     return len(segments.get(dim, ())) > 1
+
+
+def buffers(
+    shape: tuple[int, ...], item_bytes: int, start: Placements, steps: Sequence[Step], sizes: tuple[int, ...]
+) -> list[int]:  # fmt: skip
+    """Bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all parts in
+    the length of the longest."""
+    here, found = list(start), []
+    for before, after in pairwise((None, *steps, None)):
+        if before is not None:
+            here[before.axis] = before.dst
+        if before is not None and before.collective == "all_gather":
+            found.append(step_bytes(shape, item_bytes, tuple(here), before, sizes))
+        elif after is not None and after.collective == "reduce_scatter":
+            found.append(step_bytes(shape, item_bytes, tuple(here), after, sizes))
+        else:
+            found.append(math.prod(largest_part(shape, tuple(here), sizes)) * item_bytes)
+    return found

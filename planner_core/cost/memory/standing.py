@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, Placements, R, Shard, local_shape
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, Placements, R, Shard, largest_part
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
@@ -81,7 +81,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
         yield WeightForms(number, *(
-            Form(placed, math.prod(local_shape(shape, placed, model.sizes)) * per_element)
+            Form(placed, math.prod(largest_part(shape, placed, model.sizes)) * per_element)
             for placed, per_element in (
                 (param.stored, each.stored), (param.working, each.working if copied else 0),
                 (local, each.gradient), (param.stored, each.moments),

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from planner_core.core import Graph, NoPlanFits, Plan, Shard
-from planner_core.cost import block_of
+from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of
 from planner_core.planning.session import Planner
 from planner_core.search import Answer, memory_of
 from planner_core.search.algebra import TooWide
@@ -27,13 +27,29 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     needs = f"the least memory that any plan needs is {most}{peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
     idle = idle_axes(least, graph)
     if not idle:
-        return needs
+        return "; ".join((needs, *same_work(least)))
     gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
     return (
         f"{needs}. Most of the {gpus:,} GPUs hold the same weights: batch {least.workload['batch']:,} and the sizes of this model "
         f"do not divide by {sizes}{better}"
+    )
+
+
+def same_work(plan: Plan) -> tuple[str, ...]:
+    """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
+    mesh, batch = plan.mesh, int(plan.workload["batch"])
+    alone = [
+        n for axis, (role, n) in enumerate(zip(axis_roles(plan), mesh.axis_sizes, strict=True))
+        if n > 1 and (role == IDLE or (role in (DATA, SHARD) and axis not in plan.data_axes))
+    ]  # fmt: skip
+    if not alone or batch % mesh.num_devices == 0:
+        return ()
+    more = -(-batch // mesh.num_devices) * mesh.num_devices
+    return (
+        f"groups of {math.prod(alone):,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: --batch {more} would "
+        f"use all {mesh.num_devices:,} GPUs",
     )
 
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
-from planner_core.runtime.program.collectives import neighbours
+from planner_core.runtime.program.collectives import cut, neighbours, own_length, padded, part_of, uneven
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -62,14 +62,24 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
     if isinstance(dst, Replicate):
         if not isinstance(src, Shard):
             return all_reduce(x, mesh, step.axis)
+        whole = uneven(segments, src.dim)
+        if whole is not None:
+            x = padded(x, src.dim, part_of(whole, n))
+            return all_gather(x, src.dim, mesh, step.axis).narrow(src.dim, 0, whole)
         return _by_segment(all_gather(x, src.dim, mesh, step.axis), src.dim, n, segments)
     if isinstance(dst, Shard):
         if isinstance(src, Replicate):
             return own_slice(x, dst.dim, mesh, step.axis, segments).contiguous()
         if isinstance(src, Shard):
             return _exchange(x, src.dim, dst.dim, mesh, step.axis, segments)
+        whole = uneven(segments, dst.dim)
+        if whole is not None:
+            x = padded(x, dst.dim, part_of(whole, n) * n)
         ranked = _by_rank(x, dst.dim, n, segments).contiguous()
-        return _done(collectives.reduce_scatter_single(ranked, "sum", dst.dim, group))
+        own = _done(collectives.reduce_scatter_single(ranked, "sum", dst.dim, group))
+        if whole is not None:
+            own = own.narrow(dst.dim, 0, own_length(whole, n, mesh.get_local_rank(step.axis))).contiguous()
+        return own
     return _pad(x, src.dim, mesh, step.axis, segments) if isinstance(src, Shard) else x / n
 
 
@@ -111,8 +121,10 @@ def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: S
 def own_slice(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
     """This rank's part of `dim`. It is a view unless the dim has segments."""
     n, rank = mesh.size(axis), mesh.get_local_rank(axis)
-    if x.size(dim) % n:
+    if x.size(dim) % n and uneven(segments, dim) is None:
         raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {n} ranks")
+    if uneven(segments, dim) is not None:
+        return cut(x, dim, n)[rank]
     shares = [part.chunk(n, dim)[rank] for part in _parts(x, dim, segments)]
     return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
 

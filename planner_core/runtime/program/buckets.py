@@ -6,7 +6,8 @@ different dims:
     flat [ranks, total]  =  rank 0: piece of a, piece of b, ...   rank 1: piece of a, piece of b, ...
 
 Example: a [4, 6] is sharded along dim 0 and b [3, 2] along dim 1, over 2 ranks. The flat tensor is [2, 12 + 3]: the row of a rank
-has its 2 x 6 elements of a, then its 3 x 1 elements of b.
+has its 2 x 6 elements of a, then its 3 x 1 elements of b. If a has 5 rows, the parts have 3 and 2 rows, and the pieces 3 x 6: what
+follows a shorter part is not read.
 """
 
 # mypy: allow-untyped-calls
@@ -23,10 +24,15 @@ from planner_core.runtime.program.collectives import (
     Axis,
     AxisMove,
     Segments,
+    cut,
     joined,
+    own_length,
+    padded,
+    part_of,
     parts,
     sharded,
     shares,
+    uneven,
 )
 
 Flow = Callable[[], list[torch.Tensor]]
@@ -53,16 +59,39 @@ class Member:
     @property
     def dim(self) -> int:
         """The dim that the step shards or gathers."""
-        return sharded(self.step.dst if self.step.kind == "reduce_scatter" else self.step.src)
+        return sharded(self.step.dst if self.step.kind in ("reduce_scatter", "slice") else self.step.src)
+
+    @property
+    def uneven(self) -> int | None:
+        """The whole length of that dim if its parts differ in length."""
+        return None if self.step.src is None and self.step.dst is None else uneven(self.segments, self.dim)
+
+    @property
+    def piece(self) -> tuple[int, ...]:
+        """Shape of a rank's piece in the flat tensor of an all_gather or reduce_scatter."""
+        shape, n = list(self.shape), self.step.axis.size
+        if self.uneven is not None:
+            shape[self.dim] = part_of(self.uneven, n)
+        elif self.step.kind == "reduce_scatter":
+            shape[self.dim] //= n
+        return tuple(shape)
+
+    @property
+    def sent(self) -> int:
+        """Number of elements in the flat tensor that a rank sends."""
+        if self.step.kind == "reduce_scatter":
+            return math.prod(self.piece) * self.step.axis.size
+        return math.prod(self.piece) if self.step.kind == "all_gather" else self.numel
 
     @property
     def shape_after(self) -> tuple[int, ...]:
         """Shape after the step."""
-        shape, n = list(self.shape), self.step.axis.size
+        shape, axis = list(self.shape), self.step.axis
         if self.step.kind == "all_gather":
-            shape[self.dim] *= n
-        elif self.step.kind == "reduce_scatter":
-            shape[self.dim] //= n
+            shape[self.dim] = self.uneven or shape[self.dim] * axis.size
+        elif self.step.kind in ("reduce_scatter", "slice"):
+            whole = self.uneven
+            shape[self.dim] = shape[self.dim] // axis.size if whole is None else own_length(whole, axis.size, axis.rank)
         return tuple(shape)
 
 
@@ -131,11 +160,11 @@ def start(
         return lambda: unpack(finish(), [m.shape for m in members])
     if step.kind == "reduce_scatter":
         finish = step.axis.start_reduce_scatter(pack_by_rank(members, tensors) if flat is None else flat, len(members))
-        return lambda: unpack(finish(), [m.shape_after for m in members])
+        return lambda: trimmed(members, unpack(finish(), [m.piece for m in members]))
     if step.kind == "all_to_all":
         swapping = step.axis.start_all_to_all(pack_pieces(members, tensors), packed=len(members))
         return lambda: copied(unpack_pieces(members, swapping()), into)
-    gathering = step.axis.start_all_gather(pack(tensors) if flat is None else flat, len(members))
+    gathering = step.axis.start_all_gather(pack_pieces_of(members, tensors) if flat is None else flat, len(members))
 
     def whole() -> list[torch.Tensor]:
         gathered = gathering()
@@ -194,6 +223,21 @@ def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Te
     return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
+def pack_pieces_of(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """This rank's pieces one after the other, each as long as the longest rank's."""
+    return pack(
+        [t if m.uneven is None else padded(t, m.dim, m.piece[m.dim]) for m, t in zip(members, tensors, strict=True)]
+    )
+
+
+def trimmed(members: Sequence[Member], pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The own parts of pieces that may be longer."""
+    return [
+        x if tuple(x.shape) == m.shape_after else x.narrow(m.dim, 0, m.shape_after[m.dim]).contiguous()
+        for m, x in zip(members, pieces, strict=True)
+    ]
+
+
 def pack_pieces(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """[ranks, total]: in row r the pieces, along the dim that is to be sharded, that rank r gets."""
     n = members[0].step.axis.size
@@ -213,7 +257,7 @@ def unpack_pieces(members: Sequence[Member], rows: torch.Tensor) -> list[torch.T
 
 def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The flat tensor [ranks, total] of what each rank is to get."""
-    flat = tensors[0].new_empty(sum(m.numel for m in members))
+    flat = tensors[0].new_empty(sum(m.sent for m in members))
     for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
         fill(member, slots, tensor)
     return flat
@@ -224,11 +268,8 @@ def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tens
     n = members[0].step.axis.size
     rows, at, found = flat.view(n, -1), 0, []
     for member in members:
-        piece = list(member.shape)
-        if member.step.kind == "reduce_scatter":
-            piece[member.dim] //= n
-        size = math.prod(piece)
-        found.append(rows[:, at : at + size].view(n, *piece))
+        size = math.prod(member.piece)
+        found.append(rows[:, at : at + size].view(n, *member.piece))
         at += size
     return found
 
@@ -249,6 +290,10 @@ def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequen
 def _pairs(whole: torch.Tensor, slots: torch.Tensor, member: Member) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Views [ranks, *piece] of a whole tensor and of its slots that hold the same elements, segment by segment."""
     dim, n, fused = member.dim, member.step.axis.size, member.segments
+    if member.uneven is not None:
+        for there, here in zip(cut(whole, dim, n), slots, strict=True):
+            yield there, here.narrow(dim, 0, there.size(dim))
+        return
     own = parts(slots, dim + 1, {dim + 1: fused[dim]} if dim in fused else NO_SEGMENTS)
     for there, here in zip(parts(whole, dim, fused), own, strict=True):
         yield there.unflatten(dim, (n, -1)).movedim(dim, 0), here

@@ -2,7 +2,9 @@
 
     P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
 
-A dim with segments (q, k, v in one projection) is sharded segment by segment: every rank holds a part of each segment.
+A dim with segments (q, k, v in one projection) is sharded segment by segment: every rank holds a part of each segment. A dim of a
+weight with one segment has parts of different length, cut as `torch.chunk` does: the segment is its whole length. Messages carry the
+shorter part padded to the length of the others.
 """
 
 # mypy: allow-untyped-calls
@@ -142,13 +144,21 @@ class Axis:
 
     def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """The whole tensor, of which each rank has a part along `dim`."""
-        gathered = self.start_all_gather(x)()
+        whole = uneven(segments, dim)
+        gathered = self.start_all_gather(x if whole is None else padded(x, dim, part_of(whole, self.size)))()
+        if whole is not None:
+            return joined(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
         if dim == 0 and len(segments.get(0, ())) < 2:
             return gathered
         return joined(gathered.chunk(self.size), dim, segments)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """This rank's part, along `dim`, of the sum of all ranks' tensors."""
+        whole = uneven(segments, dim)
+        if whole is not None:
+            pieces = [padded(piece, dim, part_of(whole, self.size)) for piece in cut(x, dim, self.size)]
+            own = self.start_reduce_scatter(torch.cat(pieces))()
+            return own.narrow(dim, 0, own_length(whole, self.size, self.rank)).contiguous()
         if dim == 0 and len(segments.get(0, ())) < 2:
             return self.start_reduce_scatter(x)()
         return self.start_reduce_scatter(torch.cat(shares(x, dim, self.size, segments)))()
@@ -205,10 +215,42 @@ def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tenso
     return cut
 
 
+def uneven(segments: Segments, dim: int) -> int | None:
+    """The whole length of a dim whose parts differ in length; None for any other dim."""
+    sizes = segments.get(dim, ())
+    return sizes[0] if len(sizes) == 1 else None
+
+
+def part_of(whole: int, size: int) -> int:
+    """The length of the longest of `size` parts."""
+    return -(-whole // size)
+
+
+def own_length(whole: int, size: int, rank: int) -> int:
+    """The length of the part of `rank`."""
+    part = part_of(whole, size)
+    return max(0, min(part, whole - rank * part))
+
+
+def cut(x: torch.Tensor, dim: int, size: int) -> list[torch.Tensor]:
+    """The part of every rank of a dim whose parts differ in length, as views. The last ones may be empty."""
+    whole = x.size(dim)
+    lengths = [own_length(whole, size, rank) for rank in range(size)]
+    return list(x.split(lengths, dim))
+
+
+def padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """`x`, with zeros behind its end along `dim`."""
+    missing = length - x.size(dim)
+    return torch.cat([x, x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))], dim) if missing else x
+
+
 def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-    """The part of `dim` that belongs to `rank`. It is a view unless the dim has segments."""
-    if x.size(dim) % size:
+    """The part of `dim` that belongs to `rank`. It is a view unless the dim has fused segments."""
+    if x.size(dim) % size and uneven(segments, dim) is None:
         raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {size} ranks")
+    if uneven(segments, dim) is not None:
+        return cut(x, dim, size)[rank]
     own = [part.chunk(size, dim)[rank] for part in parts(x, dim, segments)]
     return own[0] if len(own) == 1 else torch.cat(own, dim)
 

@@ -78,7 +78,8 @@ class GradientBucket:
 
     def _allocate(self) -> None:
         if self.flat is None:
-            self.flat = torch.empty(sum(map(math.prod, self.shapes)), dtype=self.dtype, device=self.device)
+            length = sum(m.sent for m in self.micro[0]) if self.packs else sum(map(math.prod, self.shapes))
+            self.flat = torch.empty(length, dtype=self.dtype, device=self.device)
             self.places = rank_slots(self.micro[0], self.flat) if self.packs else unpack(self.flat, self.shapes)
 
     def _add(self, at: int, gradient: torch.Tensor) -> None:

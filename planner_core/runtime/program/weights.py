@@ -214,6 +214,8 @@ def _given(copy: Gathered, gradient: torch.Tensor) -> None:
 def step_shape(member: Member) -> tuple[int, ...]:
     """Shape after any step."""
     step, shape = member.step, list(member.shape)
+    if member.uneven is not None:
+        return member.shape_after
     if step.kind in ("all_gather", "all_to_all", "pad") and step.src is not None:
         shape[step.src] *= step.axis.size
     if step.kind in ("reduce_scatter", "all_to_all", "slice") and step.dst is not None:
@@ -316,7 +318,7 @@ class GatherBucket(WeightBucket):
         return self._gathered()
 
     def _gathered(self) -> Way:
-        tensors, flat = sent([c.weight for c in self.copies])
+        tensors, flat = sent([c.weight for c in self.copies], self.members[0])
         yield from through(self.members, tensors, self.views, flat=flat, ready=self._take)
         self.here = True
 
@@ -332,13 +334,19 @@ class GatherBucket(WeightBucket):
         self.here = False
 
 
-def sent(weights: Sequence[Weight]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+def sent(
+    weights: Sequence[Weight], members: Sequence[Member]
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
     """What a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor that holds them, if they are packed."""
     tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
     if all(t.dtype == weights[0].dtype for t in tensors):
         return tensors, None
-    flat = torch.empty(sum(t.numel() for t in tensors), dtype=weights[0].dtype, device=tensors[0].device)
-    packed = unpack(flat, [t.shape for t in tensors])
+    flat = torch.empty(sum(m.sent for m in members), dtype=weights[0].dtype, device=tensors[0].device)
+    pieces = unpack(flat, [t.shape if m.uneven is None else m.piece for t, m in zip(tensors, members, strict=True)])
+    packed = [
+        piece if m.uneven is None else piece.narrow(m.dim, 0, t.size(m.dim))
+        for piece, t, m in zip(pieces, tensors, members, strict=True)
+    ]
     torch._foreach_copy_(packed, tensors)
     return packed, flat
 

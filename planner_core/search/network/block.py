@@ -134,7 +134,8 @@ class _Builder:
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
         share = sent_share(self.block, value)
-        return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share)
+        weight = self.values[value].kind == "parameter"
+        return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight)
 
     def _weight_moves(self, value: int) -> WeightMoves:
         item = ITEM_BYTES[self.values[value].meta.dtype]

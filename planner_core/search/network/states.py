@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta
+from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta, parts_differ
 from planner_core.cost.communication import Segments, decode, digit
 from planner_core.ops import Pair
 
@@ -143,24 +143,31 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 
 @functools.lru_cache(maxsize=8192)
 def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
-    """All joint states of a weight in which every device holds an equal part, up to ZeRO stage `zero`."""
+    """All joint states of a weight up to ZeRO stage `zero`. Every device holds an equal part, or, of a weight that is gathered for use
+    and has no equal parts, one that may be shorter (`parts_differ`)."""
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
-    return _joint(meta, pairs, [pair[:3] for pair in pairs], joint_index(len(pairs), len(axes.sizes)), axes, segments)
+    gathered = np.array([pair.stage > 0 for pair in pairs])
+    index = joint_index(len(pairs), len(axes.sizes))
+    return _joint(meta, pairs, [pair[:3] for pair in pairs], index, axes, segments, gathered)
 
 
 def _joint(
     meta: TensorMeta, pairs: tuple[Any, ...], placed: Sequence[tuple[Placement, Placement, Placement]], index: Ints,
-    axes: Axes, segments: Segments,
+    axes: Axes, segments: Segments, gathered: Bools | None = None,
 ) -> TensorStates:  # fmt: skip
+    """`gathered` [pair]: whether the state shards a weight that operators use whole."""
     even = np.ones(len(index), dtype=bool)
     shares = np.ones((3, len(index)))
     fused = dict(segments)
     for d, extent in enumerate(meta.shape):
         sharded = np.array([[p == Shard(d) for p in three] for three in placed]).T  # [3, pair]
         n = joint_parts(sharded, index, axes.sizes)
-        shares *= n
-        for e in fused.get(d, (extent,)):
-            even &= (e % n == 0).all(axis=0)
+        shares *= extent / np.ceil(extent / n) if extent else n
+        equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
+        for axis, size in enumerate(axes.sizes if gathered is not None else ()):
+            if parts_differ(meta.shape, fused, d, size):  # this axis alone shards the dim
+                equal |= (n == size) & (sharded & gathered)[:, index[:, axis]]
+        even &= equal.all(axis=0)
     index, shares = index[even], shares[:, even]
     base = 2 + len(meta.shape)
     codes = [joint_codes([digit(three[k]) for three in placed], index, base) for k in range(3)]
