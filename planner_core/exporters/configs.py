@@ -14,18 +14,19 @@ from planner_core.core import InputError, Plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
-from planner_core.exporters.parallelize_module import drop_summed, remarks_of
-from planner_core.exporters.tp_layout import (
+from planner_core.exporters.parallelize_module import remarks_of
+from planner_core.planning.methods import (
+    PEERS_TYPES,
     NothingSplit,
     TpLayout,
     by_hand,
     degrees,
+    drop_summed,
     patterns,
     split_site,
     starred,
     tensor_layout,
 )
-from planner_core.planning.methods import PEERS_TYPES
 
 COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
 """Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner_core.core import InputError, ParamPlan, Plan, Shard, glob_name
 from planner_core.exporters.source import fsdp_template as template
-from planner_core.exporters.tp_layout import by_hand
+from planner_core.planning.methods import by_hand
 
 Text = tuple[str, tuple[str, ...], None]
 

@@ -8,44 +8,28 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from planner_core.core import (
-    Block,
     Cluster,
     DeviceMesh,
-    Graph,
     InputError,
     Plan,
-    R,
-    Shard,
-    Value,
     axis_names,
-    join_name,
 )
-from planner_core.cost import CostModel, block_of, cost_model, cost_model_of, local_bytes
-from planner_core.cost.communication import collective_time, wire_bytes
-from planner_core.exporters.tp_layout import SPLIT_DIM, TpLayout, split_site, starred
+from planner_core.cost import cost_model_of
 from planner_core.models import graph_of
-from planner_core.ops import operator
-from planner_core.planning import Planner, Request, prepare
+from planner_core.planning import Planner, Request, as_told, prepare, shards_data
 from planner_core.planning.methods import (
     AxisRules,
     Layout,
-    PairTest,
+    TpLayout,
     VendorRules,
     batch_split,
-    sequence_split,
     sharded,
     summed,
     used_in_parts,
     whole,
 )
 from planner_core.search import search
-from planner_core.search.network import AxisState, Network, only
-
-EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
-"""The dim of fused experts that is their inner width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,41 +80,6 @@ def _percent(here: float, there: float) -> str:
     return " (the same)" if abs(change) < 0.05 else f" ({change:+.1f} %)"
 
 
-@dataclass
-class FormRules(VendorRules):
-    """The restriction to what a form does. Results that layers gather (the classes of a head) are Replicate on the tensor axis, and so
-    is the loss."""
-
-    layout: TpLayout
-
-    def apply(self, block: str, net: Network) -> None:
-        """Add factors that forbid the other states."""
-        super().apply(block, net)
-        where = block_of(self.graph, block)
-        wide = self._gathered_widths(block, where)
-        axis = self.layout.axis
-        for name, states in net.tensors.items():
-            meta = where.values[int(name[1:])].meta
-            if where.values[int(name[1:])].kind == "activation" and meta.shape and meta.shape[-1] in wide:
-                good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.pairs])
-                net.factors.append(only(name, good[states.index[:, axis]]))
-        for name, node in net.nodes.items():
-            rows = [
-                [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
-                for row in node.strategy.rows
-            ]
-            if wide and any(rows):
-                good = np.array(["classes" not in names for names in rows], dtype=bool)
-                net.factors.append(only(name, good[node.index[:, axis]]))
-
-    def _gathered_widths(self, block: str, where: Block) -> set[int]:
-        prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
-        return {
-            where.values[op.outputs[0]].meta.shape[-1] for op in where.ops
-            if op.fn == "linear" and self.layout.styles.get(join_name(prefix, split_site(op.name)[0])) == "gathered"
-        }  # fmt: skip
-
-
 def on_cluster(plan: Plan) -> bool:
     """Whether the plan's mesh fills its cluster. A plan that was scaled down for a few processes does not have links to price."""
     return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
@@ -144,26 +93,18 @@ def nearest(
     `each_column`: every column-sharded layer sums the gradient of its input by itself.
     """
     planner = _planner(plan)
-    data = sharded if _shards_data(plan, layout) else summed
-    axes = range(len(plan.mesh.axis_sizes))
-    rules = FormRules(
-        planner.graph,
-        tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),
-        tuple(_follows(planner.graph, layout) if a == layout.axis else data for a in axes),
-        layout,
-    )
-    found = _search(planner, plan.mesh, rules, 3 if data is sharded else 0, f"{plan.name}, as this form holds it")
+    found = as_told(planner, plan, layout, each_column, shards=shards_data(plan, layout), sequence=sequence)
     if found is None:
         return None
-    more_s, more_bytes = _each_column(planner, found, layout) if each_column else (0.0, 0)
-    return found, _priced(plan, found, planner, more_s, more_bytes)
+    found = replace(found, name=f"{plan.name}, as this form holds it", method="export")
+    return found, _priced(plan, found, planner)
 
 
 def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int = 0) -> tuple[Plan, Nearest] | None:
     """The plan of a program that takes only degrees: every layer is sharded as in Megatron-LM, with data parallelism. If the plan
     stores weights sharded over the data axes, they have ZeRO stage `may_shard`."""
     planner = _planner(plan)
-    stage = may_shard if _shards_data(plan, layout) else 0
+    stage = may_shard if shards_data(plan, layout) else 0
     fsdp = layout.shards if may_shard == 3 else 1
     told = Layout(
         dp=layout.data // fsdp, fsdp=fsdp, tp=layout.size, sp=sequence and layout.size > 1, cp=layout.context,
@@ -219,76 +160,16 @@ def _planner(plan: Plan) -> Planner:
     return prepare(request, graph_of(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 
 
-def _shards_data(plan: Plan, layout: TpLayout) -> bool:
-    """Whether weights that are used whole on another axis than the tensor axis are stored in parts there."""
-    params = (p for block in plan.blocks.values() for p in block.params.values())
-    return any(
-        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.gathered_once)
-        for p in params for a, s in enumerate(p.stored)
-    )  # fmt: skip
-
-
-def _follows(graph: Graph, layout: TpLayout) -> PairTest:
-    dims: dict[int, int | None] = {}
-    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
-    for block in (graph.top, *graph.blocks.values()):
-        for value in block.values:
-            if value.kind == "parameter":
-                dims[id(value)] = _dim(join_name(first.get(block.name, ""), value.name), layout)
-
-    def follows(v: Value, pair: AxisState) -> bool:
-        dim = dims.get(id(v))
-        wanted = R if dim is None else Shard(dim)
-        return bool(pair[0] == wanted == pair[2])
-
-    return follows
-
-
-def _dim(name: str, layout: TpLayout) -> int | None:
-    """The dim along which the form shards a parameter."""
-    module, _, last = name.rpartition(".")
-    if module in layout.experts:
-        return EXPERTS.get(last)
-    style = layout.styles.get(module)
-    if style is None or (last == "bias" and SPLIT_DIM[style] == 1):
-        return None
-    return SPLIT_DIM[style]
-
-
 def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
     problem = planner.problem(mesh, rules, zero=zero)
     answer = search(problem, objective="time")
     return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
 
 
-def _each_column(planner: Planner, found: Plan, layout: TpLayout) -> tuple[float, int]:
-    """Seconds and bytes of the backward all_reduces that one sum for a shared input would save."""
-    seconds, sent = 0.0, 0
-    model = cost_model(planner.cluster, found.mesh, planner.workload)
-    inputs = _column_inputs(planner.graph, found, model, layout)
-    for group in layout.groups:
-        size = inputs.get(starred(group.columns[0]), 0)
-        more = len(group.columns) - 1
-        seconds += more * collective_time("all_reduce", size, model.links[layout.axis])[0]
-        sent += more * wire_bytes("all_reduce", size, layout.size)
-    return seconds, sent
-
-
-def _column_inputs(graph: Graph, found: Plan, model: CostModel, layout: TpLayout) -> dict[str, int]:
-    """Bytes of the input of every linear layer on one GPU, by the layer's name."""
-    sizes: dict[str, int] = {}
-    for label, bp in found.blocks.items():
-        block = block_of(graph, label)
-        for op in (op for op in block.ops if op.fn == "linear"):
-            scope = join_name(bp.prefixes[0], split_site(op.name)[0])
-            sizes[starred(scope)] = local_bytes(block, op.inputs[0], bp.sites[op.name].inputs[0].dst.forward, model)
-    return sizes
-
-
-def _priced(plan: Plan, found: Plan, planner: Planner, more_s: float = 0.0, more_bytes: int = 0) -> Nearest:
+def _priced(plan: Plan, found: Plan, planner: Planner) -> Nearest:
     peak = found.cost.memory_bytes["peak"]
     return Nearest(
-        found.name, str(found.mesh), found.cost.step_time_s + more_s, _sent(found) + more_bytes, peak, plan.cost.step_time_s, _sent(plan),
+        found.name, str(found.mesh), found.cost.step_time_s, _sent(found), peak, plan.cost.step_time_s, _sent(plan),
         plan.cost.memory_bytes["peak"], peak <= planner.budget,
     )  # fmt: skip
 

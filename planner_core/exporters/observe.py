@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.exporters.tp_layout import TensorParallelGroup, TpLayout, compress, patterns, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
+from planner_core.planning.methods import TensorParallelGroup, TpLayout, compress, patterns, starred
 from planner_core.runtime import initializer
 from planner_core.verification import materialise
 

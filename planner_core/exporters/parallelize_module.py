@@ -11,7 +11,7 @@ from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
 from planner_core.exporters.source import parallelize_template as template
-from planner_core.exporters.tp_layout import TpLayout, by_hand, patterns, starred, tensor_layout
+from planner_core.planning.methods import TpLayout, by_hand, drop_summed, patterns, starred, tensor_layout
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",
@@ -83,20 +83,6 @@ def _prepare(s: Shared, tokens: bool) -> str:
     return f"PrepareModuleInput(input_{kind}layouts={given}, desired_input_{kind}layouts={layouts('Replicate()')}, use_local_output=False)"
 
 
-def drop_summed(layout: TpLayout) -> None:
-    """Remove groups with a Replicate parameter between column and row, since stock styles do not sum its gradient."""
-    bad = [g for g in layout.groups if g.summed]
-    for group in bad:
-        for name in (*group.columns, group.row):
-            layout.styles.pop(name, None)
-    if bad:
-        layout.groups = [g for g in layout.groups if not g.summed]
-        layout.differences.append(
-            f"{patterns(n for g in bad for n in (*g.columns, g.row))}: split in the plan, whole here, because the gradients of "
-            f"{patterns(n for g in bad for n in g.summed)} between them would need a sum that no stock style makes"
-        )
-
-
 def _name_experts(layout: TpLayout) -> None:
     if layout.experts:
         layout.differences.append(
@@ -123,9 +109,10 @@ def remarks_of(layout: TpLayout, more: Sequence[str], left: Sequence[str] = ()) 
     """Remarks: what the trainer must do, and what differs from the plan; `left` differs beside the layout."""
     lines = list(more)
     if layout.data > 1:
+        way = "FSDP2, since the plan shards weights there" if layout.shards > 1 else "DDP"
         lines.insert(
             0,
-            f"the data axis is the trainer's: data parallelism (DDP or FSDP2) over {layout.data}, tensor parallelism over {layout.size}"
+            f"the data axis is the trainer's: data parallelism ({way}) over {layout.data}, tensor parallelism over {layout.size}"
             + (f", context parallelism over {layout.context}" if layout.context > 1 else ""),
         )
     return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *left)))

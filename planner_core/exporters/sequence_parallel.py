@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, Shard, VerificationFailed, join_name
-from planner_core.exporters.tp_layout import TpLayout, split_site, starred
 from planner_core.models.sources import build, training_inputs
 from planner_core.planning import shrink
+from planner_core.planning.methods import TpLayout, split_site, starred
 from planner_core.runtime import initializer
 from planner_core.verification import materialise, run_ranks
 

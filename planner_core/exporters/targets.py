@@ -14,7 +14,7 @@ from planner_core.core import Plan, plan_to_json
 
 if TYPE_CHECKING:
     from planner_core.exporters.nearest import Nearest
-    from planner_core.exporters.tp_layout import TpLayout
+    from planner_core.planning.methods import TpLayout
 
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of one file, remarks for the user (FILE means its path), and the layout that it has."""

@@ -14,6 +14,7 @@ each mesh, the search, the memory simulation, the baselines. `compare_methods` d
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
+from planner_core.planning.fitting.for_tool import as_told, shards_data
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
@@ -46,6 +47,7 @@ __all__ = [
     "Progress",
     "Request",
     "Result",
+    "as_told",
     "baselines",
     "block_candidates",
     "choose",
@@ -64,6 +66,7 @@ __all__ = [
     "replace_request",
     "retarget",
     "settle",
+    "shards_data",
     "shrink",
     "shrinks",
     "small_mesh",

@@ -21,8 +21,8 @@ from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs import TITAN_LLAMAS
 from planner_core.exporters.nearest import nearest
 from planner_core.exporters.targets import TARGETS
-from planner_core.exporters.tp_layout import tensor_layout
 from planner_core.models.sources.huggingface import build
+from planner_core.planning.methods.tp_layout import tensor_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled

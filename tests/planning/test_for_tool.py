@@ -8,17 +8,19 @@ import pytest
 
 from planner_core.core import InputError, load_cluster
 from planner_core.exporters.api import export_text
+from planner_core.models import graph_of
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import choice
 from planner_core.planning.methods import TOOLS, check_layout, spaces
 from planner_core.planning.pipeline import compare_methods
+from planner_core.verification import verify_fake_all
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(t, marks=() if t in ("fsdp2", "torchtitan") else pytest.mark.slow) for t in TOOLS],
+    params=[pytest.param(t, marks=() if t in ("fsdp2", "torchtitan", "hf") else pytest.mark.slow) for t in TOOLS],
 )
 def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return request.param, plan_model(replace(ASKED, tool=request.param))
@@ -90,6 +92,40 @@ def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
     assert any(name in made.text for name in flag[word])
 
 
+@pytest.mark.parametrize(
+    ("model", "tool"),
+    [
+        ("bert-large", "parallelize_module"),
+        pytest.param("vit-large", "parallelize_module", marks=pytest.mark.slow),
+        pytest.param("t5-large", "hf", marks=pytest.mark.slow),
+        pytest.param("t5-large", "parallelize_module", marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b", "hf", marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b", "parallelize_module", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
+    """Classes, routers, experts and attention with a bias run as the form runs them, and nothing differs from the plan."""
+    asked = replace(ASKED, model=model, tool=tool, seq=None if model == "vit-large" else 1024)
+    best = plan_model(asked).best
+    made = export_text(best, tool)
+    assert made.nearest is not None and made.nearest.step_time_s == pytest.approx(best.cost.step_time_s, rel=1e-9)
+    assert not [r for r in made.remarks if r.startswith("differs")]
+
+
+def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
+    """transformers reduces the gradient of the input of q, k and v three times; so does the plan, and what runs it."""
+    graph_plan = plan_model(replace(ASKED, tool="hf", mesh="2x4", accumulate=1, batch=8, seq=512)).best
+    (report,) = verify_fake_all([graph_plan], graphs=[graph_of(graph_plan)])
+    assert report["ok"] and report["order"]["ok"], report
+    sums = [t for t in graph_plan.cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1)]
+    assert sum(t.count for t in sums) >= 5 * ASKED.layers
+
+
+def test_layers_that_no_style_splits_are_told() -> None:
+    with pytest.raises(InputError, match="split in pairs evenly"):
+        plan_model(replace(ASKED, model="gpt2-xl", tool="hf"))
+
+
 def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:
     """A tool bounds the exact search only."""
     asked = replace(ASKED, cluster="1x4-a100-pcie", batch=8, seq=256, layers=1)
@@ -105,7 +141,7 @@ def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:
 
 
 def test_what_cannot_bound_the_search_is_refused() -> None:
-    with pytest.raises(InputError, match="--for 'hf' is not a tool whose settings"):
-        plan_model(replace(ASKED, tool="hf"))
+    with pytest.raises(InputError, match="--for 'json' is not a tool whose settings"):
+        plan_model(replace(ASKED, tool="json"))
     with pytest.raises(InputError, match="leave --method and --objective out"):
         plan_model(replace(ASKED, tool="fsdp2", method="tap"))

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from planner_core.core import InputError, NoPlanFits, Plan
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Shard
+from planner_core.cost import cost_model_of, price
 from planner_core.planning.fitting.micro_batches import Choose, GraphSource, settle
-from planner_core.planning.methods import EXACT, FREE, check_tool
+from planner_core.planning.methods import (
+    EXACT,
+    FREE,
+    PAIR_FORMS,
+    PairForm,
+    TpLayout,
+    check_tool,
+    each_alone,
+    form_rules,
+    layers_of,
+    may_split_tokens,
+)
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner
+from planner_core.search import search
 
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
@@ -25,6 +40,8 @@ def for_tool(request: Request, graph: GraphSource, choose: Choose, say: Progress
             f"--for {request.tool} bounds the exact search for step time; leave --method and --objective out"
         )
     free = settle(replace(request, tool=None, zero=None), graph, choose, say)[1]  # tools differ in their ZeRO stages
+    if (form := PAIR_FORMS.get(str(request.tool))) is not None:
+        choose = partial(_in_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
@@ -37,6 +54,65 @@ def for_tool(request: Request, graph: GraphSource, choose: Choose, say: Progress
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak(f[1])))
     plan = replace(plan, notes=(*plan.notes, f"the best that {request.tool} can be told"))
     return planner, plan, _price(request, plan, free)
+
+
+def _in_pairs(
+    form: PairForm, planner: Planner, options: Sequence[DeviceMesh], say: Progress, **bounds: float
+) -> Plan:  # fmt: skip
+    """The best plan that a form which names layers can be told, instead of `choose`. On each mesh a plan with all products sharded says
+    which pairs of layers there are."""
+    del bounds  # they only save work
+    found: list[Plan] = []
+    for mesh in options:
+        say(f"search on {mesh}")
+        problem = planner.builders(EXACT, mesh)[0]()
+        answer = search(problem, objective="time")
+        if answer.assignment is not None:
+            plan = planner.plan(problem, answer, "best", EXACT.name, "time")
+            layout = layers_of(plan, planner.graph, form)
+            ways = (False, True) if may_split_tokens(form, planner.graph) else (False,)
+            for shards in (False, True) if layout.data > 1 else (False,):
+                told = partial(as_told, planner, plan, layout, form.each_column, alone=True)
+                found += filter(None, (told(shards=shards, sequence=sequence) for sequence in ways))
+    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak(p)), default=None)
+    if best is None:
+        raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
+    if not best.fits and planner.request.memory_gb is not None:
+        raise NoPlanFits(
+            f"the least memory that a plan of its layers needs is {_peak(best) / 1e9:.4g} GB", int(_peak(best))
+        )
+    return best
+
+
+def as_told(
+    planner: Planner, plan: Plan, layout: TpLayout, each_column: bool, *, shards: bool, sequence: bool, alone: bool = False
+) -> Plan | None:  # fmt: skip
+    """The best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments
+    are those of `PairForm` and `form_rules`."""
+    rules = form_rules(planner.graph, plan.mesh, layout, shards=shards, sequence=sequence, alone=alone)
+    problem = planner.problem(plan.mesh, rules, zero=3 if shards else 0, usual=True)
+    if problem.impossible:
+        return None
+    answer = planner.solve(problem, "time")
+    if answer.assignment is None:
+        answer = search(problem, objective="time")
+    if answer.assignment is None:
+        return None
+    found = planner.plan(problem, answer, plan.name, plan.method, "time")
+    if not each_column:
+        return found
+    blocks = each_alone(found, planner.graph, layout.axis)
+    cost = price(blocks, planner.graph, cost_model_of(found), planner.coarse)
+    return replace(found, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
+
+
+def shards_data(plan: Plan, layout: TpLayout) -> bool:
+    """Whether weights that are used whole on another axis than the tensor axis are stored in parts there."""
+    params = (p for block in plan.blocks.values() for p in block.params.values())
+    return any(
+        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.gathered_once)
+        for p in params for a, s in enumerate(p.stored)
+    )  # fmt: skip
 
 
 def _peak(plan: Plan) -> float:

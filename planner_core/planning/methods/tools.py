@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from planner_core.core import Cluster, InputError, divisors
 from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, Layout, Space
+from planner_core.planning.methods.pair_forms import PAIR_FORMS
 
 FREE = "torchrun"
 """The form that runs every plan."""
@@ -83,8 +85,20 @@ def _torchtitan(num_gpus: int) -> Iterator[Layout]:
             yield Layout(dp=num_gpus // shards, fsdp=shards, ep=experts)
 
 
+def _in_pairs(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
+    """Layers split in pairs, with or without `tokens` split between them, beside data parallelism, DDP or FSDP2, by the trainer."""
+    for tensor in divisors(num_gpus)[1:]:
+        ranks = num_gpus // tensor
+        for sequence in (False, True) if tokens else (False,):
+            yield Layout(dp=ranks, tp=tensor, sp=sequence)
+            if ranks > 1:
+                yield Layout(fsdp=ranks, tp=tensor, sp=sequence)
+
+
 TOOLS: Mapping[str, Callable[[int], Iterator[Layout]]] = {
     "fsdp2": _sharded, "accelerate": _sharded, "deepspeed": _zero, "megatron": _megatron, "torchtitan": _torchtitan,
+    **{name: partial(_in_pairs, tokens=form.tokens) for name, form in PAIR_FORMS.items()},
 }  # fmt: skip
 """The tools, as `export --to` names them. The export of such a plan does what the plan says, but that FSDP2 and DeepSpeed shard norms and
-biases too, which the space keeps whole."""
+biases too, which the space keeps whole. `PAIR_FORMS` take layers by name, so a plan of these layouts is not theirs yet: see
+`fitting.for_tool`."""

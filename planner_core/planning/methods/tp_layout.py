@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import BlockPlan, Edge, InputError, Partial, Plan, Replicate, Shard, SitePlan, join_name
@@ -23,6 +23,8 @@ from planner_core.cost import CONTEXT, EXPERT, TENSOR, axis_roles
 WEIGHT = {"linear": 1, "addmm": 2}
 """Products with a weight, and the position of the weight among the operands: `addmm(bias, input, weight)`."""
 ATTENTION = "scaled_dot_product_attention"
+VIEWS = ("view", "reshape", "to", "float")
+"""Operations after a layer that are not in the way of its gather."""
 SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
 """The dim of the weight that a style shards."""
 SHOWN = 6
@@ -103,7 +105,7 @@ def tensor_layout(plan: Plan) -> TpLayout:
             f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(layout.differences)}; '
             "use --to torchrun"
         )
-    layout.sequence = sequence
+    layout.sequence, layout.shards = sequence, _shards(plan, {axis})
     if sequence:
         layout.differences.append(
             "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the place of "
@@ -142,9 +144,28 @@ def degrees(plan: Plan) -> TpLayout:
         layout.differences.append(
             f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
         )
-    over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered}
-    layout.shards = math.prod(sizes[a] for a in over - {layout.axis, *context})
+    layout.shards = _shards(plan, {layout.axis, *context})
     return layout
+
+
+def drop_summed(layout: TpLayout) -> None:
+    """Remove groups with a Replicate parameter between column and row, since stock styles do not sum its gradient."""
+    bad = [g for g in layout.groups if g.summed]
+    for group in bad:
+        for name in (*group.columns, group.row):
+            layout.styles.pop(name, None)
+    if bad:
+        layout.groups = [g for g in layout.groups if not g.summed]
+        layout.differences.append(
+            f"{patterns(n for g in bad for n in (*g.columns, g.row))}: split in the plan, whole here, because the gradients of "
+            f"{patterns(n for g in bad for n in g.summed)} between them would need a sum that no stock style makes"
+        )
+
+
+def _shards(plan: Plan, others: Collection[int]) -> int:
+    """Over how many ranks weights are sharded and gathered at use, on axes that are not among `others`."""
+    over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered}
+    return math.prod(plan.mesh.axis_sizes[a] for a in over.difference(others))
 
 
 def _by_roles(plan: Plan, axis: int, differences: Iterable[str] = ()) -> TpLayout:
@@ -279,8 +300,17 @@ class _Reader:
                 and _on(site.inputs[4], self.axis) == Shard(2)
             ):
                 self.experts.append(scope)
-            if self._open:
+            if self._open and fn in VIEWS and self._gathers(site):
+                self.styles |= dict.fromkeys(self._open, "gathered")
+                self._open, self._between = [], []
+            elif self._open:
                 self._between.append((scope, fn, site))
+
+    def _gathers(self, site: SitePlan) -> bool:
+        """Whether the result of a view of open columns is gathered."""
+        viewed = all(fn in VIEWS for _, fn, _ in self._between)
+        edge = site.outputs[0]
+        return viewed and isinstance(edge.src.forward[self.axis], Shard) and edge.dst.forward[self.axis] == Replicate()
 
     def _embedding(self, scope: str, site: SitePlan) -> None:
         weight, made = _on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]

@@ -1,0 +1,230 @@
+"""The restriction to what a form of tensor parallelism does: given layers are sharded on one axis, and all else is Replicate there.
+
+`parallelize_module` and transformers' `tp_plan` name layers, and a style for each (see `tp_layout`). So a plan for them is held exactly
+if its layers run as their styles do: a head's classes are gathered before the loss, and layers without a style are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner_core.core import (
+    Block,
+    BlockPlan,
+    DeviceMesh,
+    Edge,
+    Graph,
+    Op,
+    P,
+    Plan,
+    R,
+    Shard,
+    SitePlan,
+    State,
+    Step,
+    Value,
+    join_name,
+)
+from planner_core.cost import block_of
+from planner_core.ops import Row, operator
+from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan
+from planner_core.planning.methods.restrictions import (
+    PairTest,
+    batch_split,
+    sequence_split,
+    sharded,
+    summed,
+    whole,
+)
+from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
+from planner_core.search.network import FREE, AxisState, Network, only
+
+EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
+"""The dim of fused experts that is their inner width."""
+STOCK = {"Linear", "Embedding"}
+"""The modules that styles shard."""
+WEIGHT_OF = {**WEIGHT, "embedding": 1, "moe_experts": 3}
+"""Products, and the position of the (first) weight among the operands."""
+PAIRED = ("colwise", "rowwise")
+
+
+@dataclass(frozen=True, slots=True)
+class PairForm:
+    """What a form that names layers can be told. `each_column`: every column-sharded layer sums the gradient of its input by itself.
+    `sums`: it sums the gradients of Replicate parameters between column and row. `experts`: it shards fused experts. `tokens`: it
+    shards tokens between the pairs."""
+
+    each_column: bool
+    sums: bool
+    experts: bool
+    tokens: bool
+
+
+PAIR_FORMS: Mapping[str, PairForm] = {
+    "parallelize_module": PairForm(each_column=False, sums=False, experts=False, tokens=True),
+    "hf": PairForm(each_column=True, sums=True, experts=True, tokens=False),
+}
+"""The forms, as `export --to` names them."""
+
+
+def may_split_tokens(form: PairForm, graph: Graph) -> bool:
+    """Whether a form shards tokens in a model. Stock styles do so in the layers of text models that transformers has a plan for; the
+    code of others mixes parts of the tokens with whole tensors, and so does a router."""
+    products = (op for b in (graph.top, *graph.blocks.values()) for op in b.ops if op.fn in WEIGHT_OF)
+    return form.tokens and vendor_plan(graph.config) is not None and all(op.module in STOCK for op in products)
+
+
+def layers_of(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
+    """The layers that a form shards where a plan shards all that it can. Raises InputError if there are none."""
+    layout = tensor_layout(plan)
+    ops = [("", op) for op in graph.top.ops] + [(c.prefix, o) for c in graph.calls() for o in graph.blocks[c.block].ops]
+    names = [(join_name(prefix, split_site(op.name)[0]), op) for prefix, op in ops if op.fn in WEIGHT_OF]
+    stock = {name for name, op in names if op.module in STOCK}
+    experts = [name for name, op in names if op.fn == "moe_experts"]
+    if not form.sums:
+        drop_summed(layout)
+    kept = [g for g in layout.groups if {*g.columns, g.row} <= stock]
+    paired = {name for g in kept for name in (*g.columns, g.row)}
+    alone = {n: "gathered" for n, s in layout.styles.items() if n in stock and n not in paired and s not in PAIRED}
+    styles = {n: s for n, s in layout.styles.items() if n in paired} | alone
+    return replace(layout, groups=kept, styles=styles, experts=experts if form.experts else [])
+
+
+@dataclass
+class FormRules(VendorRules):
+    """Results that layers gather (the classes of a head) are Replicate on the tensor axis, and so is the loss."""
+
+    layout: TpLayout
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add factors that forbid the other states."""
+        super().apply(block, net)
+        where = block_of(self.graph, block)
+        wide = self._gathered_widths(block, where)
+        axis = self.layout.axis
+        for name, states in net.tensors.items():
+            value = where.values[int(name[1:])]
+            meta = value.meta
+            if value.kind == "activation" and meta.shape and meta.shape[-1] in wide:
+                good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.pairs])
+                net.factors.append(only(name, good[states.index[:, axis]]))
+        for name, node in net.nodes.items():
+            rows = [
+                [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
+                for row in node.strategy.rows
+            ]
+            if wide and any(rows):
+                good = np.array(["classes" not in names for names in rows], dtype=bool)
+                net.factors.append(only(name, good[node.index[:, axis]]))
+
+    def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
+        if axis == self.layout.axis and any(_runs_in_part(op, row) for op, row in zip(ops, rows, strict=True)):
+            return False
+        return super()._row_passes(where, net, ops, rows, axis)
+
+    def _gathered_widths(self, block: str, where: Block) -> set[int]:
+        prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
+        return {
+            where.values[op.outputs[0]].meta.shape[-1] for op in where.ops
+            if op.fn == "linear" and self.layout.styles.get(join_name(prefix, split_site(op.name)[0])) == "gathered"
+        }  # fmt: skip
+
+
+def _runs_in_part(op: Op, row: Row) -> bool:
+    """Whether a product with a whole weight runs on a part of its input."""
+    at = WEIGHT_OF.get(op.fn)
+    return at is not None and at < len(row.inputs) and row.inputs[at][0] == R and row.name != "R"
+
+
+def form_rules(
+    graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, shards: bool, sequence: bool, alone: bool = False
+) -> FormRules:  # fmt: skip
+    """The restriction on a mesh. `shards`: weights are sharded on the data axes. `alone`: a layer that is of no pair may also be whole,
+    or sharded along another dim."""
+    axes, data = range(len(mesh.axis_sizes)), sharded if shards else summed
+    return FormRules(
+        graph,
+        tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),
+        tuple(_follows(graph, layout, alone) if a == layout.axis else data for a in axes),
+        layout=layout,
+    )  # fmt: skip
+
+
+def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
+    dims: dict[int, int | None] = {}
+    choice: dict[int, set[int]] = {}
+    first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
+    for block in (graph.top, *graph.blocks.values()):
+        for index, value in enumerate(block.values):
+            if value.kind == "parameter":
+                name = join_name(first.get(block.name, ""), value.name)
+                dims[id(value)] = _dim(name, layout)
+                if alone and layout.styles.get(name.rpartition(".")[0]) == "gathered" and name.endswith("weight"):
+                    tied = sum(index in op.inputs for op in block.ops) > 1
+                    choice[id(value)] = {0} if tied else {0, 1}
+
+    def follows(v: Value, pair: AxisState) -> bool:
+        if pair[0] != pair[2] or (isinstance(pair[0], Shard) and pair[3] != FREE):  # gathered at use
+            return False
+        if id(v) in choice:
+            return pair[0] == R or (isinstance(pair[0], Shard) and pair[0].dim in choice[id(v)])
+        dim = dims.get(id(v))
+        return bool(pair[0] == (R if dim is None else Shard(dim)))
+
+    return follows
+
+
+def _dim(name: str, layout: TpLayout) -> int | None:
+    """The dim along which the form shards a parameter."""
+    module, _, last = name.rpartition(".")
+    if module in layout.experts:
+        return EXPERTS.get(last)
+    style = layout.styles.get(module)
+    if style is None or (last == "bias" and SPLIT_DIM[style] == 1):
+        return None
+    return SPLIT_DIM[style]
+
+
+def each_alone(plan: Plan, graph: Graph, axis: int) -> dict[str, BlockPlan]:
+    """The blocks of a plan whose column-sharded layers do not share the sum of their input's gradient: each reader of a tensor reduces
+    its own gradient on an axis, instead of the tensor that all of them read."""
+    return {label: replace(bp, sites=_sites(bp, block_of(graph, label), axis)) for label, bp in plan.blocks.items()}
+
+
+def _sites(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
+    sites = dict(bp.sites)
+    sums = [
+        (op, k, step)
+        for op in block.ops
+        for k, edge in enumerate(sites[op.name].outputs)
+        for step in edge.backward
+        if (step.axis, step.src, step.dst) == (axis, P, R)
+    ]
+    for op, k, step in sums:
+        made = sites[op.name].outputs
+        sites[op.name] = replace(sites[op.name], outputs=(*made[:k], _moved(made[k], step), *made[k + 1 :]))
+        for name, i in ((o.name, i) for o in block.ops for i, v in enumerate(o.inputs) if v == op.outputs[k]):
+            read = sites[name].inputs
+            sites[name] = replace(sites[name], inputs=(*read[:i], _reduced(read[i], step), *read[i + 1 :]))
+    return sites
+
+
+def _moved(edge: Edge, step: Step) -> Edge:
+    """The edge of a result without a step of its gradient."""
+    return replace(edge, dst=_with_gradient(edge.dst, step), backward=tuple(s for s in edge.backward if s is not step))
+
+
+def _reduced(edge: Edge, step: Step) -> Edge:
+    """The edge of an operand with a step of its gradient."""
+    if edge.dst.gradient[step.axis] != P:  # it is whole, and was divided to be added to the others
+        return replace(
+            edge, src=_with_gradient(edge.src, step), backward=tuple(s for s in edge.backward if s.axis != step.axis)
+        )
+    return replace(edge, src=_with_gradient(edge.src, step), backward=(*edge.backward, step))
+
+
+def _with_gradient(state: State, step: Step) -> State:
+    return State(state.forward, tuple(step.dst if a == step.axis else p for a, p in enumerate(state.gradient)))
