@@ -1,8 +1,10 @@
-"""The value `Request`: what a user asks for."""
+"""The value `Request`: what a user asks for; and how planning tells what it does and how long that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,3 +44,32 @@ class Request:
     expert_imbalance: float = 1.0
     chunks: int = 1
     offload: bool = False
+
+
+class Clock:
+    """Measures the seconds of each part of planning, by name. Of parts inside each other, each second counts for the innermost."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(
+            ("capture", "coarsen", "fold", "network", "search", "front", "baselines"), 0.0
+        )
+        self._inside: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what runs inside."""
+        self._count()
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._inside.pop()
+
+    def _count(self) -> None:
+        """Add the seconds since the last call to the part that was running."""
+        now = time.perf_counter()
+        if self._inside:
+            self.seconds[self._inside[-1]] += now - self._since
+        self._since = now

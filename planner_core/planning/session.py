@@ -6,12 +6,10 @@ import contextlib
 import functools
 import importlib.metadata
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner_core.core import (
     ZERO,
@@ -37,7 +35,7 @@ from planner_core.planning.methods.legality import faults, unseen
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import spaces
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.request import Clock, Progress, Request
 from planner_core.search import (
     NO_BOUND,
     NOTE,
@@ -53,6 +51,7 @@ from planner_core.search import (
 )
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import (
+    KernelTimes,
     Networks,
     Problem,
     Restriction,
@@ -60,9 +59,6 @@ from planner_core.search.network import (
     build_networks,
     build_problem,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STATED = "our current setup"
 """The name of the plan of a stated layout."""
@@ -73,22 +69,6 @@ USABLE_MEMORY = timing().usable_memory
 def usable_bytes(gpu_memory_bytes: int, request: Request) -> float:
     """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not count."""
     return gpu_memory_bytes * (1.0 if request.memory_gb is not None else USABLE_MEMORY)
-
-
-class Clock:
-    """Measures the seconds of each part of planning, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = dict.fromkeys(
-            ("capture", "coarsen", "fold", "network", "search", "front", "baselines"), 0.0
-        )
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time what runs inside."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
 
 
 @dataclass
@@ -109,6 +89,8 @@ class Planner:
     """Both by mesh and stages."""
     runs: dict[tuple[Any, ...], dict[str, Runs]] = field(default_factory=dict)
     """What networks of one mesh share, by block."""
+    kernels: dict[str, KernelTimes] = field(default_factory=dict)
+    """What networks of all meshes share, by block."""
 
     @property
     def budget(self) -> float:
@@ -117,7 +99,7 @@ class Planner:
 
     def changed(self, **fields: Any) -> Planner:
         """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
-        return replace(self, networks={}, problems={}, runs={}, **fields)
+        return replace(self, networks={}, problems={}, runs={}, kernels={}, **fields)
 
     def stages_of(self, method: Method) -> tuple[int, ...]:
         """The ZeRO stages of which weights may have one instead of stage 0: one plan has one of them. The usual one is the first."""
@@ -174,7 +156,7 @@ class Planner:
         with self.clock("network"):
             if key not in self.networks:
                 known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks), {})
-                self.networks[key] = build_networks(self.coarse, self.strategies, model, known)
+                self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
             nets = self.networks[key]
 
             def like(nets: Networks, restrict: Restriction | None) -> Problem:
@@ -307,14 +289,16 @@ def _versions() -> dict[str, str]:
 
 
 def prepare(
-    request: Request, graph: Graph | None = None, say: Progress = lambda text: None, work: int = MAX_WORK
-) -> Planner:
-    """The planner of a request: all that does not depend on the mesh. `work` is that of `search`. Raises InputError."""
+    request: Request, graph: Graph | None = None, say: Progress = lambda text: None, work: int = MAX_WORK,
+    clock: Clock | None = None,
+) -> Planner:  # fmt: skip
+    """The planner of a request: all that does not depend on the mesh. `work` is that of `search`. `clock`: goes on with this one. Raises
+    InputError."""
     if request.method not in METHODS:
         raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
-    clock = Clock()
+    clock = clock or Clock()
     cluster = (
         Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
     )
@@ -387,11 +371,11 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:
-    """The same planner with another choice of recomputation. It shares `runs`: they hold each block kept and recomputed."""
+    """The same planner with another choice of recomputation. It shares `runs` and `kernels`, which hold each block kept and recomputed."""
     changed = planner.changed(
         request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
     )
-    return replace(changed, runs=planner.runs)
+    return replace(changed, runs=planner.runs, kernels=planner.kernels)
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:

@@ -9,7 +9,7 @@ from planner_core.search.network.folded import (
     build_networks,
     build_problem,
 )
-from planner_core.search.network.group_work import Runs
+from planner_core.search.network.group_work import KernelTimes, Runs
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
@@ -20,6 +20,7 @@ __all__ = [
     "Compiled",
     "Factor",
     "Ints",
+    "KernelTimes",
     "Network",
     "Networks",
     "Problem",

@@ -23,18 +23,17 @@ from functools import partial
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Call, P, Shard, root
+from planner_core.core import ITEM_BYTES, Call, Op, Shard, root
 from planner_core.cost import Component, CostModel, sent_share
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
-from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, Pair, memory_passes
+from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
 from planner_core.search.network.chunks import least_wait, may_run_in_chunks
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
 from planner_core.search.network.group_work import GroupWork, Runs, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
 from planner_core.search.network.states import (
     Axes,
-    AxisState,
     Bools,
     Floats,
     Ints,
@@ -46,6 +45,7 @@ from planner_core.search.network.states import (
     joint_index,
     joint_parts,
     kept_for,
+    may_deliver,
     parameter_states,
     tensor_states,
 )
@@ -85,7 +85,6 @@ class _Builder:
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.passes = memory_passes(coarse.block, model.fused)
-        self.kind = options.kind
         self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
@@ -102,13 +101,15 @@ class _Builder:
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 
-    def _shared(self, make: Callable[[], Factor], *place: object, kind: object = None) -> None:
-        """Add a factor that other networks of this block have too. Without a weight, networks of other ZeRO stages have the same one.
-        One of a weight is the same in variants that use the weight in the same way (`kind`)."""
-        key = self.kind if kind is None else (self.axes.stages, self.model.workload.zero, kind), *place
-        if key not in self.runs.factors:
+    def _shared(self, make: Callable[[], Factor], kind: object, *place: object) -> None:
+        """Add a factor that other networks of this block have too, where they agree in all that it depends on (`kind`)."""
+        if (key := (kind, *place)) not in self.runs.factors:
             self.runs.factors[key] = make()
         self.net.factors.append(self.runs.factors[key])
+
+    def _of_weight(self, *kind: object) -> object:
+        """The kind of a factor of a weight: it also depends on the ZeRO stages."""
+        return self.axes.stages, self.model.workload.zero, *kind
 
     def _crossing(self) -> set[int]:
         """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
@@ -168,7 +169,7 @@ class _Builder:
                 self.net.saved_ports.add(value)
             return
         if v.kind == "parameter":
-            self._shared(partial(self._storage, value), value, kind="stored")
+            self._shared(partial(self._storage, value), self._of_weight("stored"), value)
             return
         cost = costs(len(states))
         if value in self.held:
@@ -199,20 +200,23 @@ class _Builder:
         index, name = self.runs.index[number], s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
         work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader, self.runs)
-        self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), number)
+        self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), work.kind, number)
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
                 first = value not in self.charged
                 self.charged.add(value)
                 runs_again = tuple(s.ops[k].name in self.options.again for k, _ in uses)
                 kind = first, runs_again, self.options.saved_share if any(runs_again) else 1.0
-                self._shared(partial(self._weight_edge, s, index, value, uses, first), number, value, kind=kind)
+                make = partial(self._weight_edge, s, index, value, uses, first)
+                self._shared(make, self._of_weight(kind), number, value)
             else:
-                self._shared(partial(self._operand_edge, name, s, index, value, uses), number, value)
+                self._shared(partial(self._operand_edge, name, s, index, value, uses), "operand", number, value)
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
-                    self._shared(partial(self._result_edge, work, value, (k, j)), number, value, k, j)
+                    delivers, own = self._sent_again(op), self._kept_twice(s, op, value)
+                    make = partial(self._result_edge, work, value, (k, j), delivers, own)
+                    self._shared(make, (delivers, own), number, value, k, j)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
@@ -293,7 +297,19 @@ class _Builder:
             cost[Component.FORWARD] += np.where(joint_any(touch, index, states.index), moved, 0.0)
         return Factor((name, tensor_name(value)), cost, allowed)
 
-    def _result_edge(self, work: GroupWork, value: int, where: tuple[int, int]) -> Factor:
+    def _sent_again(self, op: Op) -> bool:
+        """Whether the results of an operator that runs again in backward are delivered again."""
+        rerun = self.options.again.get(op.name)
+        return rerun is not None and rerun.delivers
+
+    def _kept_twice(self, s: GroupStrategy, op: Op, value: int) -> float:
+        """The share that is held at the peak of a result that its operator keeps as it was made, and the reader as it was delivered."""
+        kept = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._kept_by_reader(value)
+        return self.options.share(op) if kept else 0.0
+
+    def _result_edge(
+        self, work: GroupWork, value: int, where: tuple[int, int], again: bool, own_share: float
+    ) -> Factor:  # fmt: skip
         s, index = work.strategy, work.index
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         made = [r[where[0]].outputs[where[1]] for r in s.rows]
@@ -304,9 +320,7 @@ class _Builder:
         there = table.cost[forward[:, None], states.forward[None, :]]
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
         allowed = np.isfinite(there) & np.isfinite(back)
-        allowed &= joint_all(_may_deliver(made, states.pairs), index, states.index)
-        rerun = self.options.again.get(s.ops[where[0]].name)
-        again = rerun is not None and rerun.delivers
+        allowed &= joint_all(may_deliver(made, states.pairs), index, states.index)
         delay = sent = there
         if may_run_in_chunks(work, where[0], fused=bool(self.segments(value))):
             delay, sent = least_wait(work, where[0], forward, states, table, there)
@@ -314,9 +328,8 @@ class _Builder:
         cost[Component.FORWARD] = np.where(allowed, delay, 0.0)
         cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)
         cost[Component.COMMUNICATION] = np.where(allowed, m * (back + (2 if again else 1) * sent), 0.0)
-        if any(root(self.block, kept) == value for op in s.ops for kept in op.saved) and self._kept_by_reader(value):
-            # the operator keeps the tensor as it was made, the reader as it was delivered: two tensors if these differ
-            own = work.made_bytes(where[0], value) * self.options.share(s.ops[where[0]])
+        if own_share:  # two tensors if they differ
+            own = work.made_bytes(where[0], value) * own_share
             differs = (forward[:, None] != states.forward[None, :]) & ~work.own_results(where[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
@@ -381,11 +394,3 @@ class _Builder:
             ends = np.where(allowed, traffic.gather + traffic.scatter, 0.0)
             cost[c.STEP] = ends / self.options.repeats
         return cost
-
-
-def _may_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
-    """[row, state]: whether a result that was `made` so may be delivered in a state, on one axis.
-
-    A tensor is delivered Partial only if it was made Partial. To make a Replicate tensor Partial gains nothing.
-    """
-    return np.array([[f != P or m == P for f, _ in states] for m, _ in made])

@@ -27,7 +27,7 @@ from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
-from planner_core.search.network.group_work import Runs, UnitOptions
+from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
 from planner_core.search.network.states import Bools, Floats
 
@@ -166,13 +166,14 @@ class Networks:
 
 
 def build_networks(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, known: dict[str, Runs] | None = None
+    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, known: dict[str, Runs] | None = None,
+    kernels: dict[str, KernelTimes] | None = None,
 ) -> Networks:  # fmt: skip
     """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
     the name of the top block is "". `known`: what was found about the operators of each block when networks of the same mesh were
-    built, for other ZeRO stages or ways to recompute.
+    built, for other ZeRO stages or ways to recompute. `kernels`: the same of other meshes.
     """
-    known = {} if known is None else known
+    known, kernels = {} if known is None else known, {} if kernels is None else kernels
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
@@ -180,7 +181,7 @@ def build_networks(
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        found = known.setdefault(name, Runs())
+        found = known.setdefault(name, Runs(kernels=kernels.setdefault(name, {})))
         for variant, held in recompute_ways(block.block, model.workload.recompute).items():
             plain = variant == "none"
             again = {} if plain else run_again(block.block, held)
@@ -201,7 +202,8 @@ def build_networks(
     options = UnitOptions(
         saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
     )
-    top = build_block(coarse.top, strategies[""], model, options, known.setdefault("", Runs()))
+    top_runs = known.setdefault("", Runs(kernels=kernels.setdefault("", {})))
+    top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _whole_results(coarse.top.block, top)
     return Networks(runs, top, blocks)
 

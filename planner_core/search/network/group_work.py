@@ -16,9 +16,12 @@ from planner_core.cost import Component, CostModel, waited_seconds
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
-from planner_core.ops import GroupStrategy, MemoryPasses, operator, own_bytes, splits_kept, whole_bytes
+from planner_core.ops import GroupStrategy, MemoryPasses, Row, operator, own_bytes, splits_kept, whole_bytes
 from planner_core.search.network.factors import Factor, costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
+
+KernelTimes = dict[tuple[object, ...], tuple[float, float]]
+"""Seconds of an operator's kernels forward and backward, by its name, its chunks, and into how many parts each row splits it."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class Runs:
     """What the networks of one block on one mesh have in common, whatever ZeRO stages weights may have.
 
     `seconds` are those of each operator, by name (`GroupWork._run`); `index` the joint rows of each group, by number. Both are the
-    same for each way to recompute the block. `factors` are those without a weight, by the unit's options and their place.
+    same for each way to recompute the block. `factors` are tables by their place, and by all else on which they depend. `kernels` are
+    the same on every mesh of the cluster.
     """
 
     seconds: dict[str, tuple[Floats, Floats, Floats, Floats]] = field(default_factory=dict)
     index: dict[int, Ints] = field(default_factory=dict)
     factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
+    kernels: KernelTimes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,6 @@ class UnitOptions:
     exposed: Collection[str] = ()
     fixed_s: float = 0.0
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What of these options the factors without a weight depend on."""
-        sets = (self.again, self.kept, self.saved_by_calls, self.skip, self.kept_results)
-        return (self.saved_share, *map(frozenset, sets))
-
     def share(self, op: Op) -> float:
         """The share of an operator's own results and saved tensors that is held at the peak."""
         return 1.0 if op.name in self.kept else self.saved_share
@@ -85,6 +84,22 @@ class GroupWork:
     kept_by_reader: Callable[[int], bool]
     runs: Runs = field(default_factory=Runs)
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What `cost` depends on beside the mesh and the workload. Variants that agree in it share one table."""
+        again = self.options.again
+        inner = {v for op in self.strategy.ops for v in op.outputs}
+        held = {v for op in self.strategy.ops for v in self._roots(op) if v in inner and not self.kept_by_reader(v)}
+        ways = [
+            (again.get(op.name), computes_again(op, again), op.name in self.options.kept, self.options.share(op))
+            for op in self.strategy.ops
+        ]
+        return frozenset(held), *ways
+
+    def _roots(self, op: Op) -> set[int]:
+        """The tensors that an operator keeps for backward: of views, those that they are views of."""
+        return {root(self.block, v) for v in op.saved} | (set(op.outputs) if op.name in self.options.kept else set())
+
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
         cost = costs(len(self.index))
@@ -99,10 +114,7 @@ class GroupWork:
                 backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
             )
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * sends)
-            roots = {root(self.block, v) for v in op.saved} | (
-                set(op.outputs) if op.name in self.options.kept else set()
-            )
-            kept.update(v for v in roots if v in inner and not self.kept_by_reader(v))
+            kept.update(v for v in self._roots(op) if v in inner and not self.kept_by_reader(v))
             cost[Component.AFTER_FORWARD] += self._kept_extra(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
         for v in kept:
@@ -173,11 +185,21 @@ class GroupWork:
         rows = [r[k] for r in self.strategy.rows]
         first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
         distinct, place = np.unique(first[self.index], axis=0, return_inverse=True)
-        each = [
-            kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks) for joint in distinct
-        ]
+        each = [self._kernel_seconds(op, rows, joint, chunks) for joint in distinct.tolist()]
         forward, backward = np.array(each).T
         return forward[place.ravel()], backward[place.ravel()]
+
+    def _kernel_seconds(self, op: Op, rows: list[Row], joint: list[int], chunks: int) -> tuple[float, float]:
+        """Seconds of the kernels of `op`, forward and backward, if it runs `rows[joint[axis]]` on each axis. On meshes that split it by
+        the same rows into as many parts they are the same."""
+        parts: dict[int, int] = {}
+        for row, size in zip(joint, self.model.sizes, strict=True):
+            parts[row] = parts.get(row, 1) * size
+        key = op.name, chunks, frozenset(parts.items())
+        known = self.runs.kernels
+        if key not in known:
+            known[key] = kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks)
+        return known[key]
 
     def _moved(self, k: int) -> tuple[Floats, Floats]:
         """Two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""

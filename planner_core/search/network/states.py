@@ -262,3 +262,11 @@ def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
             else:
                 ok[r, s] = used == (working if stage == FREE else R)
     return ok
+
+
+def may_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
+    """[row, state]: whether a result that was `made` so may be delivered in a state, on one axis.
+
+    A tensor is delivered Partial only if it was made Partial. To make a Replicate tensor Partial gains nothing.
+    """
+    return np.array([[f != P or m == P for f, _ in states] for m, _ in made])
