@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from planner_core.search.algebra.pareto_points import Allowance
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
+from planner_core.search.units.narrowed import Part, narrowed
 from planner_core.search.units.unit import total
-from planner_core.search.units.unit_points import least_by_points
+from planner_core.search.units.unit_points import TimeSums, around, least_by_points
 
 PAIRS = (("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"))
 
@@ -29,14 +31,17 @@ def random_unit(seed: int) -> Compiled:
     return Compiled(Network(sizes, factors), (), {v: np.arange(3) for v in sizes}, factors, sequence)
 
 
-def brute_force(unit: Compiled, objective: Objective) -> float:
-    """The least of all 81 assignments."""
-    found = []
+def every(unit: Compiled, objective: Objective) -> Iterator[tuple[dict[str, int], float]]:
+    """Each possible one of all 81 assignments, and its true cost."""
     for states in itertools.product(range(3), repeat=4):
         at = dict(zip("abcd", states, strict=True))
         if all(f.allowed[tuple(at[v] for v in f.vars)] for f in unit.factors):
-            found.append(float(objective.priced_cost(total(unit.factors, at))))
-    return min(found)
+            yield at, float(objective.priced_cost(total(unit.factors, at)))
+
+
+def brute_force(unit: Compiled, objective: Objective) -> float:
+    """The least of all assignments."""
+    return min(cost for _, cost in every(unit, objective))
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -54,3 +59,20 @@ def test_the_least_and_its_bound(seed: int, accumulate: int) -> None:
             assert bound == pytest.approx(min(least, limit), rel=TIE)
         if states is not None:
             assert float(objective.priced_cost(total(unit.factors, states))) == pytest.approx(bound, rel=TIE)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_state_that_is_dropped_is_in_no_assignment_within_the_limit(accumulate: int) -> None:
+    """And a state that is dear at every share is dropped."""
+    objective = Objective("time", StepTime(accumulate, contention=0.19), after_forward=0.1, after_backward=0.2)
+    sums = around(Shares(), TimeSums(objective))
+    for seed, wide in itertools.product(range(8), (1.02, 1.3)):
+        unit = random_unit(seed)
+        unit.factors[0].cost[:, 2] += 5.0  # state 2 of a
+        limit = wide * brute_force(unit, objective)
+        part = Part.of(unit, unit.sequence, {})
+        part, _ = narrowed(part, part.tree(objective, Shares()), sums, limit)
+        within = [at for at, cost in every(unit, objective) if cost <= limit]
+        for v in "abcd":
+            assert {at[v] for at in within} <= set(part.alive[v].tolist())
+        assert 2 not in part.alive["a"]

@@ -202,16 +202,15 @@ class Bounds:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], tables: Sequence[Sequence[Table]], sequence: Sequence[str], prices: Floats
-    ) -> None:
-        """`tables` [sum]: the tables of each sum, in one order and of one form. Raises TooLarge."""
+        self, sizes: Mapping[str, int], tables: Sequence[Table], sequence: Sequence[str], prices: Floats,
+        keep: tuple[str, ...] = (), rest: Floats | None = None,
+    ) -> None:  # fmt: skip
+        """`tables`: those of all sums, with WHICH as their last variable. `rest` [keep...]: the least cost of all outside of the network.
+        Raises TooLarge."""
         self.prices = prices
         # One elimination instead of one for each sum: the sums differ in numbers only.
-        joined = [
-            ((*alike[0][0], WHICH), np.stack([a for _, a in alike], axis=-1)) for alike in zip(*tables, strict=True)
-        ]
-        self.tree = BucketTree({**sizes, WHICH: prices.shape[1]}, joined, sequence, (WHICH,))
-        self.tree.weigh()
+        self.tree = BucketTree({**sizes, WHICH: prices.shape[1]}, tables, sequence, (*keep, WHICH))
+        self.tree.weigh(None if rest is None else outside(self.tree.root, rest[..., None]))
         buckets = self.tree.buckets
         self.margins = [self._by_sum(self.tree.margins[i], self.tree.scope_of(i)) for i in (*range(len(buckets)), -1)]
         """[entry, sum] for each bucket, and for the root last."""
@@ -223,6 +222,11 @@ class Bounds:
         if WHICH not in scope:  # a variable that stands in no table
             return np.broadcast_to(table.reshape(-1, 1), (table.size, count))
         return np.moveaxis(table, scope.index(WHICH), -1).reshape(-1, count)
+
+
+def outside(root: Floats, rest: Floats) -> Floats:
+    """The margins of a root, if all outside of the network costs `rest` at least."""
+    return np.where(np.isfinite(root), rest + np.where(np.isfinite(root), root, 0.0), np.inf)
 
 
 def collect(found: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:

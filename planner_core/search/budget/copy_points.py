@@ -13,6 +13,7 @@ and (10, 2); (8, 5) stands for both orders. With 6 GB for two copies the answer 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -20,12 +21,13 @@ from typing import Protocol
 import numpy as np
 
 from planner_core.cost import Component
-from planner_core.search.algebra.bucket_tree import BucketTree, collect
-from planner_core.search.algebra.elimination import Floats, given
+from planner_core.search.algebra.bucket_tree import Bounds, BucketTree, collect
+from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import (
     FormingPoints,
     Ints,
     Points,
+    TooLarge,
     TooMuch,
     concatenate,
     join,
@@ -33,8 +35,9 @@ from planner_core.search.algebra.pareto_points import (
 from planner_core.search.budget.goal import Goal
 from planner_core.search.objective import EVEN
 from planner_core.search.repeated_block import Chain, as_matrix, between_bytes
-from planner_core.search.units.tables import scalar
+from planner_core.search.units.narrowed import Part, narrowed
 from planner_core.search.units.unit import Copy
+from planner_core.search.units.unit_points import around
 
 FEW_SHARED = 24
 """Shared states that are computed in the first attempt at the whole gap."""
@@ -134,38 +137,46 @@ class BlockPoints:
         at, bound = dict(self.view.at), chain.unit.bound(self.view)
         # margin = bound + rest: `rest` is the least cost of all that lies outside of this copy.
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
-        self.trees: list[tuple[str, BucketTree]] = []
-        parts: list[FormingPoints] = []
+        self.trees: list[tuple[str, Part, BucketTree]] = []
+        none = np.zeros(0, dtype=np.int64)
+        parts = [FormingPoints(none, np.zeros((0, 1 + len(goal.ends))), np.zeros(0), [none, none])]
         for number, variant in enumerate(chain.unit.variants):
-            tree = self._tree(variant, goal, at)
             # A variant's own least, `tree.root`, may be above the block's bound, the least of all variants: then less room is left to it.
-            tree.weigh(np.where(np.isfinite(tree.root), rest + tree.root, np.inf))
-            rows = given(goal.rows(chain.unit.variants[variant].factors), at)
-            found = tree.carry(rows, [], goal.row_pruning)
+            part, tree, bounds = self._narrow(variant, goal, at, rest)
+            self.trees.append((variant, part, tree))
+            if part.empty:
+                continue
+            found = tree.carry(goal.rows(part.factors), [], goal.row_pruning, bounds)
             entry, index = _spread(found, np.arange(tree.root.size))
             cost = goal.summed(found.cost[index])
             # The tree cut at weighted sums, which are bounds of the maxima. Now the true costs are known, and what exceeds the limit
             # goes.
             excess = cost @ goal.prices - bound.ravel()[entry]
             parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
-            self.trees.append((variant, tree))
         both = concatenate(parts)
         both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
         self.points, self.chosen = collect(both, both.row, bound.size, goal.pruning)
 
-    def _tree(self, variant: str, goal: Goal, at: dict[str, int]) -> BucketTree:
+    def _narrow(
+        self, variant: str, goal: Goal, at: dict[str, int], rest: Floats
+    ) -> tuple[Part, BucketTree, Bounds | None]:
+        """What is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is weighed."""
         shares = self.unit.shares.get(variant, [EVEN])[-1]
-        compiled, solver = self.unit.variants[variant], self.unit.solver(variant, shares)
-        free = {v: n for v, n in compiled.sizes.items() if v not in at}
-        tables = given(scalar(compiled.factors, goal.objective.weights(shares)), at)
-        return BucketTree(free, tables, solver.sequence(self.view.keep, at), self.view.keep)
+        sequence = self.unit.solver(variant, shares).sequence(self.view.keep, at)
+        part = Part.of(self.unit.variants[variant], sequence, at, keep=self.view.keep)
+        tree, bounds = part.tree(goal.objective, shares, rest), None
+        if not goal.objective.is_sum:
+            with contextlib.suppress(TooLarge):
+                sums = around(shares, goal.time, goal.prices[1:].tolist())
+                part, bounds = narrowed(part, tree, sums, goal.limit, rest)
+                tree = tree if part.empty else part.tree(goal.objective, shares, rest)
+        return part, tree, bounds
 
     def copy(self, point: int) -> Copy:
         """How the copy runs in one point."""
         number, index = (int(part[point]) for part in self.chosen.parts)
-        variant, tree = self.trees[number]
-        states, _ = tree.assignment(index)
-        return self.unit.measured(variant, dict.fromkeys(self.unit.compiled.sizes, 0) | dict(self.view.at) | states)
+        variant, part, tree = self.trees[number]
+        return self.unit.measured(variant, part.named(tree.assignment(index)[0]))
 
 
 class _Alike:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,7 +63,7 @@ class Goal:
         seconds = np.full(len(self.time.places), self.steps[0])
         return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]), spread=len(seconds))
 
-    def rows(self, factors: list[Factor]) -> list[Table]:
+    def rows(self, factors: Sequence[Factor]) -> list[Table]:
         """Tables [row, entry of their variables]: the rows of each factor."""
         memory = np.zeros((len(self.ends), NUM_COMPONENTS))
         memory[np.arange(len(self.ends)), list(self.ends)] = 1.0

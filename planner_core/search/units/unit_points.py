@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
-from planner_core.search.algebra.bucket_tree import Bounds, BucketTree
-from planner_core.search.algebra.elimination import Floats, Table, given
+from planner_core.search.algebra.bucket_tree import Bounds
+from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import Allowance, Pruning, TooLarge, TooMuch
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
-from planner_core.search.units.tables import scalar, vectors
+from planner_core.search.units.narrowed import Part, Sums, narrowed
+from planner_core.search.units.tables import vectors
 
 MOST_POINTS = 8_000
 """Points of one unit that are held at once."""
@@ -98,30 +99,33 @@ def least_by_points(
     assignment was found, the bound is its cost. `others` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
-    how = TimeSums(objective)
-    free = {v: n for v, n in compiled.sizes.items() if v not in at}
-    tree = _weighed(compiled, sequence, free, at, objective, shares, others)
-    if not float(tree.root) < limit * (1 - TIE / 10):
+    how, below = TimeSums(objective), limit * (1 - TIE / 10)
+    part = Part.of(compiled, sequence, at, others)
+    tree = part.tree(objective, shares)
+    if not (root := float(tree.root)) < below:
         return None, limit
-    bounds = _bounds(compiled, sequence, free, at, how, _around(shares, how), others)
+    bounds: Bounds | None = None
+    with contextlib.suppress(TooLarge):
+        part, bounds = narrowed(part, tree, around(shares, how), below)
+        if part.empty:
+            return None, limit
+        tree = part.tree(objective, shares)
     # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
     steps = np.full(len(how.places), limit * TIE * 1e-3)
-    rows = given([*vectors(compiled.factors, how.sums), *(_added(table, len(how.places)) for table in others)], at)
+    rows = [*vectors(part.factors, how.sums), *(_added(table, len(how.places)) for table in part.others)]
 
     def within(most: float, points_left: Allowance) -> tuple[dict[str, int], float] | None:
         points = tree.carry(rows, [], Pruning(most, steps, MOST_POINTS, work=points_left), bounds)
         costs = how.cost(points.cost)
         if not len(costs) or costs.min() > most:
             return None
-        states, _ = tree.assignment(int(costs.argmin()))
-        return dict.fromkeys(compiled.sizes, 0) | dict(at) | states, float(costs.min())
+        return part.named(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
 
-    below = limit * (1 - TIE / 10)
     # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
     with contextlib.suppress(TooMuch):
         return within(below, Allowance(AT_ONCE)) or (None, limit)
     here = Allowance(min(WORK, work.left))
-    before, bound = here.left, float(tree.root)
+    before, bound = here.left, root
     try:
         for most in _widening(bound, below):
             found = within(most, here)
@@ -154,30 +158,10 @@ def _added(table: Table, rows: int) -> Table:
     return names, found
 
 
-def _around(shares: Shares, how: TimeSums) -> list[Shares]:
-    """Shares that differ from the given ones in one maximum, at the values of GRID."""
+def around(shares: Shares, how: TimeSums, added: Sequence[float] = ()) -> Sums:
+    """The weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added`: the prices of further
+    rows."""
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
-    return list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
-
-
-def _bounds(
-    compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], how: TimeSums,
-    shares: Sequence[Shares], others: Sequence[Table],
-) -> Bounds | None:  # fmt: skip
-    """The network over the free variables at each of the `shares`; None if that is too large."""
-    tables = [given([*scalar(compiled.factors, how.objective.weights(s)), *others], at) for s in shares]
-    try:
-        return Bounds(free, tables, sequence, np.stack([how.prices(s) for s in shares], axis=1))
-    except TooLarge:
-        return None
-
-
-def _weighed(
-    compiled: Compiled, sequence: Sequence[str], free: Mapping[str, int], at: Mapping[str, int], objective: Objective,
-    shares: Shares, others: Sequence[Table],
-) -> BucketTree:  # fmt: skip
-    """The network over the free variables as a plain sum: its maxima are weighted at `shares`."""
-    tree = BucketTree(free, given([*scalar(compiled.factors, objective.weights(shares)), *others], at), sequence, ())
-    tree.weigh()
-    return tree
+    every = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
+    return Sums.at(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])

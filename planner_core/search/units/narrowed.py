@@ -1,0 +1,147 @@
+"""A unit's network without the states that are in no assignment within a limit.
+
+Each weighted sum of the sides of the maxima bounds the true cost. So a state is dropped if, at some shares, the least weighted cost of
+an assignment through it exceeds the limit. Between a bound and a limit that lie a few per cent apart, few states of a variable are
+left, and the tables of what is enumerated are small.
+
+Example: a limit of 10, and a variable with three states, through which the least weighted costs are (9, 12, 9.5) at some shares and
+(8, 9, 11) at others. Only the first state is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner_core.cost import Shares
+from planner_core.search.algebra.bucket_tree import WHICH, Bounds, BucketTree, outside
+from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.pareto_points import Ints
+from planner_core.search.network.factors import Factor
+from planner_core.search.network.folded import Compiled
+from planner_core.search.objective import Objective
+from planner_core.search.units.tables import opened, scalar
+
+ROUNDS = 3
+"""Times that states are dropped at several shares."""
+FEWER = 0.9
+"""Another round is worth its time if the last one left at most this share of the states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The states of each variable that are left (`alive`), and the tables over them. A variable with one state is in no table."""
+
+    alive: Mapping[str, Ints]
+    factors: Sequence[Factor]
+    others: Sequence[Table]
+    sequence: Sequence[str]
+    keep: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], others: Sequence[Table] = (), keep: tuple[str, ...] = ()
+    ) -> Part:  # fmt: skip
+        """The whole network with the variables in `at` fixed, and those in `keep` left with all of their states. `others` are tables of
+        seconds of other units."""
+        every = {v: np.array([at[v]]) if v in at else np.arange(n) for v, n in compiled.sizes.items()}
+        return Part(every, compiled.factors, others, sequence, keep).only({v: every[v] for v in at})
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of states of each variable that is in a table."""
+        return {v: len(self.alive[v]) for v in (*self.sequence, *self.keep)}
+
+    @property
+    def states(self) -> int:
+        """Number of states of all variables that are eliminated."""
+        return sum(len(self.alive[v]) for v in self.sequence)
+
+    def named(self, states: Mapping[str, int]) -> dict[str, int]:
+        """The states of all variables, in the numbering of the whole network. `states` are those of an assignment of the part."""
+        return {v: int(a[states.get(v, 0)]) for v, a in self.alive.items()}
+
+    @property
+    def empty(self) -> bool:
+        """Whether some variable has no state left: no assignment is within the limit."""
+        return not all(len(states) for states in self.alive.values())
+
+    def only(self, left: Mapping[str, Ints]) -> Part:
+        """The part with the states `left` of some variables; they are numbered as in its tables."""
+        pick = {v: left.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
+        alive = {v: a if len(pick[v]) == len(a) else a[pick[v]] for v, a in self.alive.items()}
+        return Part(
+            alive,
+            [_cut(f, pick) if any(v in left for v in f.vars) else f for f in self.factors],
+            [opened(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.others],
+            [v for v in self.sequence if len(alive[v]) > 1],
+            self.keep,
+        )
+
+    def tree(self, objective: Objective, shares: Shares, rest: Floats | None = None) -> BucketTree:
+        """The part as a plain sum, weighed: its maxima are weighted at `shares`. `rest`: the least cost of all outside of it."""
+        tables = [*scalar(self.factors, objective.weights(shares)), *self.others]
+        tree = BucketTree(self.sizes, tables, self.sequence, self.keep)
+        tree.weigh(None if rest is None else outside(tree.root, rest))
+        return tree
+
+    def bounds(self, sums: Sums, rest: Floats | None = None) -> Bounds:
+        """The part as several plain sums. Raises TooLarge."""
+        joined = []
+        for f in self.factors:
+            names, table = opened(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
+            joined.append(((*names, WHICH), np.moveaxis(table, 0, -1)))
+        for names, table in self.others:
+            joined.append(((*names, WHICH), np.repeat(table[..., None], len(sums.weights), axis=-1)))
+        return Bounds(self.sizes, joined, self.sequence, sums.prices, self.keep, rest)
+
+    def within(self, margins: Sequence[Floats], limit: float) -> Part:
+        """The part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted costs through
+        each entry of its bucket [others..., state, sum]."""
+        left = {}
+        for v, margin in zip(self.sequence, margins, strict=True):
+            ok = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
+            if not ok.all():
+                left[v] = np.flatnonzero(ok)
+        return self.only(left) if left else self
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Weighted sums that bound the true cost, each at other shares: the weights of the components, and the prices of the rows of a
+    point."""
+
+    weights: Floats
+    """[sum, component]"""
+    prices: Floats
+    """[row, sum]"""
+
+    @staticmethod
+    def at(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> Sums:
+        """The sums at several `shares`, with the prices [row] of each."""
+        return Sums(np.stack([objective.weights(s) for s in shares]), np.stack(prices, axis=1))
+
+
+def _cut(f: Factor, pick: Mapping[str, Ints]) -> Factor:
+    where: tuple[Any, ...] = np.ix_(*(pick[v] for v in f.vars))
+    return Factor(f.vars, f.cost[(slice(None), *where)], f.allowed[where])
+
+
+def narrowed(
+    part: Part, tree: BucketTree, sums: Sums, limit: float, rest: Floats | None = None
+) -> tuple[Part, Bounds | None]:
+    """The part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
+    `tree` is the part weighed at one of them; `rest` is the least cost of all outside of it. Raises TooLarge."""
+    part, before = part.within([m[..., None] for m in tree.margins[:-1]], limit), part.states
+    bounds = None if part.empty else part.bounds(sums, rest)
+    for _ in range(ROUNDS):
+        if bounds is None or part.states > FEWER * before:
+            break
+        before, fewer = part.states, part.within(bounds.margins[:-1], limit)
+        if fewer is part:
+            break
+        part, bounds = fewer, None if fewer.empty else fewer.bounds(sums, rest)
+    return part, bounds
