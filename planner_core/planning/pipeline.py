@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import CHUNKS, Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
-from planner_core.cost import Component, CostModel, cost_model, seconds_in_chunks
+from planner_core.cost import Component, cost_model, seconds_in_chunks
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
-from planner_core.planning.fitting.promise import by_promise, less, telling
+from planner_core.planning.fitting.promise import Promise, by_promise, less, telling
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused, same_work
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import with_third_axis
@@ -133,18 +133,18 @@ def choose(
     best: tuple[float, Problem, Answer] | None = None
     least: tuple[Answer, Problem] | None = None
     bound = float("inf")
-    problems, wide = _problems(planner, options, method, say, below)
-    for rough, problem in problems:
-        known = best[0] if best else below
+    promises, wide = _promises(planner, options, method, say, below)
+    for promise in promises:
+        problem, known = promise.problem, best[0] if best else below
         nothing_fits = far_above(problem, planner.budget)
         if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
             continue
-        if rough is None and known < float("inf") and (least_s := quick_bound(problem, objective)) > known:
-            bound = min(bound, least_s)
+        if promise.bound > known:
+            bound = min(bound, promise.bound)
             continue
         say(f"search on {problem.model.mesh}")
-        prices = best[2].prices if best else (0.0, 0.0)
-        answer = planner.solve(problem, objective, known, rough, telling(say, problem), prove, prices)
+        prices = best[2].prices if best else promise.prices
+        answer = planner.solve(problem, objective, known, promise.rough, telling(say, problem), prove, prices)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or less(answer.value, best[0])):
@@ -152,12 +152,13 @@ def choose(
         bound = min(bound, answer.bound)
     if best:
         problem, answer = planner.bounded(*best[1:], objective)
-        narrowed = [p for _, p in problems if p.whole is not None and p is not best[1]]
+        narrowed = [p.problem for p in promises if p.problem.whole is not None and p.problem is not best[1]]
         bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
         if prove and problem.whole is None:
-            plan = no_worse_than_one_policy(planner, plan, answer, options, method, choose, say)
+            hopeful = [p.problem.model.mesh for p in promises if p.bound < best[0]]
+            plan = no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, choose, say)
         plan = left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
@@ -214,11 +215,11 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
     )  # fmt: skip
 
 
-def _problems(
+def _promises(
     planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
-) -> tuple[list[tuple[Answer | None, Problem]], TooWide | None]:
-    """The networks of all meshes, each with the answer of a search without proof, the most promising first, so that the others can
-    be abandoned early. And the error of a mesh whose tables would be too large, if there is one."""
+) -> tuple[list[Promise], TooWide | None]:
+    """The networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
+    tables would be too large, if there is one."""
     found: list[Problem] = []
     wide: TooWide | None = None
     for mesh in options:
@@ -228,10 +229,11 @@ def _problems(
                 found.append(build())
             except TooWide as error:  # another mesh may work; it is raised only if none does
                 wide = error
-    if len(found) == 1:
-        return [(None, found[0])], wide
+    objective = planner.objective(method)
     with planner.clock("search"):
-        return by_promise(found, planner.objective(method), planner.budget, say, below), wide
+        if len(found) == 1:
+            return [Promise(found[0], bound=quick_bound(found[0], objective) if below < math.inf else 0.0)], wide
+        return by_promise(found, objective, planner.budget, say, below), wide
 
 
 def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
@@ -326,14 +328,6 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
         if one is not None:
             found.append(one)
     return found
-
-
-def _one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
-    """A cost model of the tensor axis alone, with the links of adjacent GPUs. Weights are not gathered at use."""
-    n = mesh.axis_sizes[0]
-    whole = DeviceMesh(("data", "tensor"), (planner.cluster.num_gpus // n, n))
-    model = cost_model(planner.cluster, whole, replace(planner.workload, zero=0))
-    return replace(model, mesh=mesh, links=model.links[-1:])
 
 
 def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:

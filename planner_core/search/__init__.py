@@ -8,7 +8,7 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import far_above, fit, fits_about, hopeless
+from planner_core.search.budget.memory_fit import ABOVE, far_above, fit, fits_about, hopeless
 from planner_core.search.budget.pareto_front import corners_below, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
@@ -28,6 +28,7 @@ from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narro
 from planner_core.search.units.dual_shares import best_shares
 
 __all__ = [
+    "ABOVE",
     "NOTE",
     "NO_BOUND",
     "OBJECTIVES",

@@ -12,8 +12,9 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
 from planner_core.planning import pipeline
-from planner_core.planning.pipeline import choose, compare_methods
-from planner_core.planning.request import Request
+from planner_core.planning import request as request_module
+from planner_core.planning.pipeline import choose, compare_methods, plan_model
+from planner_core.planning.request import Clock, Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
 from planner_core.search import search
 from planner_core.search.network import Problem
@@ -151,3 +152,19 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
     again = choose(planner, options)
     assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
     assert any("above the best there is" in note for note in again.notes)
+
+
+def test_a_second_counts_for_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven seconds of search, of which three build a network: nothing counts twice."""
+    ticks = iter((0.0, 2.0, 5.0, 7.0))
+    monkeypatch.setattr(request_module.time, "perf_counter", lambda: next(ticks))
+    clock = Clock()
+    with clock("search"), clock("network"):
+        pass
+    assert clock.seconds["network"] == 3.0 and clock.seconds["search"] == 4.0
+
+
+def test_the_search_of_a_plan_is_told_wherever_it_runs() -> None:
+    """Also where the plan is found before any proof, as where the fastest of any memory fits."""
+    told = plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=2, recompute="auto", accumulate=None)).timings_s
+    assert told["search"] > 1e-3

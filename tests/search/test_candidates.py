@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import R, Shard
+from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.step_time import CostVector
 from planner_core.models.loading import capture_graph
-from planner_core.planning.pipeline import _one_axis, plan_model
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.elimination import eliminate
@@ -32,10 +34,18 @@ COUNTS = {
 }
 
 
+def one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
+    """A cost model of the tensor axis alone, with the links of adjacent GPUs. Weights are not gathered at use."""
+    n = mesh.axis_sizes[0]
+    whole = DeviceMesh(("data", "tensor"), (planner.cluster.num_gpus // n, n))
+    model = cost_model(planner.cluster, whole, replace(planner.workload, zero=0))
+    return replace(model, mesh=mesh, links=model.links[-1:])
+
+
 @lru_cache
 def scored(name: str, size: int = 8) -> tuple[Planner, list[Candidates]]:
     planner = prepare(Request(name, layers=2))
-    model = _one_axis(planner, DeviceMesh(("tensor",), (size,)))
+    model = one_axis(planner, DeviceMesh(("tensor",), (size,)))
     found = [score(planner.coarse.blocks[n], planner.strategies[n], model, 2) for n in planner.coarse.blocks]
     return planner, [c for c in found if c is not None]
 
@@ -53,7 +63,7 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
     """Least communication of the block with every matrix held in its placement, the stream the same in and out."""
     coarse = planner.coarse.blocks[c.block]
     net: Network = build_block(
-        coarse, planner.strategies[c.block], _one_axis(planner, DeviceMesh(("tensor",), (c.axis_size,)))
+        coarse, planner.strategies[c.block], one_axis(planner, DeviceMesh(("tensor",), (c.axis_size,)))
     )
     for w, kind in zip(matrices(coarse.block), choice, strict=True):
         states = net.tensors[tensor_name(w)]

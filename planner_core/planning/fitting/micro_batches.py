@@ -20,16 +20,17 @@ is four, and sixteen is not looked at.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
+from planner_core.cost import Component
 from planner_core.planning.methods import METHODS
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.request import Clock, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
-from planner_core.search import TIE, fastest, fits_about, least_value, quick_bound
+from planner_core.search import TIE, fastest, fits_about, least_value, quick, quick_bound
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import Problem
 
@@ -49,6 +50,11 @@ class Count:
     planner: Planner
     plain: Planner
     options: Sequence[DeviceMesh]
+
+    @property
+    def micro_batches(self) -> int:
+        """The number."""
+        return self.planner.workload.accumulate
 
     @staticmethod
     def of(planner: Planner, options: Sequence[DeviceMesh]) -> Count:
@@ -72,30 +78,60 @@ def settle(
     Each number is searched without proof first. That saves the exact searches most of their work. `work` is that of `search`.
     Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
-    best: tuple[Planner, Plan] | None = None
+    numbers = Numbers(request, graph, say, work)
     seen: list[Count] = []
-    several = request.accumulate is None and not isinstance(graph, Graph)
-    free: tuple[Planner, Plan] | None = None
-    left: Sequence[DeviceMesh] | None = None
-    for planner in _planners(request, graph, say, work):
+    count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
+    free = best = _without_recomputation(count, choose, say)
+    if free is None and numbers.several and count.planner.objective() == "time":
+        free = best = _with_room(count, numbers, choose, say)
+    end = free[0].workload.accumulate if free else 0  # larger numbers are no better
+    while count.micro_batches != end:
         known = best[0].value(best[1]) if best else np.inf
-        options = meshes(planner.request, planner.cluster) if left is None else left
-        count = Count.of(planner, options).below(known * (1 - TIE))
-        left = count.options
-        if not left:
+        count = count.below(known * (1 - TIE))
+        if not count.options:
             break
-        free = _without_recomputation(count, choose, say, known)
-        if free is not None:  # the best plan of any memory fits, so more micro-batches or recomputation would not help
+        if seen and (found := _without_recomputation(count, choose, say, known)) is not None:
+            best = free = found  # of any memory, and it fits: more micro-batches or recomputation would not help
             break
         seen.append(count)
-        if several:
+        if numbers.several:
             with contextlib.suppress(NoPlanFits):
-                found = choose(count.planner, count.options, say, below=known, prove=False)
-                if found.fits and (best is None or _better((count.planner, found), best)):
-                    best = count.planner, found
-            if best is not None and planner.objective() == "communication":
+                plan = choose(count.planner, count.options, say, below=known, prove=False)
+                if plan.fits and (best is None or _better((count.planner, plan), best)):
+                    best = count.planner, plan
+            if best is not None and count.planner.objective() == "communication":
                 break
+        following = numbers.at(numbers.after(count.micro_batches))
+        if following is None:
+            break
+        count = Count.of(following, count.options)
     return _proven(seen, best, free, choose, say)
+
+
+def _with_room(count: Count, numbers: Numbers, choose: Choose, say: Progress) -> tuple[Planner, Plan] | None:
+    """The best plan of the first number of micro-batches at which the fastest layout of any memory seems to fit without recomputation;
+    None if it does not, or is not the best there. Only smaller numbers can be better.
+
+    Example: 40 GB of weights and states, and 100 GB of activations in one micro-batch. In 60 GB there is room at 8 micro-batches.
+    """
+    number, room = numbers.after(count.micro_batches), _room(count)
+    while 0 < number < room:
+        number = numbers.after(number)
+    planner = numbers.at(number)
+    return _without_recomputation(Count.of(planner, count.options), choose, say) if planner else None
+
+
+def _room(count: Count) -> float:
+    """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
+    planner, least = count.plain, np.inf
+    with contextlib.suppress(TooWide):
+        problems = [p for mesh in count.options for p in _problems(planner, mesh)]
+        for problem in fastest(problems, planner.objective()):
+            if (fast := quick(problem, planner.objective())) is not None:
+                after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
+                left = planner.budget - after_backward
+                least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
+    return count.micro_batches * float(least)
 
 
 def choose_recomputation(
@@ -119,10 +155,11 @@ def _without_recomputation(
         return None
     if any(p.whole is not None for p in problems):  # its bound does not hold for the whole space
         return None
-    fast = fastest(problems, objective)
-    if not any(fits_about(p, planner.graph, planner.budget, objective) for p in fast):
-        return None
-    least = least_value(fast, objective) * (1 + TIE)
+    with planner.clock("search"):
+        fast = fastest(problems, objective)
+        if not any(fits_about(p, planner.graph, planner.budget, objective) for p in fast):
+            return None
+        least = least_value(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):
         plan = choose(planner, count.options, say, below=min(below, least), prove=False)
         if plan.fits and planner.value(plan) <= least:
@@ -155,30 +192,34 @@ def _proven(
     return found
 
 
-def _planners(request: Request, graph: GraphSource, say: Progress, work: int) -> Iterator[Planner]:
-    """One planner for each number of micro-batches to look at. The numbers rise, and each divides the next."""
-    if request.accumulate is not None or isinstance(graph, Graph):
-        yield prepare(request, graph(request) if callable(graph) else graph, say, work)
-        return
-    count = 1
-    while count:
-        try:
-            asked = replace(request, accumulate=count)
-            planner = prepare(asked, graph(asked) if callable(graph) else None, say, work)
-        except InputError:
-            if count == 1:
-                raise
-            return  # a model that fixes its batch has no smaller ones
-        request = replace(request, batch=planner.workload.batch)
-        yield planner
-        count = _next(count, planner.workload.batch)
+class Numbers:
+    """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
 
+    def __init__(self, request: Request, graph: GraphSource, say: Progress, work: int) -> None:
+        self._request, self._graph, self._say, self._work = request, graph, say, work
+        self.several = request.accumulate is None and not isinstance(graph, Graph)
+        self.first = self._planner(replace(request, accumulate=1) if self.several else request)
+        self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
-def _next(count: int, batch: int) -> int:
-    """The least product of `count` and a prime that divides the batch; 0 if there is none."""
-    left = batch // count
-    prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
-    return count * prime
+    def _planner(self, request: Request, clock: Clock | None = None) -> Planner:
+        graph = self._graph(request) if callable(self._graph) else self._graph
+        return prepare(request, graph, self._say, self._work, clock)
+
+    def at(self, number: int) -> Planner | None:
+        """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
+        if number not in self._made:
+            asked = replace(self._request, batch=self.first.workload.batch, accumulate=number)
+            try:
+                self._made[number] = self._planner(asked, self.first.clock)
+            except InputError:
+                self._made[number] = None
+        return self._made[number]
+
+    def after(self, number: int) -> int:
+        """The number that follows: the least product of `number` and a prime that divides the batch; 0 if there is none."""
+        left = self.first.workload.batch // number if self.several else 0
+        prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
+        return number * prime
 
 
 def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
@@ -187,7 +228,8 @@ def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
         problems = _problems(planner, mesh)
     except TooWide:
         return True
-    return any(p.whole is not None or quick_bound(p, planner.objective()) < value for p in problems)
+    with planner.clock("search"):
+        return any(p.whole is not None or quick_bound(p, planner.objective()) < value for p in problems)
 
 
 def _problems(planner: Planner, mesh: DeviceMesh) -> list[Problem]:

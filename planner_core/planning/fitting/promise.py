@@ -11,9 +11,10 @@ Values that differ by rounding alone are equal here. How a sum of floats is roun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from planner_core.planning.request import Progress
-from planner_core.search import TIE, Answer, far_above, memory_of, quick, quick_bound, search
+from planner_core.search import ABOVE, TIE, Answer, far_above, memory_of, quick, quick_bound, search
 from planner_core.search.network import Problem
 
 ROUNDING = 1e-9
@@ -30,19 +31,30 @@ def _level(value: float) -> float:
     return float(f"{value:.9g}")
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A problem, and the answer of a search of it without proof; None if that was abandoned or not begun. No plan whose sum of memory
+    is at most ABOVE times the budget has a value below `bound`. `prices` of memory gave it."""
+
+    problem: Problem
+    rough: Answer | None = None
+    bound: float = 0.0
+    prices: tuple[float, float] = (0.0, 0.0)
+
+
 def by_promise(
     problems: Sequence[Problem], objective: str, budget: float, say: Progress, below: float
-) -> list[tuple[Answer | None, Problem]]:
-    """The problems with their answers of a search without proof, the lowest bound first. The answer is None if the search was
-    abandoned or not begun. Problems in which nothing was found that fits go last, since a plan of another one may make their searches
-    short. Last of all are those in which nothing can fit, the least memory first."""
-    found: list[tuple[bool, float, Answer | None, Problem]] = []
+) -> list[Promise]:
+    """The problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that fits
+    go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
+    first."""
+    found: list[tuple[bool, float, Promise]] = []
     near = [p for p in problems if not far_above(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
     best, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: _level(quick_bound(p, objective))):
         if less(best, bound := quick_bound(problem, objective)):
-            found.append((False, bound, None, problem))
+            found.append((False, bound, Promise(problem, bound=bound)))
             continue
         answer = search(
             problem, objective=objective, budget=budget, abandon_above=best, stop=telling(say, problem), prove=False,
@@ -50,13 +62,12 @@ def by_promise(
         )  # fmt: skip
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
-        found.append((nothing, answer.bound, None if given_up else answer, problem))
-        if less(answer.value, best):
-            best, prices = answer.value, answer.prices
+        bound = answer.bound - sum(answer.prices) * (ABOVE - 1) * budget
+        found.append((nothing, answer.bound, Promise(problem, None if given_up else answer, bound, answer.prices)))
+        best = answer.value if less(answer.value, best) else best
+        prices = answer.prices if any(answer.prices) else prices
     far = sorted((p for p in problems if far_above(p, budget)), key=lambda p: p.least_bytes)
-    return [(answer, problem) for *_, answer, problem in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [
-        (None, p) for p in far
-    ]
+    return [promise for *_, promise in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [Promise(p) for p in far]
 
 
 def telling(say: Progress, problem: Problem) -> Callable[[], bool]:
