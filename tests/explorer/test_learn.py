@@ -305,6 +305,19 @@ def test_10_volume_and_time_inside_and_across(batch: int) -> None:
     assert by_time.tensor in (4, 8) or "does not fit" in LESSONS[9].scene(LLAMA, {"batch": batch}).steps[4].says
 
 
+@pytest.mark.parametrize("batch", [2, 16])
+def test_10_the_question_is_the_time_of_the_parts_that_cross(batch: int) -> None:
+    """Four sums a layer of [batch / 2, 4 096 tokens, 4 096]; four GPUs of a node share each, and two nodes send it once."""
+    question = LESSONS[9].question(LLAMA, {"batch": batch})
+    whole = 4 * LAYERS * batch // 2 * SEQ * HIDDEN * 2
+    assert question.unit == "ms" and question.values[question.answer] == pytest.approx(1e3 * whole / 4 / NETWORK)
+    found = numbers(10, batch=batch)
+    told = f"{units.seconds(found['near_s'])} inside, {units.seconds(found['far_s'])} across"
+    assert told in question.why[question.answer] and not any(
+        told in w for w in question.why if w != question.why[question.answer]
+    )
+
+
 def test_10_where_the_time_of_the_largest_sum_comes_from() -> None:
     """Both levels at once: 2·7/8 of the tensor inside, where the switch adds, and an eighth of it, twice a half, across."""
     cluster = l10_topology.two_nodes(LLAMA.cluster)
@@ -692,6 +705,13 @@ def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
 
 def test_nothing_is_computed_twice_for_a_step() -> None:
     assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
+
+
+@pytest.mark.parametrize("way", ["data", "column", "row", "fsdp"])
+def test_8_a_wrong_answer_does_not_tell_the_right_one(way: str) -> None:
+    question = LESSONS[7].question(LLAMA, {**LESSONS[7].defaults(), "way": way})
+    right = question.why[question.answer]
+    assert all(right not in why and why.endswith("?") for why in question.why if why != right)
 
 
 def test_9_the_question_is_a_sum_and_the_product_has_its_own_answer() -> None:

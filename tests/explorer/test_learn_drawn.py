@@ -9,6 +9,8 @@ import pytest
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
+from explorer.learn.pictures.sketch import Handle, Sketch, Slip, bars
+from explorer.text import units
 from planner_core.planning.request import Request
 
 LLAMA = Learner(Request("llama-3-8b"))
@@ -93,3 +95,16 @@ def test_17_the_way_back_ends_with_weights_states_and_a_part_of_the_gradients(m:
     assert of["standing"] == pytest.approx(stays, rel=2e-3)
     assert found[-1] * GIB == pytest.approx(stays + grads, rel=2e-3)
     assert found == sorted(found, reverse=True) and found[0] * GIB < of["standing"] + of["kept"] + grads
+
+
+def test_other_models_have_something_to_draw_that_is_true() -> None:
+    """Heads of GPT-2 XL do not divide by 8: what each GPU holds is no share of one's, and is not told as one."""
+    lesson, gpt = LESSONS[0], Learner(Request("gpt2-xl"))
+    scene = lesson.scene(gpt, lesson.defaults())
+    picture = html.unescape(scene.steps[5].picture)
+    assert f"holds {units.memory(scene.numbers['8_peak'])}, one GPU {units.memory(scene.numbers['1_peak'])}" in picture
+    found = bars(
+        Sketch("x", "GiB", 10.0, (Handle("a", 1.0, 2.0),), "why", (Slip((11.0,), "too far"), Slip((9.0,), "far"))),
+        ("b", 1.0),
+    )
+    assert "too far" not in found and "far" in found, "nobody can draw beyond the scale"

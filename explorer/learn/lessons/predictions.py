@@ -20,7 +20,13 @@ def memory_by_gpus(
     one, more = peaks[1], [n for n in peaks if n > 1]
     if not more:
         return []
-    gib = units.GIB
+    gib, last = units.GIB, more[-1]
+    even = (
+        abs(whole + (one - whole) / last - peaks[last]) < 0.05 * peaks[last]
+    )  # else heads do not divide, and other plans stand in
+    why = f"With {last} GPUs each one holds " + (
+        f"about {shared}." if even else f"{units.memory(peaks[last])}, one GPU {units.memory(one)}."
+    )
     slips = [
         Slip(tuple(one / gib for _ in more), "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight."),
     ]  # fmt: skip
@@ -32,7 +38,7 @@ def memory_by_gpus(
     sketch = Sketch(
         f"gpus {one:.0f}", "GiB", 1.02 * max(*peaks.values(), room[0]) / gib,
         tuple(Handle(f"each of {n} GPUs", 0.8 * one / gib, peaks[n] / gib) for n in more),
-        f"With {more[-1]} GPUs each one holds about {shared}.", tuple(slips),
+        why, tuple(slips),
     )  # fmt: skip
     says = (
         f"{FIRST}one GPU needs {units.memory(one)} at its fullest moment. How much does each GPU need when 2 or more share the work? "
@@ -126,7 +132,7 @@ def streams(busy: float, traffic: float) -> list[Step]:
     why = f"While layer 1 computes, layer 2's weights come; while layer 2 computes, layer 3's. A layer begins every {units.significant(each)} ms, the longer of the two: here {longer}."
     sketch = Sketch(f"streams {b:.6f} {g:.6f}", "ms", most, handles, why, tuple(slips))
     says = (
-        f"{FIRST}FSDP, forward. Layer 1 has its weights and begins. A layer computes for {units.significant(b)} ms, and the gather of one takes {units.significant(g)} ms. "
+        f"{FIRST}FSDP, forward. Layer 1 has its weights and begins. A layer computes for {units.significant(b)} ms, slowed by the traffic beside it, and the gather of one takes {units.significant(g)} ms. "
         "Drag the four spans to where they lie. FSDP gathers one layer ahead."
     )
     tracks = [("compute", [(0.0, b, "layer 1", COMPUTE)]), ("beside it", [])]

@@ -226,10 +226,11 @@ def _markup(
     still, truth, moving = ("".join(p) for p in parts)
     inside = f'{still}<g class="truth" visibility="hidden">{truth}</g>{moving}'
     picture = svg(Drawing(WIDE, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
+    drawable = [s for s in sketch.slips if all(v is None or 0 <= v <= sketch.most for v in s.values)]
     data = {
         "key": sketch.key, "look": look, "unit": sketch.unit, "most": sketch.most, "from": scale[0], "to": scale[1], "why": sketch.why,
         "handles": [{"name": h.name, "start": h.start, "truth": h.truth, "line": h.line} for h in sketch.handles],
-        "slips": [{"values": list(s.values), "why": s.why} for s in sketch.slips],
+        "slips": [{"values": list(s.values), "why": s.why} for s in drawable],
     }  # fmt: skip
     return (
         f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{HOW}</p>{picture}'

@@ -132,7 +132,9 @@ def _motion(states: list[dict[str, Any]], n: int) -> Step:
         moves = [(r, c, (r + 1) % n, c) for r, c in enumerate(sends)]
         stops.append(
             BoardState(
-                held, "Before the first step." if k == 0 else f"{state['phase']}: {k} chunks sent by each GPU.", moves
+                held,
+                "Before the first step." if k == 0 else f"{state['phase']}: {k} chunk{'s' * (k > 1)} sent by each GPU.",
+                moves,
             )
         )
     film = board(

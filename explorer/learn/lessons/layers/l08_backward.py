@@ -190,7 +190,8 @@ def question(learner: Learner, values: Values) -> Question:
             "X and W are both cut along the inner dimension, and each device owns its slices: their gradients "
             "are finished.",
     }  # fmt: skip
-    wrong = tuple((name[k], _mistake(k, cut) + why[right]) for k in name if k != right)
+    hint = "What does every device use whole, while the work is split?" if right else "Is anything used whole here?"
+    wrong = tuple((name[k], _mistake(k, cut) + hint) for k in name if k != right)
     return asked(
         f"{cut.name[:1].upper() + cut.name[1:]}. In the backward pass, which gradient is only a term of a sum "
         "(Partial) on each device?",

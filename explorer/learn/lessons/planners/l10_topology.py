@@ -10,7 +10,7 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Drawing, amount, column, svg, table, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.stacks import megatron, smallest
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
 from explorer.text import units
@@ -106,17 +106,8 @@ def options(learner: Learner, batch: int) -> tuple[Option, ...]:
             )
             grads = weights // tensor
             volume = 4 * layer.layers * per_layer + wire_bytes("all_reduce", grads, data)
-            found.append(
-                Option(
-                    data,
-                    tensor,
-                    inside,
-                    volume,
-                    4 * layer.layers * t_time,
-                    collective_time("all_reduce", grads, links["data"])[0],
-                    needs,
-                )
-            )
+            g_time = collective_time("all_reduce", grads, links["data"])[0]
+            found.append(Option(data, tensor, inside, volume, 4 * layer.layers * t_time, g_time, needs))
     return tuple(found)
 
 
@@ -327,29 +318,41 @@ def _table(found: tuple[Option, ...], by_volume: Option, by_time: Option, fittin
 
 
 def question(learner: Learner, values: Values) -> Question:
-    """How much longer does it take with the groups across?"""
+    """How long do the bytes take that cross the nodes?"""
     learner, _ = learner.transformer()
-    per = two_nodes(learner.cluster).levels[0].size
+    cluster, layer = two_nodes(learner.cluster), learner.layer()
+    per, inner, outer = cluster.levels[0].size, cluster.levels[0], cluster.levels[1]
     near, far = _both(options(learner, int(values["batch"])), per)
-    ratio, grads = far.seconds / near.seconds, wire_bytes("all_reduce", grad_bytes(learner) // near.tensor, near.data)
-    fact = (
-        "The layers' sums are many and carry activations; inside a node they use its fast links. The gradients' sum comes once a step. "
-        f"{units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across. {_why(near, far)}"
+    here, sums, rate = per // 2, 4 * layer.layers, outer.bytes_per_s / per
+    whole = sums * (int(values["batch"]) // near.data * learner.planner.workload.seq * layer.hidden * 2)
+    part, sent = whole / here, near.volume - wire_bytes("all_reduce", grad_bytes(learner) // near.tensor, near.data)
+    shown, told = f"{units.significant(rate / 1e9)} GB/s", f"{units.significant(whole / 1e9, 4)} GB"
+    why = (
+        f"A part is {told} / {here} = {amount(part)}, and an all_reduce of two sends 2 · 1/2 = 1 times that: {amount(part)} ÷ {shown} = {units.seconds(part / rate)}. "
+        f"With the latencies of {sums} sums, and what protocols add, they take {units.seconds(far.tensor_s)}; inside a node the same sums take {units.seconds(near.tensor_s)}. "
+        f"The gradients have it the other way round. In all: {units.seconds(near.seconds)} inside, {units.seconds(far.seconds)} across."
     )
-    names = ("Longer, by more than a tenth", "About as long: the bytes are the same", "Shorter, by more than a tenth")
-    most = 1 + MOST_DOUBT
-    right = 0 if ratio > most else 2 if ratio < 1 / most else 1
-    wires = "The bytes are the same, the wires are not: what crosses between nodes shares the slower links. "
-    slips = ("They do not take longer by so much. ", wires, "They do not take less time. ")
-    whys = tuple(fact if i == right else slip + fact for i, slip in enumerate(slips))
-    rows = tuple(zip(names, whys, strict=True))
-    return asked(
-
-            f"In a batch of {values['batch']} each GPU sends {amount(near.volume - grads)} of activations in its tensor group (2 bytes a number), and {amount(grads)} of gradients "
-            f"({learner.planner.workload.kept_item(2)} bytes a number) to the GPUs that hold the same weights. Groups across the nodes send the first over the slow links, groups inside send the "
-            "second there. With the groups across, all communication takes",
-        rows[right], tuple(r for i, r in enumerate(rows) if i != right), right,
+    wrong = (
+        (whole / rate, f"That is for whole tensors. The {here} GPUs of a node share them: each sends its part only."),
+        (sent / rate, "That is all that a GPU sends, as if all of it crossed. Most goes to GPUs of its own node."),
+        (part / 2 / rate, "In a group of two each sends half of the tensor twice: once while sums are made, once while they go round."),
+        (2 * part / rate, "An all_reduce of n sends 2 (n − 1) / n of the tensor (lesson 4). What is that for two?"),
+        (part / outer.bytes_per_s, f"A node's rate is shared by its {per} GPUs, which all send at once."),
+        (part / inner.bytes_per_s, f"That is {inner.name}'s rate. These parts leave the node."),
+        (part / per / rate, f"Each GPU holds 1/{here} of every tensor: those of its group in its node share it, not all of the group."),
     )  # fmt: skip
+    ask = (
+        f"With the groups across, a group has {here} GPU{'s' * (here > 1)} in each node. In a step of {values['batch']} samples it sums {sums} tensors, {told} in all (2 bytes a number). First "
+        f"those in a node sum, and each ends with its part of the sums, 1/{here}. Then it sums this part with its like in the other node, by an all_reduce of two. How long do "
+        f"the bytes take that one GPU sends over {outer.name}, at {shown}?"
+    )
+    return typed(
+        ask,
+        "ms",
+        (1e3 * part / rate, why),
+        tuple((1e3 * s, w) for s, w in wrong),
+        lambda value: units.seconds(value / 1e3),
+    )
 
 
 def _both(found: tuple[Option, ...], per: int) -> tuple[Option, Option]:

@@ -260,7 +260,7 @@ def question(learner: Learner, values: Values) -> Question:
     wrong = (
         (100 * (hottest / mean - 1), "That is how much longer the layer takes than with equal loads. Compare the waiting with the time that it does take."),
         (100 * mean / hottest, "That is the share in which they compute. What is the rest?"),
-        (100 * (1 - least / hottest), f"That is the least busy GPU's, with {least} tokens. Take all {EXPERTS} together."),
+        (100 * (1 - least / hottest), f"That is the least busy GPU's, with {least} token{'s' * (least != 1)}. Take all {EXPERTS} together."),
         (100 * hottest / TOKENS, "That is the share of the tokens that the hottest expert has."),
         (100 * (EXPERTS - 1) / EXPERTS, "That would be so if one expert had all the tokens."),
         (0.0, "The others are done sooner, but the layer waits for the last one: that is idle time."),

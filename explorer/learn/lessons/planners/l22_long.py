@@ -198,7 +198,7 @@ def _balanced(even: list[int], n: int) -> Step:
     ]
     says = (
         f"The cure costs nothing: give each GPU one block from the front and one from the back (**zigzag**). Everybody has {even[0]} pairs. Each token keeps the number of its place in the text, so "
-        "the model does not notice."
+        "the model does not notice. Where texts come in order all the same, as in the planner's own runs, halves are exchanged around each attention instead: step 5 prices that."
     )
     return Step("Front and back", says, svg(bars(items, "{:g}".format), "Pairs of blocks by GPU, zigzag"))
 
@@ -260,9 +260,17 @@ def _planner(learner: Learner, tokens: int, n: int) -> Step:
         f"**The planner has both ways too.** The table has its prices for texts of {LENGTHS[tokens]} tokens, with recomputation, on all {learner.cluster.num_gpus} GPUs of your cluster: one text for "
         f"each GPU, and a text shared by {n} GPUs. There every GPU has some heads of all tokens "
         "(tensor and sequence parallelism, lesson 7), or a part of the tokens (context parallelism, `cp` in a stated layout, with weights sharded over all GPUs), by the ring or with heads exchanged. A way that your model "
-        f"or cluster cannot follow is left out. {_fitting([row[-1] == 'fits' for row in rows])}"
+        f"or cluster cannot follow is left out. {_fitting([row[-1] == 'fits' for row in rows])}{_merged(learner, tokens, n)}"
     )
     return Step("What the planner prices", says, table(head, rows))
+
+
+def _merged(learner: Learner, tokens: int, n: int) -> str:
+    """Why the ring takes longer, where it does."""
+    took = {name.rpartition(", ")[2]: row[1] for name, row in priced(learner, tokens, n).items()}
+    if took.get("keys in a ring", 0.0) <= took.get("heads exchanged", 0.0) or "heads exchanged" not in took:
+        return ""
+    return " The ring takes longer than exchanged heads although its sends hide: behind each part of the keys a GPU merges what it has with what is new, which is memory traffic."
 
 
 def _fitting(fits: list[bool]) -> str:

@@ -132,6 +132,11 @@ def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
     return " ≈ ".join(name for name in order if sum(cases[name].seconds(cluster)) <= limits[name])
 
 
+def beside(named: str) -> str:
+    """What the sign of a tie means, where there is one among what is named."""
+    return " Behind a ≈ stands what the prediction does not tell from the first." if "≈" in named else ""
+
+
 def scene(learner: Learner, values: Values) -> Scene:
     """The roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
     tokens, speed = int(values["tokens"]), int(values["speed"])
@@ -266,14 +271,16 @@ def _prices(cases: dict[str, Stated], cluster: Cluster, best: str, tokens: int) 
             BarPiece("optimizer", optimizer, DEVICES[2]),
         )
         items.append(StackedBar(name, parts, "" if case.plan.fits else "does not fit", name == best))
+    first = cell(cases, cluster)
     says = (
         f"Now the planner prices whole steps, {units.whole(tokens)} tokens per GPU, in mixed precision: every operator, every "
-        f"collective, forward, backward and optimizer. Quickest of those that fit: **{cell(cases, cluster)}** (behind a ≈ stands what the "
-        f"prediction does not tell from the first). ZeRO-1 is data parallelism with the optimizer's "
+        f"collective, forward, backward and optimizer. Quickest of those that fit: **{first}**.{beside(first)} ZeRO-1 is data parallelism with the optimizer's "
         "states dealt out. Compute differs because FSDP copies each layer that it gathers, and ZeRO-1 adds up whole gradients; tensor "
         "parallelism reads a part of each weight for as many times the tokens. The optimizer takes longest where a "
         "GPU has most weights to update."
     )
+    if "HSDP" in cases:
+        says += " HSDP sums gradients twice, in the node and then over the nodes: more than the compute of few tokens hides."
     if not any(case.plan.fits for case in cases.values()):
         says = f"None of the four fits with {units.whole(tokens)} tokens per GPU; **{best}** needs the least memory. Take fewer tokens."
     return Step("The planner's prices", says, svg(bars(items, units.seconds), "Time of a step by layout"))

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
@@ -167,6 +168,11 @@ def update_s(case: Stated) -> float:
     return case.plan.cost.optimizer_time_s - case.model.timing.step_s
 
 
+def named(case: Stated) -> str:
+    """The model as people call it."""
+    return MODELS.get(case.planner.graph.name, case.planner.graph.name)
+
+
 def _tokens(case: Stated) -> int:
     """Tokens of one GPU in a micro-batch."""
     load = case.planner.workload
@@ -199,10 +205,10 @@ def _stream(phase: Phase, title: str, case: Stated) -> Step:
     )
     waits = f" It waits {units.seconds(phase.waits, 4)} for sums that its next operation needs." if phase.waits else ""
     says = (
-        f"Three layers of {case.planner.graph.name}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute, 4)}. {beside}{waits} "
+        f"Three layers of {named(case)}, {title.lower()}. The GPU computes one layer for {units.seconds(phase.compute, 4)}. {beside}{waits} "
         f"A layer begins every **{units.seconds(phase.seconds)}**."
         if back
-        else f"Three layers of {case.planner.graph.name}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute, 4)}. "
+        else f"Three layers of {named(case)}, forward, {units.whole(_tokens(case))} tokens per GPU. The GPU computes one layer for {units.seconds(phase.compute, 4)}. "
         f"{beside}{waits} The picture begins when the first layer's weights are there: nothing hid them. How long could such traffic become before the next layer waits for it?"
     )
     return Step(

@@ -19,7 +19,7 @@ from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.predictions import kept_by_stage
-from explorer.learn.lessons.times.l14_pays import cell
+from explorer.learn.lessons.times.l14_pays import beside, cell
 from explorer.learn.lessons.times.stated import WORKING, Stated, at_tokens, names, node, stated, texts
 from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.block import travels
@@ -224,12 +224,14 @@ def _moments(found: dict[str, Stated]) -> str:
     """Which ways are fullest once all gradients are there, and which before."""
     late = [name for name, case in found.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
     early = [name for name in found if name not in late]
-    told = f"{_listed(late)}: fullest when all gradients are there and the activations are gone." if late else ""
-    return (
-        f"{told} {_listed(early)}: fullest before, when activations are most and few gradients stand.".strip()
-        if early
-        else told
+    told = (
+        [f"With {_listed(late)} memory is fullest when all gradients are there and the activations are gone."]
+        if late
+        else []
     )
+    if early:
+        told.append(f"With {_listed(early)} it is fullest before, when activations are most and few gradients stand.")
+    return " ".join(told)
 
 
 def _listed(names_: list[str]) -> str:
@@ -252,11 +254,7 @@ def _time(found: dict[str, Stated], m: int) -> Step:
         f"A step of {_batches(m)}, {units.whole(TOKENS)} tokens per GPU in each. Compute is the same products everywhere; what differs are copies: "
         f"whole gradients are added up by data parallelism and ZeRO-1, gathered layers are written by FSDP and HSDP. Most of what FSDP sends hides beside compute (lesson 15). The optimizer is quicker where each GPU updates "
         "only its part: it waits for memory alone, and moves many times its weights' bytes (lesson 15). "
-        + (
-            f"Quickest of those that fit: **{best}**. A ≈ stands before what the prediction does not tell from the first."
-            if best
-            else "None of them fits here."
-        )
+        + (f"Quickest of those that fit: **{best}**.{beside(best)}" if best else "None of them fits here.")
     )
     return Step("The price", says, svg(bars(items, units.seconds), "Time of a step by ZeRO stage"))
 
@@ -328,7 +326,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    16, "ZeRO 0 to 3", "What every GPU keeps twice, it could keep once: each stage deals out one kind more.",
+    16, "ZeRO 0 to 3", "What all GPUs keep whole, each could keep a part of: every stage deals out one kind more.",
     (
         "Data parallelism keeps everything on every GPU. ZeRO's stages deal it out, and pay with messages; micro-batches decide who pays each "
         f"time. Model and cluster are yours; each GPU has {TOKENS} tokens in a micro-batch.",),

@@ -9,7 +9,7 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount, column, difference, matrix, replicated, row, sign, svg, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.l14_pays import cell
+from explorer.learn.lessons.times.l14_pays import beside, cell
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
 from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts, totals
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
@@ -218,8 +218,7 @@ def _chosen(learner: Learner) -> Step:
         way, _ = min(fits, key=lambda at: fits[at].cost.step_time_s)
         mark = list(WAYS).index(way)
         says = (
-            f"The planner's step times. Quickest that fits: **{quickest}** (behind a ≈ stands what the prediction does not tell from the "
-            "first; compute differs by copies, see lesson 16). The rule of thumb: as few micro-batches as memory "
+            f"The planner's step times. Quickest that fits: **{quickest}**.{beside(quickest)} Compute differs by copies (lesson 16). The rule of thumb: as few micro-batches as memory "
             "allows. The planner's own search tries them all, together with recomputation (Plans)."
         )
     return Step("The planner's choice", says, table(("", *(_plural(k) for k in MICRO_BATCHES)), rows, mark))

@@ -211,7 +211,7 @@ def _tree() -> Step:
             )
     half = len(states) // 2
     said = ["The same numbers. Members pair up."] + [
-        f"Round {k}: {len(sent)} sends at once. {'Sums of ' + str(2**k) + ' numbers.' if k <= half else str(2 ** (k - half)) + ' members know the sum.'}"
+        f"Round {k}: {len(sent)} send{'s' * (len(sent) > 1)} at once. {'Sums of ' + str(2**k) + ' numbers.' if k <= half else str(2 ** (k - half)) + ' members know the sum.'}"
         for k, (_, sent) in enumerate(states[1:], 1)
     ]
     pairs = [pair for _, sent in states[1 : half + 1] for pair in sent]
@@ -337,12 +337,12 @@ def _longest(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
         if summed < fewer
         else ""
     )
-    told = f"{why}Over {name} the sum takes {units.seconds(summed)}, the gather {units.seconds(gathered)}"
+    told = f"Over {name} the sum takes {units.seconds(summed)}, the gather {units.seconds(gathered)}"
     if gathered < summed:
         if size >= LARGE:
-            return f"{told}: of so large a tensor the sum sends twice the bytes."
-        return f"{told}: of so small a tensor the hops count, and the sum's tree has to go up and come down."
-    return f"**{told}**: the ring has a hop for each GPU. That is one reason why HSDP (lesson 16) gathers inside a node only."
+            return f"{why}{told}: of so large a tensor the sum sends twice the bytes."
+        return f"{why}{told}: of so small a tensor the hops count, and the sum's tree has to go up and come down."
+    return f"{why}**{told}**: the ring has a hop for each GPU. That is one reason why HSDP (lesson 16) gathers inside a node only."
 
 
 def question(learner: Learner, values: Values) -> Question:
