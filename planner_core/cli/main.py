@@ -91,6 +91,9 @@ def _parser() -> _Parser:
         metavar="TOOL",
         help=f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}",
     )
+    plan.add_argument(
+        "--micro-batch", type=int, help="samples of one data-parallel rank at once; default: what is best"
+    )
     plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
     plan.set_defaults(run=_plan, recompute="auto", accumulate=None)

@@ -83,6 +83,7 @@ def compare(
         >>> sorted({plan.method for plan in result.plans})
         ['atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
     """
+    _without_size(options)
     request, graph = _asked(model, inputs, cluster, options)
     return compare_methods(request, progress, graph)
 
@@ -169,6 +170,7 @@ def front(
         >>> front.exact, front.points[0].memory_bytes > front.points[-1].memory_bytes
         (True, True)
     """
+    _without_size(options)
     request, graph = _asked(model, inputs, cluster, options)
     say = progress or (lambda text: None)
     planner = prepare(request, graph, say)
@@ -237,6 +239,12 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
     request = Request(graph.name, cluster=where, **options)
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     return replace(request, dtype=wanted["dtype"] or _dtype(graph), batch=batch * parts, seq=seq), graph
+
+
+def _without_size(options: Mapping[str, Any]) -> None:
+    """Raise InputError for an option that only `plan` has."""
+    if options.get("micro_batch") is not None:
+        raise InputError("micro_batch is an option of plan; here the number of micro-batches is given, as accumulate")
 
 
 def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[str, ...] = ()) -> None:

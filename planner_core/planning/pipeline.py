@@ -21,6 +21,7 @@ from planner_core.cost import Component, cost_model, seconds_in_chunks
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
+from planner_core.planning.fitting.micro_batch_size import of_size, only_size
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
 from planner_core.planning.fitting.promise import Promise, by_promise, less, telling
@@ -93,7 +94,9 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     start = time.perf_counter()
     asked = request.recompute
     told: Sequence[str] = ()
-    if request.tool in (None, FREE):
+    if request.micro_batch is not None:
+        planner, chosen = of_size(request, graph, choose, say)
+    elif request.tool in (None, FREE):
         planner, chosen = settle(request, graph, choose, say)
         chosen = with_third_axis(planner, chosen, choose, say)
     else:
@@ -101,16 +104,18 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     request = planner.request
     say("baselines")
     every = meshes(replace(request, tool=None), planner.cluster)
-    others = [*planner.stated(), *baselines(planner, every, recompute=asked)]
+    usual = [*planner.stated(), *baselines(planner, every, recompute=asked)]
+    others = only_size(request, usual)
     chosen = chosen if told else no_worse(chosen, others)
     first = simpler(planner, chosen, others, choose, say)
     say("trade-offs")
-    front = trade_offs(planner, meshes(request, planner.cluster), first)
+    front = only_size(request, trade_offs(planner, meshes(request, planner.cluster), first))
     say("candidates")
     scored = block_candidates(planner, chosen)
     slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
     assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
-    notes = (*told, *_memory_notes(planner, chosen), *slow, *assumed, *without(planner, others))
+    own = same_work(chosen) if chosen.fits else chosen.notes
+    notes = (*told, *own, *slow, *assumed, *without(planner, usual))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
@@ -346,10 +351,6 @@ def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
 def _unknown(planner: Planner) -> tuple[str, ...]:
     """The call sites of operators without a rule, as "block:site"."""
     return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
-
-
-def _memory_notes(planner: Planner, chosen: Plan) -> tuple[str, ...]:
-    return same_work(chosen) if chosen.fits else chosen.notes
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:

@@ -18,7 +18,8 @@ Progress = Callable[[str], None]
 class Request:
     """What a user asks for. None means the default of the model or of the cluster.
 
-    `accumulate`: the number of micro-batches of a step; None: the search chooses it. `precision`: "mixed" (weights, moments and
+    `accumulate`: the number of micro-batches of a step; None: the search chooses it. `micro_batch`: samples that a data-parallel rank
+    computes at once; None: what follows from the rest. `precision`: "mixed" (weights, moments and
     gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
     weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
     can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`.
@@ -34,6 +35,7 @@ class Request:
     zero: int | None = 3
     recompute: str = "none"
     accumulate: int | None = 1
+    micro_batch: int | None = None
     precision: str = DEFAULT_PRECISION
     memory_gb: float | None = None
     layers: int | None = None

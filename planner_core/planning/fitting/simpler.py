@@ -35,9 +35,11 @@ def leads(plan: Plan) -> bool:
 
 def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], choose: Choose, say: Progress) -> list[Plan]:
     """The plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the plan
-    on one axis, that does not lead. Nor does it if the user set the mesh, the memory or a tool, or asks for another objective."""
+    on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
+    objective."""
     request = planner.request
-    free = (request.mesh, request.tool, request.memory_gb) == (None, None, None) and request.method == EXACT.name
+    bound = (request.mesh, request.tool, request.memory_gb, request.micro_batch)
+    free = bound == (None, None, None, None) and request.method == EXACT.name
     if not (free and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
         return [fastest]
     most = fastest.cost.step_time_s * (1 + SLOWER)

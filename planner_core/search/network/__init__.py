@@ -8,6 +8,7 @@ from planner_core.search.network.folded import (
     Restriction,
     build_networks,
     build_problem,
+    ports,
 )
 from planner_core.search.network.group_work import KernelTimes, Runs
 from planner_core.search.network.runs import Run, find_runs
@@ -32,5 +33,6 @@ __all__ = [
     "build_problem",
     "find_runs",
     "only",
+    "ports",
     "tensor_name",
 ]

@@ -1,0 +1,131 @@
+"""The best plan whose data-parallel ranks compute a given number of samples at once.
+
+The number of micro-batches follows from it: with d data-parallel ranks, a step of B samples has B / (d · size) of them. So each d
+is a search of its own, in which the samples are sharded over exactly d ranks.
+
+Example: 64 samples on 16 GPUs, 2 at once. With 16 data-parallel ranks a step has 2 micro-batches, with 8 ranks 4, and so on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan, Shard, divisors, load_cluster
+from planner_core.cost import micro_batch
+from planner_core.planning.fitting.micro_batches import Choose, GraphSource
+from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.request import Progress, Request
+from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.search.network import Network, Restriction, only, ports
+
+
+@dataclass
+class SamplesOver(Restriction):
+    """Every tensor with a batch dim that enters or leaves a repeated block is sharded by it over these axes, and over no others; and what
+    `inner` forbids. Inside a block and in the loss samples may be gathered for products that are sharded otherwise. If a model has no
+    repeated blocks, all its tensors count."""
+
+    graph: Graph
+    axes: tuple[int, ...]
+    inner: Restriction
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add factors that forbid the other states."""
+        self.inner.apply(block, net)
+        if not block and self.graph.blocks:
+            return
+        where = self.graph.blocks[block] if block else self.graph.top
+        counted = ports(where) if block else tuple(net.tensors)
+        batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
+        for name, states in net.tensors.items():
+            value = where.values[int(name[1:])]
+            if name in counted and value.kind != "parameter" and value.meta.shape[:1] in ((batch,), (batch * seq,)):
+                over = np.array([pair[0] == Shard(0) for pair in states.pairs])[states.index]  # [state, axis]
+                wanted = np.isin(np.arange(over.shape[1]), self.axes)
+                net.factors.append(only(name, (over == wanted).all(axis=1)))
+
+
+def of_size(request: Request, graph: GraphSource, choose: Choose, say: Progress) -> tuple[Planner, Plan]:
+    """The planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
+
+    Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
+    """
+    if request.tool is not None:
+        raise InputError(f"--micro-batch does not go with --for {request.tool}; give --accumulate")
+    best: tuple[Planner, Plan] | None = None
+    refused: NoPlanFits | None = None
+    for ranks, planner in _planners(request, graph, say):
+        for method, options in _restricted(planner, ranks):
+            known = best[0].value(best[1]) if best and best[1].fits else math.inf
+            try:
+                plan = choose(planner, options, say, method=method, below=known)
+            except NoPlanFits as error:
+                refused = min(refused or error, error, key=lambda e: e.needed_bytes)
+                continue
+            if best is None or _rank(planner, plan) < _rank(*best):
+                best = planner, plan
+    if best is None:
+        raise refused or NoPlanFits(
+            f"no plan computes {request.micro_batch} samples at once; try another --micro-batch"
+        )
+    return best
+
+
+def only_size(request: Request, plans: Iterable[Plan]) -> list[Plan]:
+    """Those plans that compute as many samples at once as the request says; all if it says nothing."""
+    return [p for p in plans if request.micro_batch in (None, micro_batch(p))]
+
+
+def _rank(planner: Planner, plan: Plan) -> tuple[bool, float]:
+    return not plan.fits, planner.value(plan) if plan.fits else plan.cost.memory_bytes["peak"]
+
+
+def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[tuple[int, Planner]]:
+    """A planner for each number of data-parallel ranks, the most first."""
+    size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
+    assert size is not None
+    if size < 1:
+        raise InputError(f"--micro-batch {size} is not a number of samples; give 1 or more")
+    fixed = (request.accumulate or 1) if isinstance(graph, Graph) else request.accumulate
+
+    def planner(count: int, batch: int | None) -> Planner:
+        asked = replace(request, batch=batch, accumulate=count)
+        return prepare(asked, graph(asked) if callable(graph) else graph, say)
+
+    batch = request.batch or planner(fixed or 1, None).workload.batch
+    found = False
+    for ranks in reversed(divisors(gpus)):
+        count, rest = divmod(batch, ranks * size)
+        if not rest and count and fixed in (None, count):
+            found = True
+            yield ranks, planner(count, batch)
+    if not found:
+        steps = "" if fixed is None else f" in {fixed} micro-batch{'es' * (fixed > 1)}"
+        raise InputError(
+            f"{batch} samples a step{steps} cannot be computed {size} at once by any number of ranks that divides {gpus} GPUs; "
+            f"give another --micro-batch, or a --batch that is a multiple of {size * gpus}"
+        )
+
+
+def _restricted(planner: Planner, ranks: int) -> Iterator[tuple[Method, list[DeviceMesh]]]:
+    """The request's method with samples over `ranks` ranks; and the meshes that it suits, for each place of these axes."""
+    method = METHODS[planner.request.method]
+    places: dict[tuple[int, ...], list[DeviceMesh]] = {}
+    for mesh in meshes(planner.request, planner.cluster):
+        axes = [a for a, n in enumerate(mesh.axis_sizes) if n > 1]
+        for count in range(len(axes) + 1):
+            for chosen in combinations(axes, count):
+                if math.prod(mesh.axis_sizes[a] for a in chosen) == ranks:
+                    places.setdefault(chosen, []).append(mesh)
+    for chosen, options in places.items():
+
+        def restrict(graph: Graph, mesh: DeviceMesh, axes: tuple[int, ...] = chosen) -> Restriction | None:
+            inner = method.restrict(graph, mesh)
+            return inner and SamplesOver(graph, axes, inner)
+
+        yield replace(method, restrict=restrict), options

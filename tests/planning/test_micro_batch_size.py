@@ -1,0 +1,49 @@
+"""`--micro-batch`: the best plan whose data-parallel ranks compute so many samples at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import planner_core as shardscope
+from planner_core.core import InputError
+from planner_core.cost import micro_batch
+from planner_core.planning import Request, plan_model
+from tests.support.plans import planned
+
+ASKED = Request("llama-3-8b", "1x8-h100", layers=4, batch=32, seq=2048, recompute="auto", accumulate=None)
+
+
+def test_it_bounds_the_search() -> None:
+    """Whatever the size, no plan of that size that is shown is faster than the best; and the size of the free optimum gives it back."""
+    free = planned(ASKED).best
+    for size in (1, 2, micro_batch(free)):
+        result = planned(replace(ASKED, micro_batch=size))
+        best = result.best
+        assert {micro_batch(p) for p in result.plans} == {size}
+        assert size * best.workload["accumulate"] * 8 >= 32
+        assert best.fits and best.optimal
+        fastest = min(p.cost.step_time_s for p in result.plans if p.fits)
+        assert fastest >= best.cost.step_time_s * (1 - 1e-9)
+        assert best.cost.step_time_s >= free.cost.step_time_s * (1 - 1e-9)
+    assert best.cost.step_time_s == pytest.approx(free.cost.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"micro_batch": 5}, "32 samples a step cannot be computed 5 at once"),
+        ({"micro_batch": 0}, "--micro-batch 0 is not a number of samples"),
+        ({"micro_batch": 1, "accumulate": 3}, "in 3 micro-batches cannot be computed 1 at once"),
+        ({"micro_batch": 1, "tool": "megatron"}, "--micro-batch does not go with --for megatron"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, object], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        plan_model(replace(ASKED, **change))  # type: ignore[arg-type]
+
+
+def test_only_plan_has_it() -> None:
+    with pytest.raises(InputError, match="micro_batch is an option of plan"):
+        shardscope.compare("llama-3-8b", micro_batch=1)
