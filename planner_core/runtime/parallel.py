@@ -73,6 +73,12 @@ class Parallel:
         self.dispatched: Dispatched | None = None
         self.fallback = fallback
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise PlanMismatch(
+            "a model under a plan cannot be copied (its process groups and generated code are of this one); copy the module before "
+            "apply, or keep averages of model.parameters() themselves"
+        )
+
     # --- calling --------------------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = False) -> Any:

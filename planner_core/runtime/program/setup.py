@@ -18,6 +18,8 @@ from planner_core.runtime.plan_reader import Step as PlanStep
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
 
+REPLACED = "_replaced_by_a_plan"
+"""The attribute of a parameter that this rank's part has taken the place of."""
 DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 """The dtypes of the stored parameter, of the working copy and of gradients."""
 
@@ -115,6 +117,8 @@ def shard_model(
             if id(old) not in made:
                 plan = plans[id(old)]
                 new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old)[0], init, split)
+                if new is not old:
+                    setattr(old, REPLACED, True)
                 made[id(old)] = weight_of(tuple(names[id(old)]), new, plan, axes, dtypes(old))
             module._parameters[short] = made[id(old)].parameter
     return {w.names[0]: w for w in made.values()}

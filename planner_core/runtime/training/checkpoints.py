@@ -15,12 +15,12 @@ import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from planner_core.core import InputError
 from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.setup import place
+from planner_core.runtime.program.model_order import deal, dealt, portable
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.training.host_states import moved, on_gpu
 
@@ -109,10 +109,7 @@ def load(
 
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """What is saved. Every tensor has the order of the model."""
-    weights = {n: w for w in parallel.engine.weights.values() for n in w.names}
-    model = {
-        n: portable(parallel, weights[n], t) if n in weights else t for n, t in parallel.model.state_dict().items()
-    }
+    model = dict(parallel.model.state_dict())
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(parallel, optimizer)
@@ -125,12 +122,15 @@ def _names(parallel: Parallel) -> dict[int, Weight]:
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the groups."""
-    weights = _names(parallel)
-    states = {}
+    weights, states = _names(parallel), {}
+
+    def here(tensor: torch.Tensor) -> torch.Tensor:  # ranks exchange it, and the host may keep it
+        return moved(tensor, lambda t: on_gpu(t, parallel.device))
+
     for param, values in optimizer.state.items():
         weight = weights[id(param)]
         states[weight.names[0]] = {
-            key: portable(parallel, weight, v) if isinstance(v, torch.Tensor) and v.shape == param.shape else v
+            key: portable(parallel, weight, v, here) if isinstance(v, torch.Tensor) and v.shape == param.shape else v
             for key, v in values.items() if v is not None
         }  # fmt: skip
     groups = [
@@ -138,36 +138,6 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
         for g in optimizer.param_groups
     ]  # fmt: skip
     return {"state": states, "param_groups": groups}
-
-
-def dealt(parallel: Parallel, weight: Weight) -> bool:
-    """Whether a fused dim of a parameter is sharded, so that a rank's part is not one piece of the model's tensor."""
-    return any(
-        isinstance(p, Shard) and a.size > 1 and len(weight.segments.get(p.dim, ())) > 1
-        for p, a in zip(parallel.stored_as(weight).placements, parallel.axes, strict=True)
-    )
-
-
-@torch.no_grad()
-def portable(parallel: Parallel, weight: Weight, tensor: torch.Tensor) -> torch.Tensor:
-    """A parameter, or a tensor with its placements, as a DTensor in the model's order. It is a view unless a fused dim is sharded."""
-    if not dealt(parallel, weight):
-        return tensor
-    assert isinstance(tensor, DTensor)
-    here = moved(tensor, lambda t: on_gpu(t, parallel.device))  # ranks exchange it, and the host may keep it
-    own = place(parallel.full(weight, here), tensor.placements, parallel.axes).contiguous().clone()
-    return DTensor.from_local(
-        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-
-
-@torch.no_grad()
-def _deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.Tensor) -> None:
-    """The inverse of `portable`: from the model's order to the plan's."""
-    if dealt(parallel, weight):
-        assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
-        whole = loaded.full_tensor()
-        into.to_local().copy_(place(whole, into.placements, parallel.axes, weight.segments))
 
 
 # --- loading ------------------------------------------------------------------------------------------
@@ -208,7 +178,7 @@ def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, load
     """Copy what was loaded into the module and the optimizer."""
     own = dict(parallel.model.named_parameters())
     for name, weight in parallel.engine.weights.items():
-        _deal(parallel, weight, loaded["model"][name], own[name])
+        deal(parallel, weight, loaded["model"][name], own[name])
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     if optimizer is None or "optimizer" not in loaded:
         return
@@ -217,7 +187,7 @@ def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, load
         weight = _names(parallel)[id(param)]
         for key, value in states.get(weight.names[0], {}).items():
             if isinstance(value, DTensor) and dealt(parallel, weight):
-                _deal(parallel, weight, value, values[key])
+                deal(parallel, weight, value, values[key])
             else:
                 values[key] = value
     for group, found in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):

@@ -1,0 +1,84 @@
+"""The model's own order of fused weights: what `state_dict` gives, and what `load_state_dict` takes.
+
+If a fused dim (q, k and v in one projection) is sharded, a rank holds a part of each of its segments. So its part is not one piece of the
+model's tensor. Outside of a step such a weight is shown in the model's order.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from planner_core.runtime.program.setup import place
+from planner_core.runtime.program.weights import Weight
+
+if TYPE_CHECKING:
+    from planner_core.runtime.parallel import Parallel
+
+
+def dealt(parallel: Parallel, weight: Weight) -> bool:
+    """Whether a fused dim of a parameter is sharded, so that a rank's part is not one piece of the model's tensor."""
+    return any(
+        isinstance(p, Shard) and a.size > 1 and len(weight.segments.get(p.dim, ())) > 1
+        for p, a in zip(parallel.stored_as(weight).placements, parallel.axes, strict=True)
+    )
+
+
+@torch.no_grad()
+def portable(
+    parallel: Parallel, weight: Weight, tensor: torch.Tensor, here: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
+) -> torch.Tensor:  # fmt: skip
+    """A parameter, or a tensor with its placements, as a DTensor in the model's order. It is a view unless a fused dim is sharded; then
+    all ranks must call it. `here` moves a tensor to where ranks exchange it."""
+    if not dealt(parallel, weight):
+        return tensor
+    assert isinstance(tensor, DTensor)
+    own = place(parallel.full(weight, here(tensor)), tensor.placements, parallel.axes).contiguous().clone()
+    return DTensor.from_local(
+        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+@torch.no_grad()
+def deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.Tensor) -> None:
+    """The inverse of `portable`: from the model's order to the plan's."""
+    if dealt(parallel, weight):
+        assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
+        into.to_local().copy_(place(loaded.full_tensor(), into.placements, parallel.axes, weight.segments))
+
+
+def show_in_model_order(parallel: Parallel) -> None:
+    """Let the module's `state_dict` and `load_state_dict` speak of the model's own order. `load_state_dict` also takes whole tensors."""
+
+    def shown(module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Any) -> None:
+        for weight, name in _named(parallel, prefix, state):
+            first = prefix + weight.names[0]
+            done = name != first and first in state
+            state[name] = state[first] if done else portable(parallel, weight, state[name])
+
+    def taken(module: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
+        for weight, name in _named(parallel, prefix, state):
+            held, given = weight.parameter.detach(), state[name]
+            if not isinstance(held, DTensor) or not isinstance(given, torch.Tensor) or given.shape != held.shape:
+                continue  # the module says what is wrong with a shape
+            if isinstance(given, DTensor) and not dealt(parallel, weight):
+                continue
+            whole = given.full_tensor() if isinstance(given, DTensor) else given.to(held.device)
+            own = place(whole, held.placements, parallel.axes, weight.segments).contiguous()
+            state[name] = DTensor.from_local(
+                own, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
+            )
+
+    parallel.model.register_state_dict_post_hook(shown)
+    parallel.model.register_load_state_dict_pre_hook(taken)
+
+
+def _named(parallel: Parallel, prefix: str, state: MutableMapping[str, Any]) -> Iterator[tuple[Weight, str]]:
+    """Weights with each of their names in a state, the first name first."""
+    weights: Iterable[Weight] = parallel.engine.weights.values()
+    yield from ((w, prefix + n) for w in weights for n in w.names if prefix + n in state)

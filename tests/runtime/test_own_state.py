@@ -1,0 +1,176 @@
+"""What people hold beside a model is right under a plan, or refused: optimizers of their own, state dicts, copies, a gradient scaler."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import planner_core as shardscope
+from planner_core.runtime import PlanMismatch
+from planner_core.verification.processes import run_ranks
+from tests.support import own_model
+from tests.support.own_model import OwnGPT
+
+NAMES = ("Megatron-LM", "data parallel")
+STEPS = 4
+
+
+class ByNorm(torch.optim.Optimizer):
+    """Steps as long as a parameter is, as LAMB's and LARS's are: wrong if a norm were that of a part."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad * (-group["lr"] * p.norm() / (p.grad.norm() + 1e-6)))
+
+
+class ThroughData(ByNorm):
+    """Writes through `.data`, with a state of its own, as older optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                held = self.state[p].setdefault("mean", torch.zeros_like(p.data))
+                p.data.add_(torch.sign(held * 0.9 + p.grad.data * 0.1), alpha=-group["lr"])
+                held.mul_(0.99).add_(p.grad.data, alpha=0.01)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "by norm": lambda params: ByNorm(params, 1e-2),
+    "through data": lambda params: ThroughData(params, 1e-3),
+}
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, **whole: bool) -> list[float]:
+    found = []
+    for step in range(STEPS):
+        loss = model(*own_model.batch(step % 2), **whole)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def _told(work: Callable[[], Any]) -> str:
+    try:
+        return f"not refused: {work()}"
+    except PlanMismatch as error:
+        return str(error)
+
+
+def _halved(model: OwnGPT) -> dict[str, torch.Tensor]:
+    return {k: v / 2 if v.is_floating_point() else v for k, v in model.state_dict().items()}
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _scaled(plan: shardscope.Plan) -> list[bool]:
+    """Whether a rank stepped after a gradient that was not finite on the first rank alone."""
+    model = shardscope.apply(OwnGPT(), plan)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler.scale(model(*own_model.batch(0), global_batch=True)).backward()
+    held, gradient = (local(t) for t in (model.head.weight.detach(), model.head.weight.grad))  # type: ignore[union-attr, arg-type]
+    before = held.clone()
+    if dist.get_rank() == 0:
+        gradient[0, 0] = float("inf")
+    scaler.step(optimizer)
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, not torch.equal(held, before))
+    return answers
+
+
+def _refused(plan: shardscope.Plan) -> dict[str, str]:
+    plain = OwnGPT()
+    before = torch.optim.SGD(plain.parameters(), lr=0.5)
+    model = shardscope.apply(plain, plan)
+    return {
+        "stale": _told(lambda: trained(model, before, global_batch=True)),
+        "copied": _told(lambda: copy.deepcopy(model)),
+        "averaged": _told(lambda: torch.optim.swa_utils.AveragedModel(model)),
+    }
+
+
+def _in_order(plan: shardscope.Plan) -> dict[str, Any]:
+    """The weights whose whole value is not the model's, and the losses after a state dict of whole weights and one of this rank's."""
+    plain = OwnGPT()
+    expected = {k: v.clone() for k, v in plain.state_dict().items()}
+    model, other = shardscope.apply(plain, plan), shardscope.apply(OwnGPT(), plan)
+    shown = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
+    wrong = sorted(k for k, v in expected.items() if not torch.equal(v, shown[k]))
+    model.load_state_dict(_halved(OwnGPT()))
+    other.load_state_dict(model.state_dict())
+    losses = [float(m(*own_model.batch(0), global_batch=True).detach()) for m in (model, other)]
+    return {"shown": wrong, "losses": losses}
+
+
+def _on_ranks(files: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for file in files:
+        plan, row = shardscope.load_plan(file), dict[str, Any]()
+        for name, make in OPTIMIZERS.items():
+            model = shardscope.apply(OwnGPT(), plan)
+            row[name] = trained(model, make(model.parameters()), global_batch=True)
+        found.append({**row, **_refused(plan), **_in_order(plan), "stepped": _scaled(plan)})
+    return found
+
+
+@cache
+def rows() -> tuple[dict[str, Any], ...]:
+    """What both plans do on two ranks."""
+    plans = {p.name: p for p in shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster="1x8-h100:gpus=2").plans}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder) / name) for name in NAMES]
+        for name, file in zip(NAMES, files, strict=True):
+            shardscope.save_plan(plans[name], file)
+        return tuple(run_ranks(_on_ranks, 2, (files,))[0])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_any_optimizer_steps_as_on_one_process(optimizer: str) -> None:
+    model = OwnGPT()
+    alone = trained(model, OPTIMIZERS[optimizer](model.parameters()))
+    for row in rows():
+        assert row[optimizer] == pytest.approx(alone, rel=1e-5)
+
+
+def test_an_optimizer_of_replaced_parameters_is_refused() -> None:
+    """It would train tensors that take no part in the model, and the loss would never fall."""
+    split, whole = rows()
+    assert "make it after apply" in split["stale"]
+    assert whole["stale"].startswith("not refused")  # nothing is sharded: the parameters are the same ones
+
+
+def test_a_copy_of_a_model_under_a_plan_is_refused() -> None:
+    assert all("copy the module before apply" in row[how] for row in rows() for how in ("copied", "averaged"))
+
+
+def test_a_state_dict_has_the_models_own_order() -> None:
+    """Fused weights lie in another order on the ranks; who saves `model.state_dict()` by torch's own means gets the model's."""
+    halved, model = _halved(OwnGPT()), OwnGPT()
+    model.load_state_dict(halved)
+    alone = float(model(*own_model.batch(0)).detach())
+    for row in rows():
+        assert row["shown"] == []
+        assert row["losses"] == pytest.approx([alone, alone], rel=1e-5)
+
+
+def test_all_ranks_leave_a_step_out_that_one_found_not_finite() -> None:
+    assert rows()[0]["stepped"] == [False, False]
