@@ -21,6 +21,7 @@ from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import USABLE_MEMORY
 from planner_core.verification.static import check_rules
+from tests.support.plans import searched
 
 Path = tuple[Any, ...]
 CASES = [
@@ -190,7 +191,7 @@ def test_rules_find_what_a_schema_cannot() -> None:
 
 def test_a_plan_says_what_it_assumed() -> None:
     """The constants of the cost model stand in the file; a file from before they did is read without them."""
-    plan = planned(Request("gpt2-xl", layers=1)).best
+    plan = searched(Request("gpt2-xl", layers=1))
     data = plan_to_json(plan)
     assert data["assumptions"]["usable_memory"] == USABLE_MEMORY
     assert data["assumptions"]["contention"] == timing().contention

@@ -15,7 +15,7 @@ from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, price_statement
 from planner_core.planning.request import Request
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 LAYERS = 2
 HIDDEN, KV, FFN, VOCAB = 4096, 1024, 14336, 128256
@@ -39,7 +39,7 @@ def test_the_step_takes_both_ways_of_the_moments_longer(optimizer: str, moments:
 
 def test_the_search_counts_them_as_the_plan_does() -> None:
     """The exact plan is proven; the tensors at its peak add up to it."""
-    plan = planned(Request("llama-3-8b", cluster="1x8-h100", layers=LAYERS, mesh="2x4", offload=True)).best
+    plan = searched(Request("llama-3-8b", cluster="1x8-h100", layers=LAYERS, mesh="2x4", offload=True))
     assert plan.optimal and plan.workload["offload"] is True and plan.cost
     held = tensors_at_peak(plan.blocks, graph_of(plan), cost_model_of(plan))
     assert sum(h.total_bytes for h in held) == plan.cost.memory_bytes["peak"]

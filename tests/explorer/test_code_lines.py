@@ -13,7 +13,7 @@ from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
 from explorer.jobs.code import Code, functions_of
 from planner_core.planning import Request
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 Q = "self_attn.q_proj/linear"
 ROWS: list[tuple[str, str, list[str]]] = [
@@ -48,7 +48,7 @@ def test_a_line_leads_to_the_nodes_of_its_operators() -> None:
 
 
 def test_why_there_is_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(Request("llama-3-8b", layers=4)).best
+    plan = searched(Request("llama-3-8b", layers=4))
 
     def fails(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(args, 2, "", "a warning\nthe model cannot be built here\n")

@@ -21,7 +21,7 @@ from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
 from tests.pages.test_app import open_page, words
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 from tests.support.visiting import Visit
 
 
@@ -115,7 +115,7 @@ def test_taps_plan_stands_beside_the_exact_one_at_one_click(visit: Visit) -> Non
     visit.open("/fold")
     visit.click(page.get_by_role("radio", name="TAP’s plan"))
     expect(page.locator("svg.canvas")).to_have_count(2)
-    taps = planned(settings.request(settings.read({})[0] | {"method": "tap"})).best
+    taps = searched(settings.request(settings.read({})[0] | {"method": "tap"}))
     expect(page.get_by_text(f"TAP’s plan, {mesh_words(taps.mesh)}")).to_be_visible()
     expect(page.locator(".legend").nth(1)).to_contain_text("≠ otherwise in Exact plan")
     visit.click(page.get_by_role("radio", name="Another model"))

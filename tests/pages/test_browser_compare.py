@@ -73,7 +73,7 @@ def test_compare_step_by_step(visit: Visit) -> None:
 
 def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
-    visit.open("/compare?compare=best,megatron-lm")
+    visit.open("/compare?compare=best,megatron-lm&layers=4")
     canvas, card = page.locator(".streams canvas"), page.locator(".streams .card")
     expect(canvas).to_have_attribute("aria-label", re.compile("Exact plan: .*compute .*; Megatron-LM: .*waits"))
     canvas.scroll_into_view_if_needed()
@@ -82,10 +82,10 @@ def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit
     def said() -> Iterator[str]:
         return (words_at(page, canvas, card, x, lane) for x in range(100, 1100, 20) for lane in (84, 214))
 
-    assert any("mlp.up_proj/linear" in t and "computes" in t and "LlamaDecoderLayer 1 of 32" in t for t in said())
+    assert any("mlp.up_proj/linear" in t and "computes" in t and "LlamaDecoderLayer 1 of 4" in t for t in said())
     assert any("exposed, the GPU waits" in t and "wait for it" in t for t in said())
     canvas.press("0")
-    assert "of 32" not in words_at(page, canvas, card, 1030, 84)  # the whole step: the optimizer runs there
+    assert "of 4" not in words_at(page, canvas, card, 1030, 84)  # the whole step: the optimizer runs there
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Chrome trace").click()
     waiting.value.save_as(tmp_path / "trace.json")

@@ -20,7 +20,7 @@ Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
 
 def test_the_journey(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
-    visit.open()
+    visit.open("/?cluster=1x8-h100&layers=2")
     page.get_by_text("Why this one").wait_for()
     expect(page.locator(".figure")).to_have_count(5)
     visit.turn("Fold")

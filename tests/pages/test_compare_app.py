@@ -11,7 +11,7 @@ from explorer.text import units
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
 from tests.support.app_test import AppTest
-from tests.support.plans import planned
+from tests.support.plans import searched
 
 
 def markdown(at: AppTest) -> str:
@@ -118,7 +118,7 @@ def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
     """The bars of a pinned plan's step add up to its own step time, not to that of its layout at the page's batch."""
     at = open_page("compare", compare="best@,best@cluster:1x8-h100;batch:8;seq:1024")
     assert not at.exception
-    there = planned(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024)).best
+    there = searched(Request("llama-3-8b", cluster="1x8-h100", batch=8, seq=1024))
     (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_streams")
     plan = json.loads(drawn.json)["plans"][1]
     assert plan["told"] == units.seconds(there.cost.step_time_s)

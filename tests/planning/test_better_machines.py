@@ -11,7 +11,8 @@ import pytest
 from planner_core.core.cluster import Cluster, Level, load_gpu
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request
+from tests.support.plans import search_alone
 
 GPUS = ("h100-sxm", "a100-80gb-sxm", "v100-32gb-sxm")
 QUICK, ALL = 1, 24
@@ -30,7 +31,7 @@ def best(cluster: Cluster, memory_gb: float | None = None) -> Plan | None:
     """The fastest plan; None where nothing fits."""
     asked = Request("gpt2-xl", cluster=cluster.to_json(), layers=1, batch=12, seq=512, memory_gb=memory_gb)
     try:
-        return plan_model(asked).fastest
+        return search_alone(asked)
     except NoPlanFits:
         return None
 

@@ -14,13 +14,14 @@ from planner_core.planning.analysis import choice
 from planner_core.planning.methods import TOOLS, check_layout, spaces
 from planner_core.planning.pipeline import compare_methods
 from planner_core.verification import verify_fake_all
+from tests.support.plans import searched
 
 ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, precision="mixed", accumulate=None)
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(t, marks=() if t in ("fsdp2", "torchtitan", "hf") else pytest.mark.slow) for t in TOOLS],
+    params=[pytest.param(t, marks=() if t in ("fsdp2", "hf") else pytest.mark.slow) for t in TOOLS],
 )
 def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return request.param, plan_model(replace(ASKED, tool=request.param))
@@ -82,7 +83,7 @@ def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
 ) -> None:
     """Without the new degrees the tool's best plan is slower, or there is none."""
     asked = replace(ASKED, model=model, tool=tool, **changes)  # type: ignore[arg-type]
-    best = plan_model(asked).best
+    best = searched(asked)
     made = export_text(best, tool)
     assert made.nearest is not None and made.nearest.step_time_s == pytest.approx(best.cost.step_time_s, rel=1e-6)
     flag = {
@@ -106,7 +107,7 @@ def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
 def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
     """Classes, routers, experts and attention with a bias run as the form runs them, and nothing differs from the plan."""
     asked = replace(ASKED, model=model, tool=tool, seq=None if model == "vit-large" else 1024)
-    best = plan_model(asked).best
+    best = searched(asked)
     made = export_text(best, tool)
     assert made.nearest is not None and made.nearest.step_time_s == pytest.approx(best.cost.step_time_s, rel=1e-9)
     assert not [r for r in made.remarks if r.startswith("differs")]
@@ -114,7 +115,7 @@ def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
 
 def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
     """transformers reduces the gradient of the input of q, k and v three times; so does the plan, and what runs it."""
-    graph_plan = plan_model(replace(ASKED, tool="hf", mesh="2x4", accumulate=1, batch=8, seq=512)).best
+    graph_plan = searched(replace(ASKED, tool="hf", mesh="2x4", accumulate=1, batch=8, seq=512))
     (report,) = verify_fake_all([graph_plan], graphs=[graph_of(graph_plan)])
     assert report["ok"] and report["order"]["ok"], report
     sums = [t for t in graph_plan.cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1)]

@@ -19,7 +19,7 @@ from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import choose, no_worse
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 HIDDEN = {
     "llama-3-8b": 4096,
@@ -157,7 +157,7 @@ def test_no_baseline_that_fits_beats_the_best(name: str, cluster: str) -> None:
 @pytest.mark.parametrize("name", ["llama-3-8b", "bert-large", "t5-large", "vit-large"])
 def test_least_communication_is_no_more_than_any_baseline(name: str) -> None:
     _, found = plans(name, 2)
-    best = planned(Request(name, cluster="1x8-h100", mesh="8", layers=2, objective="communication")).best
+    best = searched(Request(name, cluster="1x8-h100", mesh="8", layers=2, objective="communication"))
     for p in found.values():
         if p.fits:
             assert best.cost.comm_time_s <= p.cost.comm_time_s * (1 + 1e-5), p.name
@@ -168,9 +168,7 @@ def test_least_communication_is_no_more_than_any_baseline(name: str) -> None:
 
 def test_tap_splits_the_feed_forward_alone_where_memory_is_not_tight() -> None:
     """TAP's partially sharded plan: with room for most weights, only the feed-forward of BERT-large is split."""
-    plan = planned(
-        Request("bert-large", cluster="1x8-h100", mesh="8", method="tap", memory_gb=6, precision="pure")
-    ).best
+    plan = searched(Request("bert-large", cluster="1x8-h100", mesh="8", method="tap", memory_gb=6, precision="pure"))
     inside = {n: p for n, p in placements_by_pattern(plan).items() if ".layer.*." in n}
     split = {n for n, p in inside.items() if p != ["R"]}
     assert split

@@ -18,6 +18,7 @@ from planner_core.planning.pipeline import choose, exact_front
 from planner_core.planning.session import meshes, prepare
 from planner_core.search import search
 from planner_core.verification.api import verify
+from tests.support.plans import searched
 
 ASKED = Request(
     "llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto", precision="pure"
@@ -27,7 +28,7 @@ ASKED = Request(
 def best(request: Request) -> Plan | None:
     """The best plan, or None where nothing fits."""
     try:
-        found = plan_model(request).best
+        found = searched(request)
     except NoPlanFits:
         return None
     return found if found.fits else None
@@ -66,8 +67,7 @@ def test_more_memory_is_never_worse() -> None:
 
 def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
     one, four = (
-        plan_model(replace(ASKED, accumulate=n, recompute="none", zero=0, mesh="8", memory_gb=500.0)).best
-        for n in (1, 4)
+        searched(replace(ASKED, accumulate=n, recompute="none", zero=0, mesh="8", memory_gb=500.0)) for n in (1, 4)
     )
     sums = [sum(t.num_bytes for t in p.cost.traffic if t.kind in ("all_reduce", "reduce_scatter")) for p in (one, four)]
     assert sums[0] == pytest.approx(sums[1], rel=0.05), "without ZeRO gradients are summed once a step"
@@ -77,7 +77,7 @@ def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_what_accumulates_takes_the_predicted_memory_and_traffic(accumulate: int) -> None:
     asked = Request("gpt2-xl", cluster="1x8-h100", batch=64, layers=2, accumulate=accumulate)
-    found = verify(plan_model(asked).fastest)
+    found = verify(searched(asked))
     assert found["collectives_ok"] and found["memory_bytes"]["rel_error"] < 0.01, found["memory_bytes"]
 
 
@@ -101,7 +101,11 @@ def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
     assert needs[1] < needs[0]
 
 
-@pytest.mark.parametrize("asked", [{"method": "tap"}, {"objective": "communication"}], ids=["tap", "communication"])
+@pytest.mark.parametrize(
+    "asked",
+    [{"method": "tap"}, {"objective": "communication"}, {"objective": "communication", "mesh": "8"}],
+    ids=["tap", "communication", "communication on one mesh"],
+)
 def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: dict[str, str]) -> None:
     request = replace(ASKED, layers=1, memory_gb=3.0, **asked)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from planner_core.planning.request import Clock, Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
 from planner_core.search import search
 from planner_core.search.network import Problem
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 def split(plan: Plan, part: str) -> dict[str, list[str]]:
@@ -29,23 +29,23 @@ def split(plan: Plan, part: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "vit-large", "t5-large"])
 def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     """Within the model's own error (a few per cent) of pure data parallelism, and every matrix of a block is kept whole."""
-    best = planned(
+    best = searched(
         Request(name, cluster="1x8-h200", batch=4096 if name != "vit-large" else 8192, memory_gb=100000.0, zero=0)
-    ).best
+    )
     assert split(best, "layer") == {} and split(best, ".h.") == {} and split(best, "block") == {}
 
 
 def test_tight_memory_is_kept_at_a_price() -> None:
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=8, precision="pure")
-    ample = planned(replace(asked, memory_gb=100000.0)).best
-    tight = planned(replace(asked, memory_gb=38.5)).best
+    ample = searched(replace(asked, memory_gb=100000.0))
+    tight = searched(replace(asked, memory_gb=38.5))
     assert tight.fits and tight.cost.memory_bytes["peak"] <= 38.5e9 < ample.cost.memory_bytes["peak"]
     assert tight.cost.step_time_s >= ample.cost.step_time_s
 
 
 def test_a_hundred_thousand_classes_are_split_and_the_backbone_is_not() -> None:
     """TAP's case: on 2x8 V100 over Ethernet the classifier is split by class, every convolution is data-parallel."""
-    best = planned(Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024)).best
+    best = searched(Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024))
     classifier = split(best, "classifier")
     assert any("S(0)" in p for n, p in classifier.items() if n.endswith("weight"))
     convolutions = [n for n in placements_by_pattern(best) if "convolution" in n]
@@ -70,15 +70,15 @@ def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
 
 @pytest.mark.parametrize("gb", [39.0, 41.0, 45.0, 60.0, 75.0])
 def test_a_plan_under_an_explicit_budget_fits_it(gb: float) -> None:
-    best = planned(Request("llama-3-8b", memory_gb=gb)).best
+    best = searched(Request("llama-3-8b", memory_gb=gb))
     assert best.fits and best.cost.memory_bytes["peak"] <= gb * 1e9
 
 
 def test_one_byte_under_a_plan_is_another_plan() -> None:
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=8)
-    first = planned(asked).best
+    first = searched(asked)
     peak = first.cost.memory_bytes["peak"]
-    second = planned(replace(asked, memory_gb=(peak - 1) / 1e9)).best
+    second = searched(replace(asked, memory_gb=(peak - 1) / 1e9))
     assert second.cost.memory_bytes["peak"] < peak
     assert second.cost.step_time_s >= first.cost.step_time_s * (1 - 1e-9)
 
@@ -91,10 +91,10 @@ def test_nothing_fits_a_thimble() -> None:
 @pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h100", "4x8-a100", "1x4-a100-pcie"])
 def test_every_factorisation_is_searched(cluster: str) -> None:
     """No single mesh is better than what is chosen when none is asked for."""
-    free = planned(Request("bert-large", cluster=cluster)).fastest
+    free = searched(Request("bert-large", cluster=cluster))
     n = free.mesh.num_devices
     for text in [str(n), *(f"{a}x{n // a}" for a in range(2, n) if n % a == 0)]:
-        one = planned(Request("bert-large", cluster=cluster, mesh=text)).best
+        one = searched(Request("bert-large", cluster=cluster, mesh=text))
         assert free.cost.step_time_s <= one.cost.step_time_s * (1 + 1e-6)
 
 

@@ -23,6 +23,7 @@ from planner_core.planning.pricing import (
     model_flops,
     price_statement,
 )
+from tests.support.plans import pricer
 
 LAYERS = 2
 HIDDEN, KV, FFN, VOCAB = 4096, 1024, 14336, 128256
@@ -36,10 +37,10 @@ def stated(text: str, **changes: Any) -> Statement:
 
 
 def planned(cluster: str, text: str, **changes: Any) -> tuple[Planner, Plan]:
-    pricer, run = Pricer("llama-3-8b", load_cluster(cluster)), stated(text, **changes)
-    plan = pricer.plan(run)
+    made, run = pricer("llama-3-8b", cluster), stated(text, **changes)
+    plan = made.plan(run)
     assert plan is not None
-    return pricer.planner(run), plan
+    return made.planner(run), plan
 
 
 def bytes_of(plan: Plan, least: int = 10**7) -> Counter[tuple[str, str, str]]:
@@ -180,24 +181,24 @@ def test_a_plan_says_what_its_axes_do(cluster: str, text: str, roles: tuple[str,
 )
 def test_the_search_finds_what_the_plan_is_priced_at(text: str) -> None:
     """The network's optimum is the price of the plan that is read off it, at stages and on joined axes that plans do not have yet."""
-    pricer, run = Pricer("llama-3-8b", load_cluster("2x8-h100")), stated(text, accumulate=2, seq=1024)
-    planner, layout = pricer.planner(run), run.layout
+    made, run = pricer("llama-3-8b", "2x8-h100"), stated(text, accumulate=2, seq=1024)
+    planner, layout = made.planner(run), run.layout
     problem = planner.of_space(layout.space())
     answer = planner.solve(problem, "time")
-    plan = pricer.plan(run)
+    plan = made.plan(run)
     assert plan is not None and answer.optimal
     assert plan.cost.step_time_s == pytest.approx(answer.value, rel=1e-5)
 
 
 @pytest.mark.parametrize("text", ["dp=16,zero=1", "dp=4,tp=4,zero=1"])
 def test_weights_handed_out_rank_by_rank_take_a_call_for_each_matrix_and_rank(text: str) -> None:
-    pricer, run = Pricer("llama-3-8b", load_cluster("2x8-h100")), stated(text, accumulate=2, seq=1024)
-    usual, looped = (pricer.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
+    made, run = pricer("llama-3-8b", "2x8-h100"), stated(text, accumulate=2, seq=1024)
+    usual, looped = (made.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
     assert usual is not None and looped is not None
     matrices = 7 * LAYERS + 2
     calls = matrices * run.layout.dp * timing().rank_call_s
     assert looped.cost.step_time_s - usual.cost.step_time_s == pytest.approx(calls, rel=1e-6)
-    planner = pricer.planner(run.but(rank_by_rank=True))
+    planner = made.planner(run.but(rank_by_rank=True))
     answer = planner.solve(planner.of_space(run.layout.space()), "time")
     assert answer.value == pytest.approx(looped.cost.step_time_s, rel=1e-5)
     assert "rank_by_rank" in looped.workload and "rank_by_rank" not in usual.workload
@@ -206,8 +207,8 @@ def test_weights_handed_out_rank_by_rank_take_a_call_for_each_matrix_and_rank(te
 def test_weights_that_all_ranks_hold_are_not_handed_out() -> None:
     for text in ("dp=16", "fsdp=16"):
         run = stated(text, seq=1024)
-        pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
-        usual, looped = (pricer.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
+        made = pricer("llama-3-8b", "2x8-h100")
+        usual, looped = (made.plan(run.but(rank_by_rank=loops)) for loops in (False, True))
         assert usual is not None and looped is not None
         assert usual.cost.step_time_s == looped.cost.step_time_s
 
@@ -284,15 +285,15 @@ def test_a_layout_that_the_model_cannot_follow_says_why() -> None:
 
 @pytest.mark.parametrize("text", ["fsdp=16", "dp=2,tp=8", "dp=2,fsdp=4,tp=2,sp"])
 def test_the_best_is_never_slower_than_what_is_stated(text: str) -> None:
-    priced = price_statement(Pricer("llama-3-8b", load_cluster("2x8-h100")), stated(text, seq=2048))
+    priced = price_statement(pricer("llama-3-8b", "2x8-h100"), stated(text, seq=2048))
     assert priced.plan is not None and priced.best is not None and priced.plan.fits
     assert priced.best.cost.step_time_s <= priced.plan.cost.step_time_s * (1 + 1e-9)
     assert sum((priced.parts or {}).values()) == pytest.approx(priced.plan.cost.step_time_s)
 
 
 def test_suggestions_are_single_changes_at_their_own_price() -> None:
-    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
-    priced = price_statement(pricer, stated("dp=2,tp=8", accumulate=4, seq=2048))
+    made = pricer("llama-3-8b", "2x8-h100")
+    priced = price_statement(made, stated("dp=2,tp=8", accumulate=4, seq=2048))
     assert priced.plan is not None and priced.speed is not None and priced.suggestions
     speeds = [s.tokens_per_s_per_gpu for s in priced.suggestions]
     assert speeds == sorted(speeds, reverse=True) and speeds[-1] > priced.speed.tokens_per_s_per_gpu
@@ -304,8 +305,8 @@ def test_suggestions_are_single_changes_at_their_own_price() -> None:
 
 
 def test_where_nothing_fits_what_would_is_suggested() -> None:
-    pricer = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=20)
-    priced = price_statement(pricer, stated("dp=8", micro_batch=2, seq=4096))
+    own = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=20)
+    priced = price_statement(own, stated("dp=8", micro_batch=2, seq=4096))
     assert priced.limited_by == "memory"
     assert priced.suggestions and all(s.plan.fits for s in priced.suggestions)
     assert any("FSDP over all ranks" in s.change for s in priced.suggestions)
@@ -319,6 +320,6 @@ def test_a_capture_is_asked_for_once() -> None:
         asked.append(wanted["batch"])
         return shardscope.load_model(model, **wanted)
 
-    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"), load=load)
-    price_statement(pricer, stated("fsdp=16", micro_batch=2, seq=512))
+    own = Pricer("llama-3-8b", load_cluster("2x8-h100"), load=load)
+    price_statement(own, stated("fsdp=16", micro_batch=2, seq=512))
     assert sorted(asked) == [16, 32, 64]

@@ -13,7 +13,8 @@ from planner_core.core import InputError, Plan, Shard, load_cluster
 from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
-from planner_core.planning.pricing import Pricer, Statement, price_statement
+from planner_core.planning.pricing import Statement, price_statement
+from tests.support.plans import pricer
 
 LAYERS, SEQ = 2, 4096
 HIDDEN, KV, FFN, VOCAB = 4096, 1024, 14336, 128256
@@ -27,11 +28,11 @@ def stated(text: str, **changes: Any) -> Statement:
 
 
 def planned(model: str, text: str, cluster: str = "2x8-h100", **changes: Any) -> tuple[Planner, Plan]:
-    pricer, run = Pricer(model, load_cluster(cluster)), stated(text, **changes)
-    check_layout(run.layout, pricer.cluster)
-    plan = pricer.plan(run)
+    made, run = pricer(model, cluster), stated(text, **changes)
+    check_layout(run.layout, made.cluster)
+    plan = made.plan(run)
     assert plan is not None
-    return pricer.planner(run), plan
+    return made.planner(run), plan
 
 
 def bytes_of(plan: Plan, role: str) -> Counter[tuple[str, str]]:
@@ -183,14 +184,14 @@ def test_it_is_a_plan_of_the_space_and_nothing_beats_the_search(model: str, text
 
 def test_the_best_beside_it_is_never_slower() -> None:
     run = stated("fsdp=2,cp=4,tp=2,sp", seq=32768)
-    priced = price_statement(Pricer("llama-3-8b", load_cluster("2x8-h100")), run)
+    priced = price_statement(pricer("llama-3-8b", "2x8-h100"), run)
     assert priced.plan is not None and priced.best is not None and priced.plan.fits
     assert axis_roles(priced.plan) == ("shard", "context", "tensor")
     assert priced.best.cost.step_time_s <= priced.plan.cost.step_time_s * (1 + 1e-9)
 
 
 def test_other_ways_of_attention_are_suggested() -> None:
-    priced = price_statement(Pricer("llama-3-8b", load_cluster("2x8-h100")), stated("fsdp=2,cp=8", seq=32768))
+    priced = price_statement(pricer("llama-3-8b", "2x8-h100"), stated("fsdp=2,cp=8", seq=32768))
     assert any(s.change == "cp_type=ulysses" for s in priced.suggestions)
 
 
@@ -212,7 +213,7 @@ def test_other_ways_of_attention_are_suggested() -> None:
 def test_what_a_model_cannot_follow_says_why(model: str, text: str, changes: dict[str, Any], said: str) -> None:
     layers = None if model.startswith("resnet") else LAYERS
     run = stated(text, layers=layers, **changes)
-    priced = price_statement(Pricer(model, load_cluster("2x8-h100")), run, advise=False)
+    priced = price_statement(pricer(model, "2x8-h100"), run, advise=False)
     assert not priced.legal
     assert any(said in reason for reason in priced.reasons), priced.reasons
 

@@ -8,7 +8,7 @@ from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.planning.analysis.scaling import COUNTS, PAYS, Size, grow, resized, tensor_degree
 from planner_core.planning.request import Request
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 @pytest.mark.parametrize("name", cluster_names())
@@ -42,7 +42,7 @@ def sizes() -> dict[str, Size]:
 
 
 def test_the_best_mesh_is_the_planners(sizes: dict[str, Size]) -> None:
-    plan = planned(Request("llama-3-8b", cluster="2x8-h100", layers=6)).best
+    plan = searched(Request("llama-3-8b", cluster="2x8-h100", layers=6))
     best = sizes["2x8-h100"].best
     assert best is not None
     assert best.step_time_s == pytest.approx(plan.cost.step_time_s)

@@ -1,23 +1,23 @@
 """Why nothing fits: what is said is true of the plan that is then accepted, and divisibility is not called memory."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from planner_core.core import NoPlanFits
-from planner_core.planning import Request, choose, meshes, plan_model, prepare
+from planner_core.planning import Request, choose, meshes, prepare
+from tests.support.plans import searched
 
 
 def test_the_memory_that_is_named_is_enough() -> None:
     asked = Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=2)
     with pytest.raises(NoPlanFits, match="the least memory that any plan needs") as error:
-        plan_model(asked)
+        searched(asked)
     found = re.search(r"--memory-gb (\d+)", str(error.value))
     assert found
-    enough = plan_model(
-        Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=int(found[1]))
-    )
-    assert enough.best.fits
+    enough = searched(replace(asked, memory_gb=int(found[1])))
+    assert enough.fits
     needs = re.search(r"needs is (?:at most )?([\d.]+) GB", str(error.value))
     assert needs and float(needs[1]) <= int(found[1])
     assert "do not divide" not in str(error.value)
@@ -25,18 +25,18 @@ def test_the_memory_that_is_named_is_enough() -> None:
 
 def test_gpus_that_divide_nothing_are_named() -> None:
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16, zero=0)
-    result = plan_model(asked)
-    assert not result.best.fits
-    (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
+    best = searched(asked)
+    assert not best.fits
+    (note,) = [n for n in best.notes if n.startswith("does not fit")]
     assert "do not divide by 11" in note and "64 GPUs would" in note
 
 
 def test_samples_that_cannot_be_dealt_out_are_named() -> None:
     """Weights that are gathered lie on all 11 nodes, but every node computes the same samples."""
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16)
-    result = plan_model(asked)
-    assert not result.best.fits
-    (note,) = [n for n in result.best.notes if n.startswith("does not fit")]
+    best = searched(asked)
+    assert not best.fits
+    (note,) = [n for n in best.notes if n.startswith("does not fit")]
     assert "groups of 11 GPUs do the same work, since 16 samples cannot be dealt out" in note and "--batch 88" in note
 
 

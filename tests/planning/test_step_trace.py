@@ -16,9 +16,9 @@ from tests.support.plans import planned
 CASES = {
     "gathered weights": Request("llama-3-8b", layers=4),
     "recomputed micro-batches": Request("gpt2-xl", layers=4, recompute="full", accumulate=2, batch=32),
-    "two kinds of blocks": Request("t5-large", cluster="1x8-h100", layers=2),
+    "two kinds of blocks": Request("t5-large", cluster="1x8-h100", mesh="8", layers=2),
     "kept weights of four micro-batches": Request("llama-3-8b", layers=3, batch=64, accumulate=4, zero=0),
-    "no repeated block": Request("resnet50-100k", cluster="1x8-h100"),
+    "no repeated block": Request("resnet50-100k", cluster="1x8-h100", mesh="8"),
 }
 
 

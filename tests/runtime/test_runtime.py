@@ -26,7 +26,7 @@ from planner_core.runtime.training.optimizers import make_optimizer
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import same_traffic, verify_all
 from planner_core.verification.processes import run_ranks
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 from tests.support.runtime_plans import make_plan, random_choice
 from tests.support.tiny_models import NAMES, tiny_config
 
@@ -122,7 +122,7 @@ def test_a_model_that_runs_its_own_code_sees_the_dtype_that_computes(
     two_layers = {"num_hidden_layers": 2}
     config = {"model_type": kind, **(dict.fromkeys(parts, two_layers) if parts else two_layers)}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = verify_fake(planned(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)).best)
+    found = verify_fake(searched(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)))
     assert found["dispatched"] and found["ok"], found["memory_bytes"]
 
 

@@ -25,6 +25,7 @@ from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
+from planner_core.search.budget.mixing import _crossed
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import priced, solve
 from planner_core.search.lagrangian import memory_of, objective_of, search
@@ -458,3 +459,9 @@ def test_more_bandwidth_never_hurts(cluster: str, factor: float, level: int) -> 
 def test_less_latency_never_hurts(mesh: str, factor: float) -> None:
     c = load_cluster("2x8-h100")
     assert value_on(c.with_latency(factor), mesh, "bert-large") <= value_on(c, mesh, "bert-large") * (1 + 1e-6)
+
+
+def test_known_ways_are_crossed_and_none_gives_none() -> None:
+    """From every state in which a known way begins to every one in which one ends; a shared state may have no known way."""
+    assert _crossed({1, 5}, (3, 3)).tolist() == [1, 2, 4, 5]
+    assert _crossed(set(), (3, 3)).tolist() == _crossed(set(), (3,)).tolist() == []

@@ -4,11 +4,16 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from planner_core.core import Plan
+from planner_core.core import Plan, load_cluster
 from planner_core.cost import cost_model_of, cuttable, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import graph_of
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.fitting.for_tool import for_tool
+from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.three_axes import with_third_axis
+from planner_core.planning.methods import FREE
+from planner_core.planning.pipeline import Result, choose, plan_model
+from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Request
 
 
@@ -19,6 +24,31 @@ def planned(request: Request) -> Result:
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
     return plan_model(request)
+
+
+def search_alone(request: Request) -> Plan:
+    """The plan that the search finds, as `plan_model` does it, but without baselines, trade-offs and candidates beside it: half the work.
+
+    Raises NoPlanFits if the user gave a budget that no plan fits.
+    """
+
+    def quiet(_: str) -> None:
+        pass
+
+    if request.tool not in (None, FREE):
+        return for_tool(request, None, choose, quiet)[1]
+    planner, plan = settle(request, None, choose, quiet)
+    return with_third_axis(planner, plan, choose, quiet)
+
+
+searched = lru_cache(maxsize=64)(search_alone)
+"""The same, once in each process, for a request that names its cluster."""
+
+
+@cache
+def pricer(model: str, cluster: str) -> Pricer:
+    """What prices layouts of a model on a cluster. Its graphs and networks are made once for all tests."""
+    return Pricer(model, load_cluster(cluster))
 
 
 @cache

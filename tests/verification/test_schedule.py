@@ -29,7 +29,7 @@ from planner_core.verification.api import scaled, verify, verify_text
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.schedule import difference
-from tests.support.plans import Request, in_chunks, planned
+from tests.support.plans import Request, in_chunks, planned, searched
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
@@ -373,5 +373,5 @@ def test_a_slow_network_on_a_real_clock(name: str, tmp_path: Path) -> None:
 def test_a_weight_that_is_used_twice_is_reduced_once(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     common = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **common, **sizes}))
-    found = verify(planned(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)).best)
+    found = verify(searched(Request(str(tmp_path / "config.json"), cluster="2x8-h100", batch=16)))
     assert found["ok"] and found["order"]["events"], found["order"]

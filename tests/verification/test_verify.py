@@ -32,7 +32,7 @@ from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
-from tests.support.plans import planned
+from tests.support.plans import planned, searched
 
 
 @cache
@@ -206,7 +206,7 @@ def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_takes_the_predicted_memory(optimizer: str) -> None:
-    found = verify(planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)).best)
+    found = verify(searched(Request("gpt2-xl", cluster="1x8-h100", layers=4, optimizer=optimizer)))
     assert found["ok"], found
     assert found["memory_bytes"]["rel_error"] < 0.01
 
@@ -333,7 +333,7 @@ def test_a_plan_for_another_model_is_refused() -> None:
 
 def test_a_plan_of_one_layer_is_verified() -> None:
     """A capture of one layer folds nothing; the zoo's graph at that depth, which was planned, has a block."""
-    plan = plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=1)).best
+    plan = searched(Request("gpt2-xl", cluster="1x8-h100", layers=1))
     found = verify(plan)
     assert found["ok"] and found["order"]["ok"]
 
@@ -341,7 +341,7 @@ def test_a_plan_of_one_layer_is_verified() -> None:
 def test_a_plan_with_masters_in_float32_is_verified() -> None:
     """16 bytes a parameter and more, where bf16 throughout takes 8: planned, and held by the run."""
     asked = Request("gpt2-xl", cluster="1x8-h100", layers=2)
-    pure, mixed = (plan_model(replace(asked, precision=p)).best for p in ("pure", "mixed"))
+    pure, mixed = (searched(replace(asked, precision=p)) for p in ("pure", "mixed"))
     states = [p.cost.memory_bytes["params"] + p.cost.memory_bytes["optimizer"] for p in (pure, mixed)]
     assert mixed.workload["precision"] == "mixed" and states[1] >= 1.9 * states[0]
     found = verify(mixed)
@@ -405,7 +405,7 @@ def test_a_world_size_that_cannot_be(ranks: int, says: str) -> None:
 def test_weights_of_unusual_making(kind: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """A weight that torch makes on the CPU under the device meta, and a table of no register tokens, whose gradient has no entry."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 513, **sizes}))
-    plan = plan_model(Request(str(tmp_path / "config.json"), cluster="1x8-h100", batch=8)).best
+    plan = searched(Request(str(tmp_path / "config.json"), cluster="1x8-h100", batch=8))
     if kind == "imagegpt":
         assert verify_fake(plan)["ok"]
     assert verify(plan, ranks=2)["numbers_ok"]
