@@ -34,7 +34,8 @@ def plan(
         cluster: What `load_cluster` takes: a name, a JSON file, its content, or a `Cluster`.
         progress: A function that gets a sentence about what is being done. If it raises an exception, the planning stops.
         **options: The options of the command line: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
-            of one step over all GPUs), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
+            of one step over all GPUs), `micro_batch` (samples of a micro-batch of one data-parallel rank, where the plan has to have
+            exactly that), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
             stage that weights may have, 0 to 3; None: the search chooses), `recompute` ("none", "keep-matmuls", "selective",
             "keep-attention", "full", or "auto": the search chooses), `precision` ("mixed": weights, moments and gradients in
             float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb`
