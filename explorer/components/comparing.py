@@ -13,14 +13,15 @@ from explorer import components
 from explorer.address import settings
 from explorer.analysis import answer, differences, rows, streams, timeline
 from explorer.components import frame, graphs
+from explorer.components.answers import money
 from explorer.components.answers import why as parts
-from explorer.components.answers.answer import budget, in_order
+from explorer.components.answers.answer import in_order
 from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES, WORK
 from explorer.graph import held as held_memory
 from explorer.session import state, stated
-from explorer.text import glossary, units, words
+from explorer.text import glossary, spending, units, words
 from planner_core.core import Graph, Plan
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import AblationStep, TraceWork, ablation_steps, chrome_trace, step_work
@@ -151,33 +152,29 @@ def _clicked(chart: str) -> tuple[str, ...]:
 
 
 def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
-    """How fast each plan trains: its step with the band, tokens per second, utilisation, and what all tokens take where their number
-    is set on the first page."""
-    asked = budget()
+    """How fast each plan trains: its step with the band, tokens per second, utilisation, and what all tokens take; their number and the
+    price are set here."""
+    asked = money.budget()
     body = []
     for name, plan in shown.items():
         home = homes[name]
         s = speed_of(plan, model_flops(home.graph), home.cluster)
-        run = asked.to_json(s, home.cluster.num_gpus) if asked else {}
-        spent = [f"{units.significant(v)} days" if k == "days" else units.count(v) for k in SPENT if (v := run.get(k))]
         times = [units.seconds(v) for v in (s.step_time_s, s.low_s, s.high_s)]
         body.append(
             [
                 html.escape(words.title(plan)), f"{times[0]} <span class='aside'>{times[1]} to {times[2]}</span>",
-                units.whole(s.tokens_per_s_per_gpu), units.percent(s.mfu), *spent,
+                units.whole(s.tokens_per_s_per_gpu), units.percent(s.mfu), *spending.cells(asked, s, home.cluster.num_gpus),
             ]
         )  # fmt: skip
-    spending = [f"{k} for {units.count(asked.tokens)} tokens" for k in SPENT[: len(body[0]) - 4]] if asked else []
     with st.container(key="room_speeds", height=HEAD + SPEED_ROW * len(shown), border=False):
-        head = ["plan", "step, with its band", "tokens/s per GPU", "utilisation", *spending]
+        head = ["plan", "step, with its band", "tokens/s per GPU", "utilisation", *spending.head(asked)]
         frame.table(head, body, "how fast each plan trains")
-    if not asked:
-        st.caption(
-            "Set tokens and a price on the first page (“Days and money”) to see the days and the cost of each plan."
-        )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if not asked:
+            st.caption("Days and money of each plan: say how many tokens to train on.", width="content")
+        money.control()
 
 
-SPENT = ("days", "cost")
 HOLDERS = 10
 """Tensors that are listed."""
 

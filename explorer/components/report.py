@@ -8,6 +8,7 @@ from datetime import datetime
 import streamlit as st
 
 from explorer.analysis.answer import limit_bytes
+from explorer.components.answers import money
 from explorer.figures import report_page
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -28,6 +29,7 @@ def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
             datetime.now().astimezone(),
             {n: homes[n].graph for n in shown},
             {n: limit_bytes(homes[n]) for n in shown},
+            money.budget(),
         ),
         file_name=report_page.file_name(shown),
         mime="text/html",

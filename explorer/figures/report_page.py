@@ -23,11 +23,11 @@ from explorer.analysis.timeline import timeline
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT
 from explorer.static import filled, style
-from explorer.text import commands, recipe, units, words
+from explorer.text import commands, recipe, spending, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import unknown_ops
-from planner_core.planning.pricing import LEFT_OUT, published_runs
+from planner_core.planning.pricing import LEFT_OUT, Budget, model_flops, published_runs, speed_of
 
 GROUP_OUT = LEFT_OUT[1]
 COST_MODEL = (
@@ -53,10 +53,11 @@ def how_sure() -> str:
 
 def report(
     shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None,
-    limits: Mapping[str, int] | None = None,
+    limits: Mapping[str, int] | None = None, budget: Budget | None = None,
 ) -> str:  # fmt: skip
     """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`, and
-    `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs."""
+    `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs. `budget`: the tokens to
+    train on."""
     plans, (first, *others) = dict(shown), shown.values()
     against = shown[fastest(shown, next(iter(shown)))] if others else first
     graphs = graphs or dict.fromkeys(shown, result.graph)
@@ -65,7 +66,7 @@ def report(
         "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
         "headline": html.escape(words.headline(first, against) if others else f"{words.describe(first)}."),
         "workload": html.escape(_workload(first)), "name": html.escape(words.title(first)),
-        "plans": _plans(plans.values()),
+        "plans": _plans(plans.values()) + _speeds(plans, graphs, budget),
         "described": "".join(
             f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
         ),
@@ -143,6 +144,19 @@ def _plans(plans: Iterable[Plan]) -> str:
             words.title(p), words.mesh_words(p.mesh), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
             units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sum(t.wire_bytes for t in c.traffic)),
             units.memory(c.memory_bytes["peak"]), "yes" if p.fits else "no", "yes" if p.optimal else "no",
+        ])  # fmt: skip
+    return _table(head, rows)
+
+
+def _speeds(plans: Mapping[str, Plan], graphs: Mapping[str, Graph], budget: Budget | None) -> str:
+    head = ["plan", "nine in ten runs", "tokens/s per GPU", "model FLOPs utilisation", *spending.head(budget)]
+    rows = []
+    for name, p in plans.items():
+        cluster = topology.cluster_of(p)
+        s = speed_of(p, model_flops(graphs[name]), cluster)
+        rows.append([
+            words.title(p), f"{units.seconds(s.low_s)} to {units.seconds(s.high_s)}", units.whole(s.tokens_per_s_per_gpu),
+            units.percent(s.mfu), *spending.cells(budget, s, cluster.num_gpus),
         ])  # fmt: skip
     return _table(head, rows)
 

@@ -10,14 +10,16 @@ import streamlit as st
 from explorer import components
 from explorer.address import pins, settings, setups
 from explorer.components import frame, graphs, opened, report
+from explorer.components.answers import money
 from explorer.graph import code_lines
 from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
 from explorer.session import state, stated
-from explorer.text import commands, units, words
+from explorer.text import commands, spending, units, words
 from planner_core.core import Cluster, Graph, Plan, PlannerError
 from planner_core.exporters import Target
 from planner_core.planning import Request, Result
+from planner_core.planning.pricing import model_flops, speed_of
 from planner_core.verification import check_rules
 
 PREVIEW_LINES = 60
@@ -37,15 +39,18 @@ def generated(request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan
     return coding.code(_plan)
 
 
-def summary(plan: Plan) -> None:
-    """Three lines."""
-    c = plan.cost
+def summary(plan: Plan, home: Result) -> None:
+    """What the plan is, what its step takes and how fast it trains; `home`: what it is one of."""
+    c, cluster = plan.cost, home.cluster
+    speed = speed_of(plan, model_flops(home.graph), cluster)
     st.markdown(f"{frame.text(words.describe(plan))}.")
     st.markdown(
         f"Predicted: {units.seconds(c.step_time_s)} a step, {units.traffic(sum(t.wire_bytes for t in c.traffic))} "
         "sent per GPU, "
         f"{units.memory(c.memory_bytes['peak'])} of memory per GPU"
         + ("." if plan.fits else ", which does not fit: this plan would run out of memory.")
+        + f" {units.whole(speed.tokens_per_s_per_gpu)} tokens/s on each GPU, utilisation {units.percent(speed.mfu)}. "
+        + spending.sentence(money.budget(), speed, cluster.num_gpus)
     )
 
 
@@ -256,8 +261,8 @@ def page() -> None:
     result = frame.open_page("export")
     plans = stated.plans(result)
     name, plan = frame.plan_choice(plans, "Plan to export")
-    summary(plan)
     home = stated.home(name, result)
+    summary(plan, home)
     opened.elsewhere({name: plan}, {name: home})
     frame.how_sure()
     with st.container(key="wide"):

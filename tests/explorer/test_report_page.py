@@ -14,10 +14,10 @@ from explorer.analysis.answer import fastest, limit_bytes
 from explorer.analysis.timeline import timeline
 from explorer.figures import report_page
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
-from explorer.text import commands, units, words
+from explorer.text import commands, spending, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import published_runs
+from planner_core.planning.pricing import Budget, model_flops, published_runs, speed_of
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -122,8 +122,11 @@ def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Resu
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k", "mixtral-8x7b"])
 def test_other_models_and_one_plan(model: str) -> None:
     result = planned(Request(model, cluster="1x8-h100"))
-    root = read(report_page.report({"best": result.best}, result, NOW))
+    budget = Budget(1e12, 2.0)
+    root = read(report_page.report({"best": result.best}, result, NOW, budget=budget))
     assert words.describe(result.best) in all_text(root)
+    days, cost = spending.cells(budget, speed_of(result.best, model_flops(result.graph), result.cluster), 8)
+    assert f"{days} {cost}" in all_text(root)
 
 
 def test_the_command_makes_the_same_plan(result: Result) -> None:

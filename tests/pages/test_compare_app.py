@@ -34,8 +34,10 @@ def test_up_to_four_plans_from_the_address() -> None:
 
 
 def test_days_and_money_stand_beside_every_step() -> None:
-    """Days and cost of 1e9 tokens follow from the tokens per second in the same row: `tokens / (per GPU · GPUs)` seconds."""
-    at = open_page("compare", model="gpt2-xl", tokens="1B", price="2")
+    """Days and cost of 1e9 tokens, which are set on the page itself, follow from the tokens per second in the same row:
+    `tokens / (per GPU · GPUs)` seconds."""
+    at = open_page("compare", model="gpt2-xl", price="2")
+    next(w for w in at.text_input if w.label == "Tokens to train on").set_value("1B").run()
     assert not at.exception
     table = next(str(e.value) for e in at.html if "how fast each plan trains" in str(e.value))
     assert "days for 1.00 B tokens" in table

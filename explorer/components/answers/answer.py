@@ -9,9 +9,10 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.address.settings import TOOLS, Unreadable, tokens_of, tokens_text
+from explorer.address.settings import TOOLS
 from explorer.analysis import answer
 from explorer.components import frame
+from explorer.components.answers import money
 from explorer.components.sentence import cluster_words_of, model_name
 from explorer.session import state
 from explorer.text import recipe, units, words
@@ -20,7 +21,7 @@ from planner_core.cost import simulated
 from planner_core.planning import TIE, Request, Result, leads
 from planner_core.planning.analysis import Choice
 from planner_core.planning.methods import BASELINES
-from planner_core.planning.pricing import Budget, Speed, model_flops, reserved_of, speed_of
+from planner_core.planning.pricing import Speed, model_flops, reserved_of, speed_of
 
 PURPOSE, RECIPE, CARD = 26, 68, 50
 """Pixels that these parts take in a wide window. Markup comes a moment after the boxes that it stands in, and with it the style sheet,
@@ -59,12 +60,6 @@ def in_order(plan_id: str, plan: Plan, result: Result) -> str:
 def speed(plan: Plan, result: Result) -> Speed:
     """Tokens per second, utilisation and band of a plan of these settings."""
     return speed_of(plan, _flops(result.request), result.cluster)
-
-
-def budget() -> Budget | None:
-    """The tokens to train on and the price of a GPU hour, where the address says them."""
-    tokens = state.value("tokens")
-    return None if tokens is None else Budget(tokens, state.value("price"))
 
 
 # --- the recommendation ------------------------------------------------------------------------------
@@ -181,7 +176,7 @@ def _card(name: str, value: str, aside: str, title: str = "", bar: float | None 
 
 def _money(result: Result, s: Speed) -> None:
     """Days and money for all tokens, and the control that sets them."""
-    asked = budget()
+    asked = money.budget()
     if asked is None:
         _card("Days and money", "–", "say how many tokens to train on")
     else:
@@ -195,32 +190,7 @@ def _money(result: Result, s: Speed) -> None:
             f"{units.significant(days)} days",
             told if cost is None else f"costs {units.count(cost)}; {told}",
         )
-    label = "Set tokens and price" if asked is None else "Change tokens and price"
-    with st.popover(label, type="tertiary"):
-        _budget_controls()
-
-
-def _budget_controls() -> None:
-    tokens = state.value("tokens")
-    widget = state.seed("w_tokens", "" if tokens is None else tokens_text(tokens))
-    st.text_input(
-        "Tokens to train on", key=widget, placeholder="such as 15T or 300B",
-        on_change=lambda: _take_tokens(st.session_state[widget]),
-    )  # fmt: skip
-    if problem := st.session_state.pop("tokens_problem", ""):
-        st.warning(problem)
-    price = state.seed("w_price", state.value("price"))
-    st.number_input(
-        "Price of a GPU hour, in any currency", min_value=0.001, max_value=999_999.0, value=None, key=price,
-        placeholder="such as 2", on_change=state.from_widget, args=("price", price),
-    )  # fmt: skip
-
-
-def _take_tokens(text: str) -> None:
-    try:
-        state.change(tokens=tokens_of(text) if text.strip() else None)
-    except Unreadable as why:
-        st.session_state["tokens_problem"] = f"“{frame.text(text[:40])}” {why}."
+    money.control()
 
 
 # --- how sure ----------------------------------------------------------------------------------------

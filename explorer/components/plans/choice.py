@@ -11,7 +11,7 @@ from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
-from explorer.components.answers.answer import budget
+from explorer.components.answers.money import budget
 from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state, stated

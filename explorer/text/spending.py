@@ -1,0 +1,32 @@
+"""What all tokens of a training take at a plan's speed, in words: days, and money where a price is known."""
+
+from __future__ import annotations
+
+from explorer.text import units
+from planner_core.planning.pricing import Budget, Speed
+
+
+def head(budget: Budget | None) -> list[str]:
+    """The columns of a table."""
+    if budget is None:
+        return []
+    kinds = ("days", "cost") if budget.price_per_gpu_hour is not None else ("days",)
+    return [f"{kind} for {units.count(budget.tokens)} tokens" for kind in kinds]
+
+
+def cells(budget: Budget | None, speed: Speed, num_gpus: int) -> list[str]:
+    """The cells of a plan, under `head`: `12.5 days`, `300 k`."""
+    if budget is None:
+        return []
+    run = budget.to_json(speed, num_gpus)
+    days, cost = run["days"], run["cost"]
+    assert days is not None
+    return [f"{units.significant(days)} days", *([] if cost is None else [units.count(cost)])]
+
+
+def sentence(budget: Budget | None, speed: Speed, num_gpus: int) -> str:
+    """`1T tokens take 12.5 days and cost 300 k.`, or nothing where their number is not known."""
+    if budget is None:
+        return ""
+    days, *cost = cells(budget, speed, num_gpus)
+    return f"{units.count(budget.tokens)} tokens take {days}" + "".join(f" and cost {c}" for c in cost) + "."
