@@ -28,21 +28,31 @@ LETTERS = ("R", "S(0)", "S(1)")
 NAMES: dict[Choice, str] = {letter: f"{letter} {word}" for letter, word in CUTS.items()}
 START = dict(zip(WEIGHTS, ("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "R"), strict=True))
 CODE = """\
-import torch
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 # Megatron-LM's answer, as PyTorch writes it: columns (S(0) of weight), then rows (S(1))
-plan = {
-    "self_attn.q_proj": ColwiseParallel(), "self_attn.k_proj": ColwiseParallel(),
-    "self_attn.v_proj": ColwiseParallel(), "self_attn.o_proj": RowwiseParallel(),
-    "mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(),
-    "mlp.down_proj": RowwiseParallel(),
-}
-# on real GPUs: parallelize_module(block, mesh, plan)
-weight = torch.empty(14336, 4096)  # gate_proj of Llama-3-8B: [out, in], so S(0) cuts outputs
-print(f"{len(plan)} weights, {3 ** len(plan)} choices, one of 8 GPUs holds {tuple(weight.chunk(8, dim=0)[0].shape)}")
-size, one = 16 * 4096 * 4096 * 2, 2.415  # bytes of a layer's activations at batch 16; ms to sum them on 4 GPUs, by the planner
-print(f"messages of a layer: 4 all_reduces of {size / 1e6:.0f} MB, {4 * one:.2f} ms")
+columns, rows = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"], ["o_proj", "down_proj"]
+plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+# on real GPUs: parallelize_module(block, mesh, {"self_attn.q_proj": plan["q_proj"], ...})
+
+import numpy as np  # what follows asks the planner, so it needs Shardscope; put your model for llama-3-8b
+from explorer.learn.blocks import arranged
+from explorer.learn.learner import Learner
+from explorer.learn.lessons.planners.l13_choose import scored
+from planner_core.planning import Request
+
+learner, gpus, cuts = Learner(Request("llama-3-8b")), 4, ["R", "S(0)", "S(1)"]
+found = scored(learner, "LlamaDecoderLayer", gpus)  # every choice, by the planner's prices
+ms, gib = 1e3 * found.comm_s, found.memory_bytes / 2**30
+mine = int((found.choice == [1, 1, 1, 2, 1, 1, 0]).all(axis=1).argmax())  # the picture's: all but down_proj as Megatron-LM
+least = int(np.lexsort((gib, np.where(gib <= gib[mine], ms, np.inf)))[0])
+better = (ms <= ms[mine]) & (gib <= gib[mine]) & ((ms < ms[mine]) | (gib < gib[mine]))
+print(f"choices {found.space}, can run {found.scored}, better in both than yours {better.sum()}")
+for who, row in {"yours": mine, "optimum": least}.items():
+    sent = arranged.own(learner, gpus, tuple(cuts[i] for i in found.choice[row])).messages
+    print(f"{who}: {ms[row]:.2f} ms of communication, {gib[row]:.2f} GiB, {len(sent)} messages of {1e3 * sum(m.sent.seconds for m in sent):.2f} ms")
+usual = [m.sent for m in arranged.megatron(learner, gpus, False).messages if m.sent.kind == "all_reduce" and not m.sent.weight]
+print(f"columns, then rows: {len(usual)} all_reduces of {usual[0].num_bytes / 1e6:.0f} MB, {1e3 * sum(m.seconds for m in usual):.2f} ms")
 """
 
 

@@ -26,29 +26,31 @@ from planner_core.search.network import Problem
 Floats = NDArray[np.float64]
 ROOMS = (10, 25, 50, 75)
 CODE = """\
-import numpy as np
-
-no = np.inf  # no copy begins there
-one = np.array([  # ms of a copy of Llama-3-8B on 8 GPUs, from the state of the row to that of the column
-    [41.776, 43.114, 43.311, 40.437, 40.437, 40.809], [30.395, 31.734, 33.700, 29.057, 29.429, 29.429], [no] * 6,
-    [29.956, 31.294, 33.260, 28.617, 28.989, 28.989], [30.700, 32.038, 34.004, 29.733, 29.361, 29.733],
-    [31.110, 32.449, 34.043, 29.772, 29.772, 30.144],
-])
-
-def then(a, b):  # the least over every state between: (min, +) instead of (+, x)
-    return (a[:, :, None] + b[None, :, :]).min(axis=1)
-
-copies, products, table = 1, 0, one
-while copies < 32:
+from functools import reduce
+import numpy as np  # this asks the planner, so it needs Shardscope; put your model for llama-3-8b
+from explorer.learn.learner import Learner
+from explorer.learn.lessons.planners.l24_think import asked, choices
+from planner_core.planning import Request
+from planner_core.search import run_tables, search
+learner, gpus = Learner(Request("llama-3-8b")), 8
+problem, memory = asked(learner, gpus)
+run = run_tables(problem)[0]  # seconds of a copy, from the state of the row to that of the column
+def then(a, b): return (a[:, :, None] + b[None, :, :]).min(axis=1)  # the least over every state between: (min, +) instead of (+, x)
+copies, products, table = 1, 0, run.one.round(6)
+while copies < run.copies:
     table, copies, products = then(table, table), 2 * copies, products + 1
-print(f"products {products}, copies {copies}, least {table.min():.3f} ms, of one copy {one.min():.3f} ms")
-
-ways, slow = 3**31, one
-for _ in range(31):
-    slow = then(slow, one)
-from_ = np.isfinite(one[:, 0])
-print(f"difference {abs(slow[from_] - table[from_]).max():.1g}")  # one copy after the other gives the same
-print(f"ways that were not looked at one by one: {ways}")
+print(f"ways of a copy 10^{run.ways:.2f}, of all 10^{run.ways * copies:.0f}; products {products}, copies {copies}")
+print(f"least {1e3 * table.min():.3f} ms, of one copy {1e3 * run.one.min():.3f} ms")
+slow = reduce(then, [run.one.round(6)] * copies)  # one copy after the other
+print(f"difference {max(abs(a - b) for a, b in zip(slow.flat, table.flat) if b < np.inf):.1g}")
+ms, gib, room = choices(learner, gpus, 25)
+fits = gib <= room  # below: the lowest line, at `room`, from a choice that fits to one that does not
+line = ms[fits] + (room - gib[fits]) / (gib[~fits, None] - gib[fits]) * (ms[~fits, None] - ms[fits])
+j, i = np.unravel_index(line.argmin(), line.shape)
+price = (ms[fits][i] - ms[~fits][j]) / (gib[~fits][j] - gib[fits][i])
+print(f"allowed {room:.2f} GiB: price {price:.3f} ms per GiB, bound {line.min():.3f} ms, best {ms[fits].min():.3f} ms, left {(ms + price * (gib - room) < ms[fits].min() - 1e-9).sum()}")
+answer = search(problem, budget=memory)
+print(f"whole model: bound {answer.bound:.3f} s, best {answer.value:.3f} s, solved {answer.solves} times, proven {answer.optimal}")
 """
 
 
@@ -73,19 +75,21 @@ def of_model(learner: Learner) -> tuple[Learner, str]:
 
 @lru_cache(maxsize=32)
 def _run(learner: Learner, devices: int) -> RunTable | None:
-    return max(run_tables(_problem(learner, devices)), key=lambda r: r.copies, default=None)
+    return max(run_tables(asked(learner, devices)[0]), key=lambda r: r.copies, default=None)
 
 
 @lru_cache(maxsize=32)
 def thought(learner: Learner, devices: int) -> Thought:
     """The table and the answer; call it on what `of_model` gives."""
-    run, budget = _run(learner, devices), placing.neighbours(learner, devices).budget
+    run, (problem, budget) = _run(learner, devices), asked(learner, devices)
     assert run is not None
-    return Thought(run, search(_problem(learner, devices), budget=budget), budget)
+    return Thought(run, search(problem, budget=budget), budget)
 
 
-def _problem(learner: Learner, devices: int) -> Problem:
-    return placing.neighbours(learner, devices).problem(DeviceMesh(("gpus",), (devices,)))
+def asked(learner: Learner, devices: int) -> tuple[Problem, float]:
+    """What is searched, the learner's model on some neighbours, and the memory allowed on each."""
+    planner = placing.neighbours(learner, devices)
+    return planner.problem(DeviceMesh(("gpus",), (devices,))), planner.budget
 
 
 def then(a: Floats, b: Floats) -> Floats:

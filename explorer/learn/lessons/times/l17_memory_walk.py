@@ -30,25 +30,25 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 def kept(again, batch):  # bytes that autograd keeps of four layers
-    layers = [nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)]
+    layers, saved = [nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)], {}
     own = {p.data_ptr() for layer in layers for p in layer.parameters()}
-    saved = {}
-    def note(t):
-        if t.data_ptr() not in own:
-            saved[t.data_ptr()] = t
-        return t
     x = torch.randn(batch, 256, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
         for layer in layers:
             x = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
-    return sum(t.nbytes for t in saved.values())
+    return sum(t.nbytes for place, t in saved.items() if place not in own)
+print(f"kept for backward: {kept(False, 64)} bytes, with recomputation {kept(True, 64)}, of a quarter batch {kept(False, 16)}")
 
-print("kept for backward:", kept(False, 64), "bytes")
-print("kept with recomputation:", kept(True, 64), "bytes")
-print("kept of a quarter batch:", kept(False, 16), "bytes")
-print(f"standing: {12 * 8_030_261_248 / 16 / 2**30:.2f} GiB, fp32 weights and two averages of Llama-3-8B dealt to 16 GPUs")
-moment = {"standing": 12 * 8_030_261_248 / 16 / 2**30, "activations": 53.2, "buffers": 9.24}  # GiB, by the planner's walk
-print(f"fullest moment: {sum(moment.values()):.1f} GiB, of them activations {moment['activations']} GiB")
+from explorer.learn.learner import Learner  # what follows asks the planner, so it needs Shardscope
+from explorer.learn.lessons.times.l17_memory_walk import case, moments
+from planner_core.planning import Request
+
+made = case(Learner(Request("llama-3-8b")), "none", 1)  # FSDP on 16 GPUs, nothing recomputed, one micro-batch
+found, turn, step = moments(made)  # everything that is taken beside what stands, at every operation
+cost, at = made.plan.cost, max(range(len(found)), key=lambda i: found[i].total)
+standing = cost.memory_bytes["params"] + cost.memory_bytes["optimizer"]
+print(f"fullest moment: {(standing + found[at].total) / 2**30:.1f} GiB, operation {at} (backward begins at {turn}, the optimizer at {step})")
+print(f"standing: {standing / 2**30:.2f} GiB; activations kept: {max(x.kept for x in found) / 2**30:.1f} GiB; step {cost.step_time_s:.3f} s")
 """
 
 
