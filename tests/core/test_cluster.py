@@ -347,6 +347,18 @@ def test_a_cluster_by_name_with_changes() -> None:
     assert grown.num_gpus == 16 and grown.levels[1].unit_bytes_per_s == 25e9
 
 
+def test_a_name_may_be_of_another_size() -> None:
+    four = load_cluster("4x8-h100")
+    assert (four.name, four.levels) == ("4x8-h100", load_cluster("2x8-h100:nodes=4").levels)
+    small = load_cluster("3x6-h100")  # six network cards of eight
+    assert [level.size for level in small.levels] == [6, 3]
+    assert small.levels[1].unit_bytes_per_s == load_cluster("2x8-h100").levels[1].unit_bytes_per_s * 6 / 8
+    assert load_cluster("3x6-h100:inter=100").levels[1].unit_bytes_per_s == 100e9
+    assert load_cluster("1x3-a100-pcie").num_gpus == 3
+    with pytest.raises(InputError, match="how nodes are linked"):
+        load_cluster("2x4-a100-pcie")
+
+
 def test_a_change_may_name_another_gpu() -> None:
     changed = load_cluster("2x8-h100:nodes=3,gpu=a100-80gb-sxm,intra=300")
     assert (changed.gpu, changed.num_gpus) == (load_gpu("a100-80gb-sxm"), 24)
@@ -361,7 +373,7 @@ def test_a_change_may_name_another_gpu() -> None:
         ("2x8-h100:nodes=1.5", 'nodes is "1.5", but must be a whole number from 1'),
         ("2x8-h100:bogus=3", '"bogus" is not a change; there are nodes, gpus, intra, inter, gpu'),
         ("2x8-h100:nodes", 'nodes is "", but must be'),
-        ("2x8-h100:inter=nan", 'inter is "nan", but must be GB/s one way, more than 0; give for example inter=50'),
+        ("2x8-h100:inter=nan", 'inter is "nan", but must be GB/s one way, more than 0; give for example inter=400'),
         ("2x8-h100:nodes=2,nodes=4", "nodes is given twice; leave one out"),
         ("2x8-h100:gpu=h100-smx", 'no GPU is called "h100-smx"; did you mean h100-sxm'),
         ("1x8-h100:nodes=2", "a cluster of one node does not say how nodes are linked; give the GB/s too"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,7 +29,7 @@ UNNAMED = "my-cluster"
 _BANDWIDTHS = {"unit_bytes_per_s": 1.0, "unit_gb_per_s": 1e9, "unit_gbit_per_s": 1e9 / 8}
 _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
 CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
-"""What `NAME:nodes=4,gpus=8,intra=450,inter=50,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
+"""What `NAME:nodes=4,gpus=8,intra=450,inter=400,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
 inside a node and out of a node, and the GPU itself: a name, or a file such as calibration writes."""
 MOST_CHANGE = 1e6
 
@@ -144,9 +145,10 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     """Read a cluster.
 
     Args:
-        source: The name of a cluster that comes with the project, also with changes (`"2x8-h100:nodes=4,inter=50"`: GB/s one
-            way out of a node; there are `nodes`, `gpus`, `intra`, `inter` and `gpu`); the path of a JSON file, which takes the
-            same changes; the content of such a file; or a `Cluster`, which is returned.
+        source: The name of a cluster that comes with the project, in another size too (`"4x8-h100"`: 4 nodes of 8 GPUs) and with
+            changes (`"2x8-h100:nodes=4,inter=400"`: GB/s one way out of a node; there are `nodes`, `gpus`, `intra`, `inter` and
+            `gpu`); the path of a JSON file, which takes the same changes; the content of such a file; or a `Cluster`, which is
+            returned.
 
     Returns:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
@@ -169,17 +171,42 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     name, _, changes = text.partition(":")
     if changes and (name in cluster_names() or name.endswith(".json")):
         return _changed(name, changes)
+    known, size = _of_another_size(name)
+    if known:
+        stated = {part.partition("=")[0].strip() for part in changes.split(",")}
+        kept = [f"{key}={value}" for key, value in size.items() if key not in stated]
+        return replace(_changed(known, ",".join([*kept, *filter(None, [changes])])), name=text)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
         return _cluster(_read(path), f"cluster {text}", text)  # its form is held by a test
     path = Path(text)
     if path.suffix == ".json" or "/" in text or is_file(path):
         return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
-    raise InputError(f"no cluster is called {short(text)}; {nearest(text, cluster_names())}, or give a JSON file")
+    raise InputError(
+        f"no cluster is called {short(text)}; {nearest(text, cluster_names()).rstrip('?')}, or give a JSON file"
+    )
+
+
+def _of_another_size(name: str) -> tuple[str, dict[str, str]]:
+    """A cluster that comes with the project, and the changes that make `name` of it; no name if there is none.
+
+    `4x8-h100` is 2x8-h100 with nodes=4 and gpus=8. Several clusters may have the GPU: two levels of links fit any number of nodes,
+    one level does not say how nodes are linked. A node with fewer GPUs has as many fewer network cards: in 3x4-h100 it sends half
+    of what a node of 8 sends.
+    """
+    size = re.fullmatch(r"(\d{1,6})x(\d{1,6})-(.+)", name)
+    alike = [known for known in cluster_names() if size and known.partition("-")[2] == size[3]]
+    if size is None or not alike or name in alike:
+        return "", {}
+    known = min(map(load_cluster, alike), key=lambda cluster: len(cluster.levels) != 2)
+    changes, node = {"nodes": size[1], "gpus": size[2]}, known.levels[0].size
+    if len(known.levels) > 1 and int(size[2]) < node:
+        changes["inter"] = f"{known.levels[1].unit_bytes_per_s / 1e9 * int(size[2]) / node:g}"
+    return known.name, changes
 
 
 def _changed(name: str, changes: str) -> Cluster:
-    """The cluster with changes such as `nodes=4,inter=50,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
+    """The cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
     given = _given(changes, where)
     data = _read(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
@@ -195,7 +222,7 @@ def _changed(name: str, changes: str) -> Cluster:
     nodes = int(numbers.get("nodes", outer[0].size if outer else 1))
     if nodes > 1 and not outer and "inter" not in numbers:
         raise InputError(
-            f"{where}: a cluster of one node does not say how nodes are linked; give the GB/s too, for example inter=50"
+            f"{where}: a cluster of one node does not say how nodes are linked; give the GB/s too, for example inter=400"
         )
     inner = replace(
         inner,
@@ -245,7 +272,7 @@ def _change(key: str, text: str, where: str) -> float:
         value = math.nan
     if not 0 < value < MOST_CHANGE or (count and value != int(value)):
         what = "a whole number from 1" if count else "GB/s one way, more than 0"
-        example = {"nodes": "nodes=4", "gpus": "gpus=8", "intra": "intra=450", "inter": "inter=50"}[key]
+        example = {"nodes": "nodes=4", "gpus": "gpus=8", "intra": "intra=450", "inter": "inter=400"}[key]
         raise InputError(f"{where}: {key} is {short(text)}, but must be {what}; give for example {example}")
     return value
 
