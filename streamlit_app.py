@@ -1,21 +1,15 @@
-"""Shardscope's explorer: page config and navigation, nothing else."""
+"""Shardscope's explorer: the server's page, page config and navigation, nothing else.
 
-import time
+`streamlit run` finds `app` in this file and imports it once, to serve; for each view it runs the same file as a script.
+"""
+
+from pathlib import Path
 
 import streamlit as st
+from starlette.middleware import Middleware
+from streamlit.starlette import App
 
-from explorer.static import style_file
-
-STYLES = ("app", "answer", "learn")
-SETTLE_S = 0.15
-st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
-for name in STYLES:
-    st.html(style_file(name))
-# Streamlit applies these styles a moment after what follows them is drawn. The page waits once a visit, so that nothing is drawn without
-# them: the layout shift is 0.02 and not 0.6 (python -m bench.pages shift). No configuration of Streamlit's loads a style sheet before.
-if "styled" not in st.session_state:
-    st.session_state["styled"] = True
-    time.sleep(SETTLE_S)
+from explorer.static.first_paint import FirstPaint, markup
 
 FIRST = "answer"
 PAGES = (
@@ -29,17 +23,28 @@ PAGES = (
     ("export", "How do I train with it? The plan as JSON and as a script that runs."),
 )
 
-st.navigation(
-    [
-        st.Page(
-            f"explorer/pages/{name}.py",
-            title=name.title(),
-            help=text,
-            default=name == FIRST,
-            url_path="" if name == FIRST else name,
-        )
-        for name, text in PAGES
-    ]
-    + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")],
-    position="top",
-).run()
+
+def view() -> None:
+    """One view of a page."""
+    st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
+    st.navigation(
+        [
+            st.Page(
+                f"explorer/pages/{name}.py",
+                title=name.title(),
+                help=text,
+                default=name == FIRST,
+                url_path="" if name == FIRST else name,
+            )
+            for name, text in PAGES
+        ]
+        + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")],
+        position="top",
+    ).run()
+
+
+if __name__ == "__main__":
+    view()
+else:
+    scripts = Path(st.__file__).parent / "static" / "static" / "js"
+    app = App(__file__, middleware=[Middleware(FirstPaint, added=markup(scripts))])

@@ -30,14 +30,9 @@ def filled(name: str, values: Mapping[str, str]) -> str:
     return SLOT.sub(lambda m: values[m[1]], text)
 
 
-def style_file(name: str) -> Path:
-    """Where the styles of this name lie, e.g. `app`."""
-    return _file("css", name)
-
-
 def style(name: str) -> str:
-    """The styles of this name."""
-    return style_file(name).read_text(encoding="utf-8")
+    """The styles of this name, e.g. `app`."""
+    return _file("css", name).read_text(encoding="utf-8")
 
 
 def script(name: str) -> str:
