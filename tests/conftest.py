@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -38,6 +39,10 @@ PATIENCE_MS = 90_000
 settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("shared")
 
+
+os.environ["SHARDSCOPE_PREFETCH"] = (
+    "0"  # the work ahead of a learner, all lessons of each model, went on behind the tests that followed
+)
 
 gc.set_threshold(10_000, 20, 20)  # tests make and keep many values, few of them in cycles
 
@@ -85,6 +90,16 @@ def _settled() -> None:
     """What the modules before have left is not walked again whenever garbage is collected: that took a twelfth of all processor time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_captures() -> Iterator[None]:
+    """A user's file is captured in a fork of a process that has imported torch. A new one is started in `models/test_sandbox.py`."""
+    from planner_core.models.sandbox import child
+    from tests.support.warm_sandbox import SUBPROCESS
+
+    with mock.patch.object(child, "subprocess", SUBPROCESS):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -31,12 +33,20 @@ def make():
 """
 
 
+@pytest.fixture
+def new_process() -> Iterator[None]:
+    """A capture starts a new process, as it does for users, and not a fork (see `support.warm_sandbox`)."""
+    with mock.patch.object(child, "subprocess", subprocess):
+        yield
+
+
 def made(tmp_path: Path, text: str) -> str:
     path = tmp_path / "mine.py"
     path.write_text(text)
     return f"{path}:make"
 
 
+@pytest.mark.usefixtures("new_process")
 def test_a_file_that_prints_and_starts_threads_and_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     noise = "import os, sys, threading, time\nprint('hello'); os.write(1, b'raw'); sys.stderr.write('more')\n"
     mark = tmp_path / "pid"
@@ -76,7 +86,7 @@ def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> Non
         tmp_path,
         f"import subprocess\npids = {start}\nopen({str(mark)!r}, 'w').write(str(pids))\nimport time\ntime.sleep(600)\n",
     )
-    for limit_s in (5, 40, 120):  # a busy machine may not have imported torch within the first
+    for limit_s in (1, 10, 120):  # a busy machine may not have come to the file within the first
         with pytest.raises(CaptureError, match=f"longer than {limit_s} s"):
             child.capture_apart(source, batch=1, seq=1, flat=False, limit_s=limit_s)
         if mark.exists():
@@ -98,6 +108,7 @@ def wait_until_gone(pid: int) -> None:
     pytest.fail(f"process {pid} was left")
 
 
+@pytest.mark.usefixtures("new_process")
 def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="longer than 10 s"):
         child.capture_apart(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
