@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from planner_core.planning import Request
 PAUSE_S, BREATH_S = 1.0, 0.05
 """Before the work begins, and between its parts: the page comes first."""
 ONE_AT_A_TIME = threading.Lock()
+OFF = "SHARDSCOPE_PREFETCH"
+"""Environment variable that turns the work ahead off if it is 0: it takes some 20 s of processor time for each model and workload."""
 
 
 @lru_cache(maxsize=1)
@@ -44,6 +47,8 @@ def prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -
 
 
 def _ahead(number: int, learner: Learner, plan: Callable[[Request], object]) -> None:
+    if os.environ.get(OFF) == "0":
+        return
     time.sleep(PAUSE_S)
     lesson = LESSONS[number - 1]
     sliders = [c for c in lesson.controls if c.kind == "slider"] if lesson.prefetch else []

@@ -745,12 +745,15 @@ def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
 def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("PAUSE_S", "BREATH_S"):
         monkeypatch.setattr(warm, pause, 0.0)
+    some = LESSONS[:5]
+    monkeypatch.setattr(warm, "LESSONS", some)
+    monkeypatch.delenv(warm.OFF)
     learner, planned = Learner(Request("gpt2-xl", batch=24)), []
     thread = warm.prefetch(1, learner, planned.append)
     thread.join()
     assert planned == [learner.request]
     misses = recent._shown.cache_info().misses
-    for lesson in LESSONS[1:]:
+    for lesson in some[1:]:
         recent.shown(lesson.number, learner, lesson.defaults())
     for batch in l01_memory.BATCHES:
         recent.shown(1, learner, {**LESSONS[0].defaults(), "batch": batch})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from explorer.learn import warm
 from explorer.learn.files import export, kit, routes, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
@@ -220,12 +221,15 @@ def test_a_bad_address_is_told_in_place() -> None:
     assert "sideways" in at.warning[0].value and step(at).startswith("### 1.")
 
 
-def test_lessons_follow_each_other() -> None:
+def test_lessons_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after a lesson is prepared while it is read."""
+    ahead: list[int] = []
+    monkeypatch.setattr(warm, "prefetch", lambda number, learner, plan: ahead.append(number))
     at = opened()
     assert "## 1. " in words(at)
     at.button(key="w_onward").click().run()
     assert "## 2. Two ways to cut a matrix" in words(at)
-    assert param(at, "lesson") == "2"
+    assert param(at, "lesson") == "2" and set(ahead) == {1, 2}
 
 
 def test_another_model_is_shown_or_its_absence_told() -> None:
