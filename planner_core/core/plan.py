@@ -92,6 +92,7 @@ class ParamPlan:
     backward.
     `refresh`: the steps from `stored` to `working`, and `reduce`: those from `gradient` to `stored`. Both are taken once a step. None:
     the steps of `leading`.
+    `trained`: whether the loss sends it a gradient. If not, it is kept in compute dtype.
     """
 
     stored: Placements
@@ -101,6 +102,7 @@ class ParamPlan:
     segments: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     refresh: tuple[Step, ...] | None = None
     reduce: tuple[Step, ...] | None = None
+    trained: bool = True
 
     def refreshed(self) -> tuple[Step, ...]:
         """Steps that make the working copy, once a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +179,17 @@ def _after(steps: tuple[Step, ...], start: Placements) -> Placements | None:
 def _param_json(p: ParamPlan) -> list[Any]:
     three = map(format_placements, (p.stored, p.working, p.gradient))
     once = [] if p.refresh is None and p.reduce is None else [_steps_text(p.refreshed()), _steps_text(p.reduced())]
-    return [*three, list(p.gathered), _segments_json(p.segments), *once]
+    rest = once if p.trained else [False]  # nothing is reduced to a weight that is not trained
+    return [*three, list(p.gathered), _segments_json(p.segments), *rest]
 
 
 def _param_from_json(row: list[Any]) -> ParamPlan:
-    stored, working, gradient, gathered, segments, *once = row
+    stored, working, gradient, gathered, segments, *rest = row
     three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
-    return ParamPlan(*three, tuple(gathered), _segments_from_json(segments), *map(_steps, once))
+    trained = False not in rest
+    steps = map(_steps, rest if trained else ())
+    made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), *steps)
+    return made if trained else replace(made, trained=False)
 
 
 def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:

@@ -77,6 +77,8 @@ class Stored:
     """Steps of once a step from what is stored to the working copy; None: one for each axis, in `leading`'s order."""
     reduce: tuple[Step, ...] | None = None
     """Steps of once a step from the accumulated gradient to what is stored."""
+    trained: bool = True
+    """Whether the planned loss sends it a gradient."""
 
     @property
     def sync(self) -> tuple[int, ...]:
@@ -118,9 +120,11 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
     """Every parameter of the unfolded model by its name."""
     stored: dict[str, Stored] = {}
     for block in plan["blocks"].values():
-        for name, (kept, working, gradient, _, segments, *once) in block["params"].items():
+        for name, (kept, working, gradient, _, segments, *rest) in block["params"].items():
             three = (_placements(kept), _placements(working), _placements(gradient))
-            entry = Stored(*three, _segments(segments), *map(_steps, once))
+            trained = False not in rest
+            once = map(_steps, rest) if rest and trained else (None, None)
+            entry = Stored(*three, _segments(segments), *once, trained)
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
 

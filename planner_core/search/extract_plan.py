@@ -188,7 +188,7 @@ def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
     at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
     plan = ParamPlan(stored, state.forward, state.gradient, at_use, site.parts(value))
     if not site.block.values[value].grad:
-        return plan
+        return replace(plan, trained=False)
     refresh = site.moves(value).steps(stored, state.forward)
     reduce = site.gradient_moves(value).steps(state.gradient, stored)
     same = (refresh, reduce) == (plan.refreshed(), plan.reduced())

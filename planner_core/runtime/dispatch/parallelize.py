@@ -29,7 +29,8 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
     if tuple(mesh.shape) != sizes:
         raise PlanMismatch(f"the plan is for a mesh of sizes {sizes}, the mesh here has {tuple(mesh.shape)}")
     params = Parameters(mesh)
-    params.shard(model, read_params(plan), dtypes_of(model, plan), init)
+    stored = read_params(plan)
+    params.shard(model, stored, dtypes_of(model, plan, stored), init)
     steering = Steering(model, plan, mesh, params)
     plain, inside = model.forward, False
 

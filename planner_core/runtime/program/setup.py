@@ -24,17 +24,25 @@ DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 """The dtypes of the stored parameter, of the working copy and of gradients."""
 
 
-def dtypes_of(model: nn.Module, plan: Mapping[str, Any]) -> Callable[[nn.Parameter], DTypes]:
-    """What says the dtypes of a parameter of `model` under a plan. A parameter with a dtype of its own keeps it: a layer in float64 is
-    cast to and from, however large it is."""
+def dtypes_of(
+    model: nn.Module, plan: Mapping[str, Any], stored: Mapping[str, Stored]
+) -> Callable[[nn.Parameter], DTypes]:
+    """What says the dtypes of a parameter of `model` under a plan.
+
+    A parameter with a dtype of its own keeps it: a layer in float64 is cast to and from, however large it is. One that is not trained,
+    since it is frozen or the planned loss sends it no gradient, has no master copy.
+    """
     precision, sizes = read_precision(plan), Counter[torch.dtype]()
     for param in model.parameters():
         sizes[param.dtype] += param.numel()
+    still = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in stored and not stored[n].trained}
     usual = max(sizes, key=lambda d: (d != torch.float64, sizes[d]), default=torch.float32)
 
     def dtypes(param: nn.Parameter) -> DTypes:
         if param.dtype != usual or not param.is_floating_point():
             return param.dtype, param.dtype, param.dtype
+        if not param.requires_grad or id(param) in still:
+            return precision.working, precision.working, precision.gradient
         return precision.stored, precision.working, precision.gradient
 
     return dtypes

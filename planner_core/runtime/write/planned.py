@@ -52,7 +52,7 @@ class PlannedForward:
         self.plain: Callable[..., Any] = model.forward
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
-        self.dtypes, self.precision = dtypes_of(model, plan), read_precision(plan)
+        self.dtypes, self.precision = dtypes_of(model, plan, self.stored), read_precision(plan)
         self.forms = {n: (p.shape, self.dtypes(p)) for n, p in model.named_parameters()}
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:

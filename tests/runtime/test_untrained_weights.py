@@ -1,0 +1,44 @@
+"""Weights that are not trained, since they are frozen or the loss does not depend on them, are kept once, in the plan's dtype."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from planner_core.core.plan_json import plan_from_json, plan_to_json
+from planner_core.planning.request import Request
+from planner_core.verification.fake_group import verify_fake_all
+from tests.support.plans import planned
+
+MODEL = """
+import torch
+from torch import nn
+
+class Adapted(nn.Module):  # a frozen body, an adapter that is trained, and scores that only choose positions
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.scores = nn.Linear(512, 2048), nn.Linear(2048, 512), nn.Linear(512, 64)
+        self.adapter = nn.Linear(512, 512)
+        for weight in (*self.up.parameters(), *self.down.parameters()):
+            weight.requires_grad_(False)
+
+    def forward(self, x):
+        best = self.scores(x).topk(4).indices
+        hidden = torch.relu(self.up(x))
+        return self.adapter(x + self.down(hidden) + hidden.gather(-1, best).sum(-1, keepdim=True)).square().mean()
+
+def adapted():
+    return Adapted().bfloat16(), (torch.randn(64, 512, dtype=torch.bfloat16),)
+"""
+
+
+def test_weights_that_are_not_trained_have_no_master_copy(tmp_path: Path) -> None:
+    """A step takes the memory that the plan says. With master copies in float32 it took three times as much."""
+    (tmp_path / "model.py").write_text(MODEL)
+    found = planned(Request(f"{tmp_path}/model.py:adapted", cluster="1x8-h100"))
+    chosen = [p for p in found.plans if p.method in ("exact", "data-parallel", "fsdp")]
+    for plan, report in zip(chosen, verify_fake_all(chosen, graphs=[found.graph] * len(chosen)), strict=True):
+        trained = {n.partition(".")[0]: p.trained for n, p in plan.blocks[""].params.items()}
+        assert trained == {"up": False, "down": False, "scores": False, "adapter": True}
+        assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+        assert report["ok"] and report["memory_bytes"]["rel_error"] < 0.02, report
