@@ -187,9 +187,11 @@ def _param_from_json(row: list[Any]) -> ParamPlan:
     stored, working, gradient, gathered, segments, *rest = row
     three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
     trained = False not in rest
-    steps = map(_steps, rest if trained else ())
-    made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), *steps)
-    return made if trained else replace(made, trained=False)
+    made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), trained=trained)
+    if not rest or not trained:
+        return made
+    refresh, reduce = map(_steps, rest)
+    return replace(made, refresh=refresh, reduce=reduce)
 
 
 def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:

@@ -76,7 +76,8 @@ class LocalBytes:
     """The bytes of one op on one GPU: of its operands as it takes them, and of its results as it makes them.
 
     `item_bytes`: bytes of one element of each operand. `splits`: the names of the dims that are split. `grads`: which operands get
-    a gradient. `whole`: the global shapes of its operands. `load`: how many times the mean the fullest GPU gets of what is dealt out.
+    a gradient. `whole`: the global shapes of its operands, `shapes`: those on one GPU. `load`: how many times the mean the fullest GPU
+    gets of what is dealt out.
     """
 
     ins: tuple[int, ...]
@@ -85,6 +86,7 @@ class LocalBytes:
     splits: frozenset[str]
     grads: tuple[bool, ...]
     whole: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
     load: float = 1.0
 
 

@@ -123,8 +123,8 @@ def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
         for name, (kept, working, gradient, _, segments, *rest) in block["params"].items():
             three = (_placements(kept), _placements(working), _placements(gradient))
             trained = False not in rest
-            once = map(_steps, rest) if rest and trained else (None, None)
-            entry = Stored(*three, _segments(segments), *once, trained)
+            refresh, reduce = map(_steps, rest) if rest and trained else (None, None)
+            entry = Stored(*three, _segments(segments), refresh, reduce, trained)
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
 

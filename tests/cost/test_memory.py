@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from planner_core.planning.session import meshes, prepare, replace_request
 from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.memory_tracker import TrackMemory
 from planner_core.verification.processes import run_ranks
+from tests.support.plans import planned
 
 SHAPES = ((8, 12, 4), (4, 16), (1, 8, 16))
 SIZES = (2, 4)
@@ -197,3 +199,48 @@ def test_recomputed_blocks_take_what_was_predicted() -> None:
         assert report["collectives_ok"], plan.name
         assert report["memory_bytes"]["rel_error"] < 0.01, (plan.name, report["memory_bytes"], plan.cost.memory_bytes)
     assert found[1].cost.memory_bytes["activations"] < 0.2 * found[0].cost.memory_bytes["activations"]
+
+
+INSIDE = """
+import torch
+from torch import nn
+
+class Softmax(nn.Module):  # in float32, of scores in bf16
+    def __init__(self):
+        super().__init__()
+        self.keys, self.out = nn.Linear(256, 8 * 64), nn.Linear(8, 256)
+
+    def forward(self, x):
+        keys = self.keys(x).unflatten(-1, (8, 64)).transpose(1, 2)
+        weights = torch.softmax(keys @ keys.transpose(2, 3), -1, dtype=torch.float32).to(x.dtype)
+        return self.out(weights.sum(-1).transpose(1, 2)).square().mean()
+
+class Repeated(nn.Module):  # a frozen query is the same for every head
+    def __init__(self):
+        super().__init__()
+        self.query, self.keys, self.out = nn.Linear(256, 128), nn.Linear(256, 8 * 128), nn.Linear(8, 256)
+        for weight in (*self.query.parameters(), *self.keys.parameters()):
+            weight.requires_grad_(False)
+
+    def forward(self, x):
+        keys = self.keys(x).unflatten(-1, (8, 128)).permute(0, 2, 3, 1).contiguous()
+        scores = self.query(x).unsqueeze(1) @ keys
+        return self.out(scores.amax(-1).transpose(1, 2)).square().mean()
+
+def softmax():
+    return Softmax().bfloat16(), (torch.randn(8, 256, 256, dtype=torch.bfloat16),)
+
+def repeated():
+    return Repeated().bfloat16(), (torch.randn(8, 256, 256, dtype=torch.bfloat16),)
+"""
+
+
+@pytest.mark.parametrize("name", ["softmax", "repeated"])
+def test_what_is_used_inside_an_operator_takes_what_was_predicted(name: str, tmp_path: Path) -> None:
+    """Softmax's operand and gradient in the dtype in which it computes, and the copies that a matmul makes of a broadcast factor."""
+    (tmp_path / "model.py").write_text(INSIDE)
+    found = planned(Request(f"{tmp_path}/model.py:{name}", cluster="1x4-a100-pcie"))
+    plans = [p for p in found.plans if p.method in ("exact", "data-parallel")][:2]
+    for plan, report in zip(plans, verify_fake_all(plans), strict=True):
+        assert report["collectives_ok"], plan.name
+        assert report["memory_bytes"]["rel_error"] < 0.001, (plan.name, report["memory_bytes"], plan.cost.memory_bytes)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, root
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, local_shape, root
 from planner_core.cost.memory.overlap import UseMemory, uses_of
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import parts, viewed
@@ -241,5 +241,9 @@ class Storages:
             frozenset(row.name for row in chosen),
             tuple(values[v].grad for v in op.inputs),
             tuple(values[v].meta.shape for v in op.inputs),
+            tuple(
+                local_shape(values[v].meta.shape, e.dst.forward, self.model.sizes)
+                for v, e in zip(op.inputs, site.inputs, strict=True)
+            ),
             self.model.fullest(chosen),
         )

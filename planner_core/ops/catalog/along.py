@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, Operator, operators
+from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
 from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints, split, unknown
 
 
@@ -76,13 +76,30 @@ def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 
 
+def _cast_before(local: LocalBytes) -> int:
+    """Bytes of the operand in the wider dtype in which softmax is asked to compute. They are there until the result is."""
+    return local.outs[0] if local.outs[0] != local.ins[0] else 0
+
+
+def _cast_back(local: LocalBytes) -> int:
+    """Softmax's gradient is in the dtype of its result until it is cast to that of the operand: the bytes by which it is larger."""
+    return max(0, local.outs[0] - local.ins[0])
+
+
 def _alongs(names: str, rule: RuleFn, arguments: str = "", **common: Any) -> tuple[Operator, ...]:
     return operators(names, kind=Kind.ALONG, rule=rule, arguments=arguments, **common)
 
 
+_SOFTMAX: dict[str, Any] = {
+    "arguments": "input dim _stacklevel dtype",
+    "default_dim": -1,
+    "own_forward": _cast_before,
+    "own_backward": _cast_back,
+}
+
 OPERATORS = (
-    *_alongs("softmax", _along(-1), "input dim _stacklevel dtype", default_dim=-1, spellings=("_softmax",)),
-    *_alongs("log_softmax", _along(-1), "input dim _stacklevel dtype", default_dim=-1, spellings=("_log_softmax",)),
+    *_alongs("softmax", _along(-1), spellings=("_softmax",), **_SOFTMAX),
+    *_alongs("log_softmax", _along(-1), spellings=("_log_softmax",), **_SOFTMAX),
     *_alongs("softmin logcumsumexp", _along(-1)),
     *_alongs("cumsum", _along(-1), "input dim"),
     *_alongs("cumprod", _along(-1), "input dim"),

@@ -107,6 +107,19 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
     return math.prod(max(pair) for pair in zip(*padded, strict=True))
 
 
+def _repeated(local: LocalBytes) -> int:
+    """Bytes of the copies that a matmul makes of factors which it repeats along a batch dim. Autograd keeps the copy of a factor if the
+    other one gets a gradient; then it is counted with what is kept."""
+    if len(local.shapes) != 2 or min(map(len, local.shapes)) < 3:
+        return 0  # one matrix for the whole batch is not repeated
+    lead = [shape[:-2] for shape in local.shapes]
+    copies, both = 0, _broadcast(*lead)
+    for own, num_bytes, kept in zip(lead, local.ins, reversed(local.grads), strict=True):
+        if math.prod(own) not in (1, both) and not kept:
+            copies += num_bytes // math.prod(own) * both
+    return copies
+
+
 def _rmatmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`x.__rmatmul__(y)` is y @ x."""
     found = _matmul(op, [ins[1], ins[0]], outs)
@@ -309,7 +322,14 @@ OPERATORS = (
     ),
     Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
     Operator(name="baddbmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input batch1 batch2"),
-    Operator(name="matmul", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input other"),
+    Operator(
+        name="matmul",
+        kind=Kind.PRODUCT,
+        rule=_matmul,
+        work=_matmul_work,
+        arguments="input other",
+        own_forward=_repeated,
+    ),
     *operators("bmm mm", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input mat2"),
     Operator(name="rmatmul", kind=Kind.PRODUCT, rule=_rmatmul, work=_rmatmul_work),
     Operator(name="einsum", kind=Kind.PRODUCT, rule=_einsum, work=_einsum_work, arguments="equation operands"),
