@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
+from planner_core.search.algebra.distinct import distinct
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.factors import tensor_name
@@ -83,7 +84,9 @@ def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
 def chain_states(axes: Boundary, compiled: Compiled) -> NDArray[np.int64]:
     """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
     entry, leaving = compiled.alive[axes.entry], compiled.alive[axes.exit]
-    return entry if np.array_equal(entry, leaving) else np.union1d(entry, leaving)  # mostly they are the same
+    if np.array_equal(entry, leaving):  # mostly they are
+        return entry
+    return distinct(np.concatenate([entry, leaving]))
 
 
 def between_bytes(problem: Problem, run: Run) -> Floats:

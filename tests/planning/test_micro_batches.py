@@ -101,6 +101,15 @@ def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
     assert needs[1] < needs[0]
 
 
+def test_where_nothing_can_fit_only_the_first_number_and_the_last_are_looked_at() -> None:
+    told: list[str] = []
+    asked = replace(ASKED, layers=600, mesh="8")
+    _, plan = settle(asked, None, choose, told.append)
+    assert not plan.fits and told.count("coarsen") == 2
+    each = [settle(replace(asked, accumulate=n), None, choose, lambda text: None)[1] for n in (1, 2, 4, 8, 16)]
+    assert plan.cost.memory_bytes["peak"] == min(p.cost.memory_bytes["peak"] for p in each)
+
+
 @pytest.mark.parametrize(
     "asked",
     [{"method": "tap"}, {"objective": "communication"}, {"objective": "communication", "mesh": "8"}],

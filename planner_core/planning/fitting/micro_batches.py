@@ -30,7 +30,7 @@ from planner_core.cost import Component
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import Clock, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
-from planner_core.search import TIE, fastest, fits_about, least_value, quick, quick_bound
+from planner_core.search import TIE, far_above, fastest, fits_about, least_value, quick, quick_bound
 from planner_core.search.algebra import MAX_WORK, TooWide
 from planner_core.search.network import Problem
 
@@ -85,6 +85,7 @@ def settle(
     if free is None and numbers.several and count.planner.objective() == "time":
         free = best = _with_room(count, numbers, choose, say)
     end = free[0].workload.accumulate if free else 0  # larger numbers are no better
+    vain = best is None and _in_vain(count, numbers)
     while count.micro_batches != end:
         known = best[0].value(best[1]) if best else np.inf
         count = count.below(known * (1 - TIE))
@@ -101,7 +102,8 @@ def settle(
                     best = count.planner, plan
             if best is not None and count.planner.objective() == "communication":
                 break
-        following = numbers.at(numbers.after(count.micro_batches))
+        number = numbers.after(count.micro_batches)
+        following = numbers.at(numbers.last if vain and number else number)
         if following is None:
             break
         count = Count.of(following, count.options)
@@ -119,6 +121,26 @@ def _with_room(count: Count, numbers: Numbers, choose: Choose, say: Progress) ->
         number = numbers.after(number)
     planner = numbers.at(number)
     return _without_recomputation(Count.of(planner, count.options), choose, say) if planner else None
+
+
+def _in_vain(count: Count, numbers: Numbers) -> bool:
+    """Whether no number of micro-batches can have a plan that fits. Then the first number or the last has the plan of least memory.
+
+    Activations shrink as the number grows. From two on, gradients stand beside them, as large with each number.
+    """
+    if not numbers.several or _may_fit(count):
+        return False
+    last = numbers.at(numbers.last)
+    return last is not None and not _may_fit(Count.of(last, count.options))
+
+
+def _may_fit(count: Count) -> bool:
+    """Whether some plan may fit, as far as is known without a search."""
+    try:
+        problems = [p for mesh in count.options for p in _problems(count.planner, mesh)]
+    except TooWide:
+        return True
+    return any(p.whole is not None or not far_above(p, count.planner.budget) for p in problems)
 
 
 def _room(count: Count) -> float:
@@ -214,6 +236,11 @@ class Numbers:
             except InputError:
                 self._made[number] = None
         return self._made[number]
+
+    @property
+    def last(self) -> int:
+        """The largest number: each micro-batch has one sample."""
+        return self.first.workload.batch
 
     def after(self, number: int) -> int:
         """The number that follows: the least product of `number` and a prime that divides the batch; 0 if there is none."""

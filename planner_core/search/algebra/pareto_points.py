@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import PlannerError
+from planner_core.search.algebra.distinct import distinct
 from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]
@@ -253,7 +254,7 @@ def sample(found: FormingPoints, count: int, spread: int = 1) -> Ints:
         order = order[place[order] * scale < count + 1]
         part = group * (count + 1) + np.floor(place * scale)
         kept.append(order[np.unique(part[order], return_index=True)[1]])
-    return np.unique(np.concatenate(kept))
+    return distinct(np.concatenate(kept))
 
 
 def _by_group(group: Ints, first: Ints) -> Ints:

@@ -21,6 +21,7 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import collect
+from planner_core.search.algebra.distinct import distinct
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import Allowance, FormingPoints, Ints, Points, TooMuch
 from planner_core.search.budget.gap_closing import front_of
@@ -136,7 +137,7 @@ def _crossed(entries: set[int], shape: tuple[int, ...]) -> Ints:
     known = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
     if len(shape) != 2:
         return known
-    first, last = map(np.unique, np.unravel_index(known, shape))
+    first, last = map(distinct, np.unravel_index(known, shape))
     return np.ravel_multi_index(np.ix_(first, last), shape).ravel()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner_core.cost import Shares
+from planner_core.search.algebra.distinct import distinct
 from planner_core.search.network.states import Floats
 from planner_core.search.objective import Objective
 
@@ -49,7 +50,7 @@ def _highest(low: Floats, high: Floats, now: float) -> float:
     slope = high - low
     with np.errstate(divide="ignore", invalid="ignore"):
         cross = (low[None, :] - low[:, None]) / (slope[:, None] - slope[None, :])
-    points = np.unique(np.concatenate([[now, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]]))
+    points = distinct(np.concatenate([[now, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]]))
     least = (low[None, :] + points[:, None] * slope[None, :]).min(axis=1)  # [point]
     best = least.max()
     return now if least[np.searchsorted(points, now)] >= best - 1e-12 * abs(best) else float(points[least.argmax()])
