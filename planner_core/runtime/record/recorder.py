@@ -108,19 +108,7 @@ class TapeRecorder(Recorder):
             raise CannotRewrite(str(error)) from error
         self.tape.result = self._result(out)
         self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
-        self._check_stops()
         return self.tape
-
-    def _check_stops(self) -> None:
-        """A program has no regions of torch.no_grad: what comes out of one must not hand a gradient on."""
-        tensors, stopped = self.tape.tensors, set[int]()
-        for call in self.tape.calls:
-            learns = [n for n in call.outputs if tensors[n].grad]
-            if learns and stopped.intersection(call.inputs):
-                raise CannotRewrite("it reads what was computed under torch.no_grad without detach()")
-            hands_on = any(n in stopped or (call.stops and tensors[n].grad) for n in call.inputs)
-            if hands_on and not learns and call.fn != "detach":
-                stopped.update(n for n in call.outputs if tensors[n].dtype.is_floating_point)
 
     def _forward(self, args: Any, kwargs: dict[str, Any]) -> Any:
         """As `run` of the capture, but through the plain forward, since `model.forward` is replaced by now."""

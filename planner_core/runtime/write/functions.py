@@ -64,14 +64,16 @@ class FunctionWriter:
         self.waiting: dict[int, str] = {}  # expressions that will be written inside a later one
         self.lasting: list[int] = []  # the values that these use
         self._arguments()
+        stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
         for now, call in enumerate(self.calls):
             self._call(now, call)
+            stopped += [call.stops] * (len(self.body) - len(stopped))
+        body, sites = without_gradients(self.body, self.sites, stopped)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
         given = ", ".join(self.texts[n] for n in outputs)
-        lines = [self._head(), *(f"    {line}" for line in self.body), f"    return {given}".rstrip()]
+        lines = [self._head(), *(f"    {line}" for line in body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
-        sites = [(), *self.sites, ()]
-        return FunctionText("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, sites)
+        return FunctionText("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, [(), *sites, ()])
 
     # --- arguments ------------------------------------------------------------------------------------
 
@@ -261,7 +263,7 @@ class FunctionWriter:
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
             return False
         following = self.calls[now + 1]
-        if self._is_kept(call) or self._is_kept(following):
+        if self._is_kept(call) or self._is_kept(following) or call.stops != following.stops:
             return False
         if following.inputs.count(number) != 1 or following.kind != "op" or following.fn in operators.RESHAPES:
             return False
@@ -300,6 +302,26 @@ class FunctionWriter:
         if gone:
             self.body.append(f"del {', '.join(dict.fromkeys(gone))}")
             self.sites.append(())
+
+
+Sites = tuple[str, ...]
+"""The call sites of one line."""
+
+
+def without_gradients(
+    body: Sequence[str], sites: Sequence[Sites], stopped: Sequence[bool]
+) -> tuple[list[str], list[Sites]]:  # fmt: skip
+    """The lines, and their call sites, with those that are `stopped` in blocks of torch.no_grad."""
+    lines: list[str] = []
+    found: list[Sites] = []
+    for stops, numbers in itertools.groupby(range(len(body)), key=stopped.__getitem__):
+        if stops:
+            lines.append("with torch.no_grad():")
+            found.append(())
+        for number in numbers:
+            lines.append(f"    {body[number]}" if stops else body[number])
+            found.append(sites[number])
+    return lines, found
 
 
 def in_parentheses(text: str) -> str:
