@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
+from planner_core.cli.options import Parser, shortened
 from planner_core.cli.pricing import OFFLOAD, add_budget, add_price, budget_of, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
@@ -28,15 +28,6 @@ from planner_core.core import (
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
-USAGE_ERROR = 2
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that reports wrong options in one or two lines, as every other wrong input is reported."""
-
-    def error(self, message: str) -> Any:
-        self.exit(USAGE_ERROR, f"{self.prog}: {_shortened(message)}; see {self.prog} --help\n")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
@@ -44,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         args = _parser().parse_args(argv)
         return int(args.run(args))
     except PlannerError as error:
-        print(_shortened(str(error)), file=sys.stderr)
+        print(shortened(str(error)), file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         return 0
@@ -53,17 +44,12 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _shortened(text: str) -> str:
-    """A sentence in which very long words, which repeat the user's input, lose their middle."""
-    return re.sub(r"(\S{60})\S{140,}", r"\1...", text)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="shardscope" if Path(sys.argv[0]).stem == "shardscope" else "python -m planner_core",
         description="Plan tensor parallelism for a real model on a real cluster.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
         p = commands.add_parser(name, help=text)
         p.add_argument("--json", action="store_true")

@@ -37,6 +37,8 @@ WRONG = [
     ("plan gpt2-xl --mesh 3x5 --cluster 2x8-h100", 2, "3x5"), ("plan gpt2-xl --mesh 2y8", 2, "2y8"), ("plan gpt2-xl --mesh 0x16", 2, "0x16"),
     ("plan gpt2-xl --cluster {cluster.json}", 2, "num_gpus"), ("plan gpt2-xl --cluster {list.json}", 2, "list.json"), ("plan gpt2-xl --cluster {slow.json}", 2, "-1"),
     ("plan gpt2-xl --cluster nowhere", 2, "nowhere"), ("plan gpt2-xl --batch 0", 2, "0"), ("plan gpt2-xl --batch -3", 2, "-3"), ("plan gpt2-xl --batch x", 2, "x"),
+    ("price gpt2-xl --batch 512", 2, "--batch 512 is not an option of this command, but --micro-batch is"),
+    ("plan gpt2-xl --nodes=4", 2, "--nodes=4 is not an option of this command; see"),
     ("plan gpt2-xl --seq 0", 2, "0"), ("plan gpt2-xl --dtype int3", 2, "int3"), ("plan gpt2-xl --optimizer magic", 2, "magic"), ("plan gpt2-xl --zero 7", 2, "7"),
     ("verify {plan.json}", 2, "--rules"),
     ("verify {plan.json} --rules --fake", 2, "one of --rules"), ("verify {plan.json} --rules", 2, "schema"),

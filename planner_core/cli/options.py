@@ -1,0 +1,35 @@
+"""Options of a command that are wrong, told in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+USAGE_ERROR = 2
+LIKE = 0.7
+"""How much an option must be like the wrong one to be named, from 0 to 1: --batch is like --micro-batch, --nodes is not like --tokens."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports wrong options in one or two lines, as every other wrong input is reported."""
+
+    def error(self, message: str) -> Any:
+        """Say what is wrong and where help is; exits."""
+        self.exit(USAGE_ERROR, f"{self.prog}: {shortened(message)}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does. A command itself refuses what it does not know, and names the option that is most like it."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, LIKE)
+            known = f", but {near[0]} is" if near else ""
+            self.error(f"{' '.join(unknown)} is not an option of this command{known}")
+        return found, unknown
+
+
+def shortened(text: str) -> str:
+    """A sentence in which very long words, which repeat the user's input, lose their middle."""
+    return re.sub(r"(\S{60})\S{140,}", r"\1...", text)
