@@ -215,7 +215,7 @@ def play(browser: Any, where: tuple[str, int], lesson: Lesson, learner: Learner)
     url, server = where
     for part in (Player.walk, Player.reveal, Player.controls, Player.onward):
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
-        page.goto(f"{url}/learn?lesson={lesson.number}")
+        page.goto(f"{url}/learn?lesson={lesson.key}")
         page.wait_for_selector(".lesson svg, .lesson table", timeout=60_000)
         page.wait_for_selector(SETTLED, timeout=60_000)
         page.wait_for_timeout(READ_S * 1000)

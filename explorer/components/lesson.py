@@ -32,7 +32,7 @@ def picture(markup: str, *, told: int, key: str, on_set: Callable[[], None]) -> 
 
 
 def rail(lessons: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:
-    """Links to all lessons, each {"number", "title", "query", "state", "done"}; state is "here", "done" or "new". A click puts the
+    """Links to all lessons, each {"number", "key", "title", "query", "state", "done"}; state is "here", "done" or "new". A click puts the
     number at `st.session_state[key]["go"]` and calls `on_go`. The browser keeps what is done in a cookie, and forgets it when
     `forgotten` changes."""
     _RAIL(key=key, data={"lessons": list(lessons), "forgotten": forgotten}, on_go_change=on_go)

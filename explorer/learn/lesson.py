@@ -73,13 +73,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One page of the course. `terms` are the words defined here, and only here; `link` is (page, what is there), and
+    """One page of the course. `number` is its place. `key` names it in addresses, cookies and files, and stays when its place changes.
+    `terms` are the words defined here, and only here; `link` is (page, what is there), and
     `focus` the settings of that page's address that show the same thing, e.g. the node or the plans meant;
     `prefetch` says that the settings of its sliders are worth computing before they are asked for;
     `cases` lists the settings that an exported file holds, where options of the first controls would not do;
     `block` is the block that the picture shows, whose code the page writes when it is asked to; None where it cannot run."""
 
     number: int
+    key: str
     title: str
     idea: str
     text: tuple[str, ...]

@@ -117,7 +117,8 @@ def rail(lesson: Lesson) -> None:
         here = place(x)
         query = urlencode({**everywhere, **address.write(x, here["values"], here["step"])})
         mark = "here" if x is lesson else "done" if here["right"] else "new"
-        links.append({"number": x.number, "title": x.title, "query": query, "state": mark, "done": here["right"]})
+        named = {"number": x.number, "key": x.key, "title": x.title}
+        links.append({**named, "query": query, "state": mark, "done": here["right"]})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(
             links, forgotten=st.session_state.get("learn_forgotten", 0), key="lessons",
@@ -136,19 +137,15 @@ def map_of_progress(lesson: Lesson) -> None:
                 "takes it along. It is for you: it proves nothing to others."
             )
             return
-        st.markdown("\n".join(f"- {progress.ABLE[n - 1].capitalize()} ({n})" for n in mine))
-        left = [n for n in range(1, len(LESSONS) + 1) if n not in mine]
+        st.markdown("\n".join(f"- {progress.ABLE[x.number - 1].capitalize()} ({x.number})" for x in mine))
+        left = [str(x.number) for x in LESSONS if x not in mine]
         if left:
-            st.caption(f"Not yet: {', '.join(map(str, left))}.")
+            st.caption(f"Not yet: {', '.join(left)}.")
         with st.container(horizontal=True, vertical_alignment="center"):
-            query = {**settings.write(state.values()), "lesson": str(lesson.number), "done": progress.write(mine)}
-            st.page_link(
-                PAGE.format("learn"),
-                label="Link with my progress",
-                icon=":material/link:",
-                query_params=query,
-                width="content",
-            )
+            keys = progress.write(x.key for x in mine)
+            query = {**settings.write(state.values()), "lesson": lesson.key, "done": keys}
+            here, icon = PAGE.format("learn"), ":material/link:"
+            st.page_link(here, label="Link with my progress", icon=icon, query_params=query, width="content")
             st.button("Start over", key="w_start_over", type="tertiary", on_click=start_over)
 
 

@@ -20,7 +20,7 @@ from explorer.session import state
 def outline(lesson: Lesson, who: Learner) -> None:
     """One lesson: steps, controls, question with answer, link."""
     scene, question = lesson.scene(who, lesson.defaults()), lesson.question(who, lesson.defaults())
-    query = {**settings.write(state.values()), "lesson": str(lesson.number)}
+    query = {**settings.write(state.values()), "lesson": lesson.key}
     with st.container(gap="xsmall", key=f"outline_{lesson.number}"):
         st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
         st.markdown(lesson.idea)

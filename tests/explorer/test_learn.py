@@ -22,7 +22,7 @@ from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
-from explorer.learn.lessons.planners import l10_topology, l11_two_dims, l12_experts, l13_choose
+from explorer.learn.lessons.planners import l10_topology, l12_experts, l13_choose, l22_two_dims
 from explorer.learn.visit import address
 from explorer.text import units
 from planner_core.cost.communication import ring_time_s
@@ -263,18 +263,18 @@ def test_8_gradients_of_the_pieces(way: str, seed: int) -> None:
     assert numbers(8, way=way, seed=seed)["error"] == 0
 
 
-def test_9_folding_counts() -> None:
-    found = numbers(9)
+def test_23_folding_counts() -> None:
+    found = numbers(23)
     assert found["matrices"] == 32 * 7 + 2
     assert found["folded"] == 3**7 + 3**2
     assert found["log10_unfolded"] == pytest.approx(226 * math.log10(3))
     assert found["copies"] == 32
-    assert numbers(9, least=64)["shared"] == 0  # 32 layers are fewer than 64
+    assert numbers(23, least=64)["shared"] == 0  # 32 layers are fewer than 64
 
 
-def test_9_folding_of_another_model() -> None:
+def test_23_folding_of_another_model() -> None:
     t5 = Learner(Request("t5-large"))
-    found = LESSONS[8].scene(t5, LESSONS[8].defaults()).numbers
+    found = LESSONS[22].scene(t5, LESSONS[22].defaults()).numbers
     assert found["folded"] - 3 ** found["top"] == 3**6 + 3**10  # encoder and decoder block (TAP's poster)
 
 
@@ -344,8 +344,8 @@ def test_10_where_the_time_of_the_largest_sum_comes_from() -> None:
         (512, (32, 16)),
     ],
 )
-def test_11_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
-    found = numbers(11, n=n, ratio=1)
+def test_22_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
+    found = numbers(22, n=n, ratio=1)
     assert (found["d1"], found["d2"]) == mesh
     # over axis 2: q, k and v (1.5 h), gate and up (7 h) forward, the inputs of o (h) and down (3.5 h) backward; over axis 1 four h
     factor = (1.5 + 7 + 1 + 3.5) / 4
@@ -356,39 +356,39 @@ def test_11_best_mesh_is_the_papers(n: int, mesh: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("n", [4, 16, 64])
-def test_11_the_table_adds_up_to_the_factor(n: int) -> None:
-    found = numbers(11, n=n, ratio=1)
-    table = LESSONS[10].scene(LLAMA, {**LESSONS[10].defaults(), "n": n, "ratio": 1}).steps[2].picture
+def test_22_the_table_adds_up_to_the_factor(n: int) -> None:
+    found = numbers(22, n=n, ratio=1)
+    table = LESSONS[21].scene(LLAMA, {**LESSONS[21].defaults(), "n": n, "ratio": 1}).steps[2].picture
     d1, d2 = int(found["d1"]), int(found["d2"])
     for first, axis, parts in ((4, 1, d2), (13, 2, d1)):
         assert f"{first / parts:g} · {parts} = {first}" in table, axis
     assert found["factor"] == 13 / 4
 
 
-def test_11_gpts_layer_is_the_papers() -> None:
+def test_22_gpts_layer_is_the_papers() -> None:
     gpt2 = Learner(Request("gpt2-xl"))
     layer, tokens = gpt2.layer(), gpt2.planner.workload.batch * gpt2.planner.workload.seq
-    assert l11_two_dims.factor(layer) == 3
-    for mesh in l11_two_dims.meshes(64):
+    assert l22_two_dims.factor(layer) == 3
+    for mesh in l22_two_dims.meshes(64):
         want = ring_time_s(*mesh, 2e11, 4e11, layers=48, tokens=tokens, hidden=1600)
-        assert l11_two_dims.ring_s(layer, tokens, mesh, 2e11, 4e11) == pytest.approx(want)
+        assert l22_two_dims.ring_s(layer, tokens, mesh, 2e11, 4e11) == pytest.approx(want)
 
 
-def test_11_times_on_the_clusters_own_links() -> None:
+def test_22_times_on_the_clusters_own_links() -> None:
     """16 GPUs are two nodes. On 2 × 8, axis 2 lies inside a node, and each pair of axis 1 has a network card of 50 GB/s."""
     item = BATCH * SEQ * HIDDEN * 2
     # forward q, k and v, gate and up, backward the inputs of o and down; over axis 1 four times the stream
     inside = [inside_s(share * item / 2, 8) for share in (1.5, 7, 1, 3.5)]
-    assert numbers(11, n=16)["2x8_wires_s"] == pytest.approx(LAYERS * (sum(inside) + 4 * across_s(item / 8, 2)))
+    assert numbers(22, n=16)["2x8_wires_s"] == pytest.approx(LAYERS * (sum(inside) + 4 * across_s(item / 8, 2)))
     # one node is even: all but latency and the switch's adding is the paper's formula
-    megatron = numbers(11, n=8)
+    megatron = numbers(22, n=8)
     assert megatron["8x1_wires_s"] == pytest.approx(LAYERS * 4 * inside_s(item, 8))
     assert megatron["8x1_wires_s"] == pytest.approx(megatron["megatron_s"], rel=0.1)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4, 8])
-def test_11_chunk_overlap_and_tiles(chunks: int) -> None:
-    found = numbers(11, chunks=chunks)
+def test_22_chunk_overlap_and_tiles(chunks: int) -> None:
+    found = numbers(22, chunks=chunks)
     g, a = found["compute_s"], found["comm_s"]
     d1, d2, tokens = found["d1"], found["d2"], BATCH * SEQ
     assert g == pytest.approx(
@@ -400,7 +400,7 @@ def test_11_chunk_overlap_and_tiles(chunks: int) -> None:
     assert found["end_s"] == pytest.approx((g + a + (chunks - 1) * max(g, a)) / chunks)
     assert found["error"] == 0
     for kind in ("column-first", "row-first"):
-        c = l11_two_dims.tile_product(kind)
+        c = l22_two_dims.tile_product(kind)
         want = np.array(c["x"].tolist()) @ np.array(c["w"].tolist())
         terms = {k: np.array(v.tolist()) for k, v in c["terms"].items()}
         halves = [terms[i, 0] + terms[i, 1] if kind == "column-first" else terms[0, i] + terms[1, i] for i in (0, 1)]
@@ -546,7 +546,7 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
 
 FIRST = (
     "placement", "partial", "replicate", "collective", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring", "latency",
-    "bandwidth", "tree", "Megatron-LM", "sequence parallel", "logits", "FSDP", "mesh", "tensor group", "row-first", "overlap", "front",
+    "bandwidth", "tree", "Megatron-LM", "sequence parallel", "logits", "FSDP", "mesh", "tensor group", "row-first", "overlap", "front", "block", "axis",
     "grouped-query", "shared subgraph", "similar", "redistribution", "degree",
 )  # fmt: skip
 """Words of the field that no lesson may use before the one that defines them."""
@@ -593,7 +593,7 @@ def test_every_lesson_has_something_to_show_for_other_models(model: str) -> None
     for lesson in LESSONS:
         scene = lesson.scene(learner, lesson.defaults())
         assert lesson.question(learner, lesson.defaults()).options
-        if model == "resnet50-100k" and lesson.number in (6, 7, 10, 11, 13):
+        if model == "resnet50-100k" and lesson.number in (6, 7, 10, 13, 22):
             assert "ResNet" in scene.note
 
 
@@ -714,8 +714,8 @@ def test_8_a_wrong_answer_does_not_tell_the_right_one(way: str) -> None:
     assert all(right not in why and why.endswith("?") for why in question.why if why != right)
 
 
-def test_9_the_question_is_a_sum_and_the_product_has_its_own_answer() -> None:
-    lesson = LESSONS[8]
+def test_23_the_question_is_a_sum_and_the_product_has_its_own_answer() -> None:
+    lesson = LESSONS[22]
     question = lesson.question(LLAMA, lesson.defaults())
     assert question.options[question.answer] == units.whole(3**7 + 3**2) and "scored apart" in question.ask
     assert "multiplied" in question.why[question.options.index(units.whole(3**9))]
@@ -724,8 +724,8 @@ def test_9_the_question_is_a_sum_and_the_product_has_its_own_answer() -> None:
     assert "apart" in steps[lesson.scene(LLAMA, lesson.defaults()).reveal - 1].says  # said before it is asked
 
 
-def test_9_says_when_nothing_is_kept() -> None:
-    some, none = (LESSONS[8].scene(LLAMA, {"least": n}).steps for n in (2, 64))
+def test_23_says_when_nothing_is_kept() -> None:
+    some, none = (LESSONS[22].scene(LLAMA, {"least": n}).steps for n in (2, 64))
     assert "1 shared subgraph." in some[-2].says and "large number" not in some[-1].says
     assert "No block has 64 copies" in none[-2].says and "large number" in none[-1].says
 

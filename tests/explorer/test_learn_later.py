@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import Drawing, text
+from explorer.learn.files import sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import typed
-from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons import FORMER, LESSONS
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
-from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l23_debug
-from explorer.learn.lessons.planners import l11_two_dims, l21_uneven, l22_long
-from explorer.learn.lessons.times import l18_micro_batches, l19_measured, l20_algorithms
+from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l11_debug
+from explorer.learn.lessons.planners import l20_uneven, l21_long, l22_two_dims
+from explorer.learn.lessons.times import l09_algorithms, l18_micro_batches, l19_measured
 from explorer.learn.pictures.film import Cell, Film, Flight
-from explorer.learn.visit import answers, progress
+from explorer.learn.visit import address, answers, progress, task
 from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning import price
@@ -177,12 +178,12 @@ def test_19_the_order_of_pairs() -> None:
     assert found["planner_order"] > 0.9 > found["one_order"] > found["one_alike"] > 0.5
 
 
-# --- 20: rings, trees and switches --------------------------------------------------------------------
+# --- 9: rings, trees and switches --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n, size", [(2, 2**14), (64, 2**20), (512, 2**29)])
-def test_20_formulas_from_the_fitted_constants(n: int, size: int) -> None:
-    found = numbers(20, n=n, bytes=size)
+def test_9_formulas_from_the_fitted_constants(n: int, size: int) -> None:
+    found = numbers(9, n=n, bytes=size)
     moved, start = 2 * (n - 1) / n * size / NETWORK, FITTED["summing"] * FITTED["base_s"]
     ring = start + 2 * (n - 1) * FITTED["summing"] * FITTED["ring_hop_s"]
     assert found["ring_s"] == pytest.approx(took_s(ring, moved), rel=1e-3)
@@ -192,8 +193,8 @@ def test_20_formulas_from_the_fitted_constants(n: int, size: int) -> None:
     assert found["tree_hops"] == 2 * math.log2(n) and found["ring_hops"] == 2 * (n - 1)
 
 
-def test_20_the_switch_and_the_planners_table() -> None:
-    steps = LESSONS[19].scene(LLAMA, {**LESSONS[19].defaults(), "bytes": 2**26}).steps
+def test_9_the_switch_and_the_planners_table() -> None:
+    steps = LESSONS[8].scene(LLAMA, {**LESSONS[8].defaults(), "bytes": 2**26}).steps
     shown = [float(x) for x in re.findall(r"([\d.]+) ms", steps[4].says)]
     assert shown[0] == pytest.approx(1e3 * inside_s(2**26, 8), rel=0.01)
     rate = 450e9 * FITTED["efficiency"] * (1 - FITTED["few"] / 8)
@@ -205,20 +206,20 @@ def test_20_the_switch_and_the_planners_table() -> None:
 
 @pytest.mark.parametrize(
     "states, sends",
-    [(l20_algorithms.rounds_of_ring([3, 1, 4, 1]), None), (l20_algorithms.rounds_of_tree([3, 1, 4, 1]), 6)],
+    [(l09_algorithms.rounds_of_ring([3, 1, 4, 1]), None), (l09_algorithms.rounds_of_tree([3, 1, 4, 1]), 6)],
 )
-def test_20_all_members_hold_the_sum_at_the_end(states: list, sends: int | None) -> None:
+def test_9_all_members_hold_the_sum_at_the_end(states: list, sends: int | None) -> None:
     last = states[-1] if sends is None else states[-1][0]
     assert last == [9] * 4 and len(states) == 1 + (6 if sends is None else 4)
     if sends:
         assert sum(len(sent) for _, sent in states) == sends
 
 
-def test_20_the_films_show_the_data_at_every_stop() -> None:
-    ring, tree = (s.picture for s in LESSONS[19].scene(LLAMA, LESSONS[19].defaults()).steps[:2])
-    states = l20_algorithms.rounds_of_ring(l20_algorithms.START)
+def test_9_the_films_show_the_data_at_every_stop() -> None:
+    ring, tree = (s.picture for s in LESSONS[8].scene(LLAMA, LESSONS[8].defaults()).steps[:2])
+    states = l09_algorithms.rounds_of_ring(l09_algorithms.START)
     assert [at(ring, k) for k in range(len(states))] == [sorted(s) for s in states]
-    rounds = l20_algorithms.rounds_of_tree(l20_algorithms.START)
+    rounds = l09_algorithms.rounds_of_tree(l09_algorithms.START)
     assert [at(tree, k) for k in range(len(rounds))] == [sorted(s) for s, _ in rounds]
 
 
@@ -233,13 +234,13 @@ def at(film: str, stop: int) -> list[float]:
     return sorted(float((t.text or "").replace("−", "-")) for g in cells for t in g.iter("text"))
 
 
-# --- 21: experts, uneven ------------------------------------------------------------------------------
+# --- 20: experts, uneven ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("skew, factor, seed", [(0, 0, 0), (2, 125, 0), (3, 100, 4), (3, 200, 1)])
-def test_21_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int) -> None:
-    load = l21_uneven.routed(skew, seed)
-    found = numbers(21, skew=skew, factor=factor, seed=seed)
+def test_20_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int) -> None:
+    load = l20_uneven.routed(skew, seed)
+    found = numbers(20, skew=skew, factor=factor, seed=seed)
     assert sum(load) == found["tokens"] == 256 and found["hottest"] == max(load)
     assert found["ratio"] == max(load) / 32
     if factor:
@@ -255,28 +256,28 @@ def test_21_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int
 
 
 @pytest.mark.parametrize("skew, seed", [(0, 0), (2, 0), (3, 5)])
-def test_21_the_question_is_the_share_of_waiting(skew: int, seed: int) -> None:
-    load = l21_uneven.routed(skew, seed)
-    question = LESSONS[20].question(LLAMA, {**LESSONS[20].defaults(), "skew": skew, "seed": seed})
+def test_20_the_question_is_the_share_of_waiting(skew: int, seed: int) -> None:
+    load = l20_uneven.routed(skew, seed)
+    question = LESSONS[19].question(LLAMA, {**LESSONS[19].defaults(), "skew": skew, "seed": seed})
     waits = sum(max(load) - x for x in load) / (8 * max(load))
     assert question.values[question.answer] == pytest.approx(100 * waits)
 
 
-def test_21_an_unfair_router_is_less_even_and_fsdp_costs_what_the_command_says() -> None:
-    fair, unfair = (np.mean([max(l21_uneven.routed(skew, seed)) for seed in range(6)]) for skew in (0, 3))
+def test_20_an_unfair_router_is_less_even_and_fsdp_costs_what_the_command_says() -> None:
+    fair, unfair = (np.mean([max(l20_uneven.routed(skew, seed)) for seed in range(6)]) for skew in (0, 3))
     assert fair > 32 and unfair > 2 * fair
     told = price("mixtral-8x7b", layout="fsdp=16", micro_batch=1, seq=2048, advise=False)
     assert told.plan is not None
-    assert numbers(21)["step_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
-    assert "takes routing to be fair" in LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[-1].says
+    assert numbers(20)["step_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+    assert "takes routing to be fair" in LESSONS[19].scene(LLAMA, LESSONS[19].defaults()).steps[-1].says
 
 
 @pytest.mark.parametrize("skew", [0, 3])
-def test_21_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
+def test_20_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
     """With a fair router, and with the load of the fullest GPU of the lesson's router."""
-    found = numbers(21, skew=skew)
-    load = l21_uneven.routed(skew, LESSONS[20].defaults()["seed"])
-    assert l21_uneven.fullest(load, 8) == max(load) / 32 and l21_uneven.fullest(load, 1) == 1
+    found = numbers(20, skew=skew)
+    load = l20_uneven.routed(skew, LESSONS[19].defaults()["seed"])
+    assert l20_uneven.fullest(load, 8) == max(load) / 32 and l20_uneven.fullest(load, 1) == 1
     for name, imbalance in (("dealt_s", 1.0), ("uneven_s", max(load) / 32)):
         told = price(
             "mixtral-8x7b", layout="fsdp=16,ep=8", micro_batch=1, seq=2048, expert_imbalance=imbalance, advise=False
@@ -285,12 +286,12 @@ def test_21_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
     assert found["dealt_s"] <= found["uneven_s"]
 
 
-# --- 22: long sequences -------------------------------------------------------------------------------
+# --- 21: long sequences -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_22_the_ring_puts_the_softmax_together(n: int) -> None:
-    c = l22_long.ring(n)
+def test_21_the_ring_puts_the_softmax_together(n: int) -> None:
+    c = l21_long.ring(n)
     assert 0 <= c["error"] < 1e-12
     assert c["weights"][-1] == pytest.approx(c["first"])  # the sum that softmax divides by, over all keys
     assert all(
@@ -306,11 +307,11 @@ def test_22_the_ring_puts_the_softmax_together(n: int) -> None:
 
 
 @pytest.mark.parametrize("n, tokens", [(2, 8192), (4, 131072)])
-def test_22_balance_and_bytes(n: int, tokens: int) -> None:
-    found = numbers(22, n=n, tokens=tokens)
+def test_21_balance_and_bytes(n: int, tokens: int) -> None:
+    found = numbers(21, n=n, tokens=tokens)
     pairs = [sum(q + 1 for q in (2 * r, 2 * r + 1)) for r in range(n)]
     assert (found["most"], found["least"]) == (max(pairs), min(pairs))
-    assert sum(l22_long.causal(n, True)) == sum(pairs) == n * (2 * n + 1) and len(set(l22_long.causal(n, True))) == 1
+    assert sum(l21_long.causal(n, True)) == sum(pairs) == n * (2 * n + 1) and len(set(l21_long.causal(n, True))) == 1
     assert found["ratio"] == pytest.approx(max(pairs) / (2 * n + 1))
     # 8 key-value heads of 128: keys and values of the other parts pass by; or everything is exchanged
     assert found["ring"] == (n - 1) * tokens // n * 2 * 1024 * 2
@@ -320,17 +321,17 @@ def test_22_balance_and_bytes(n: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_22_the_question_is_about_twice_as_many_gpus(n: int) -> None:
+def test_21_the_question_is_about_twice_as_many_gpus(n: int) -> None:
     """Every pair of blocks of 4n of which the key's is not behind the query's; the last GPU has the last two queries' blocks."""
     blocks = range(4 * n)
     pairs = [(q, k) for q in blocks for k in blocks if k <= q]
     last = sum(q >= 4 * n - 2 for q, _ in pairs)
-    question = LESSONS[21].question(LLAMA, {**LESSONS[21].defaults(), "n": n})
+    question = LESSONS[20].question(LLAMA, {**LESSONS[20].defaults(), "n": n})
     assert question.values[question.answer] == pytest.approx(last / (len(pairs) / (2 * n)))
 
 
 @pytest.mark.parametrize("n, tokens", [(2, 8192), (8, 32768)])
-def test_22_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: int) -> None:
+def test_21_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: int) -> None:
     rest = 16 // n
     layouts = {
         "FSDP, a text for each GPU": "fsdp=16",
@@ -338,8 +339,8 @@ def test_22_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: i
         f"a text for {n} GPUs, keys in a ring": f"fsdp={rest},cp={n}",
         f"a text for {n} GPUs, heads exchanged": f"fsdp={rest},cp={n},cp_type=ulysses",
     }
-    found = l22_long.priced(LLAMA, tokens, n)
-    picture = LESSONS[21].scene(LLAMA, {"n": n, "tokens": tokens}).steps[4].picture
+    found = l21_long.priced(LLAMA, tokens, n)
+    picture = LESSONS[20].scene(LLAMA, {"n": n, "tokens": tokens}).steps[4].picture
     assert set(found) == set(layouts)
     for way, layout in layouts.items():
         told = price("llama-3-8b", layout=layout, micro_batch=1, seq=tokens, recompute="full", advise=False)
@@ -351,15 +352,15 @@ def test_22_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: i
         assert way in picture and units.seconds(seconds) in picture
 
 
-def test_22_ways_that_a_model_cannot_follow_are_left_out() -> None:
+def test_21_ways_that_a_model_cannot_follow_are_left_out() -> None:
     """GPT-2 XL has 25 heads: 8 GPUs cannot share them. Sixteen GPUs have no 32 to share a text."""
     learner = Learner(Request("gpt2-xl"))
     alone = {"FSDP, a text for each GPU"}
-    assert set(l22_long.priced(learner, 8192, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
-    assert set(l22_long.priced(learner, 8192, 32)) == alone
+    assert set(l21_long.priced(learner, 8192, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
+    assert set(l21_long.priced(learner, 8192, 32)) == alone
 
 
-# --- 23: break it and debug it ------------------------------------------------------------------------
+# --- 11: break it and debug it ------------------------------------------------------------------------
 
 
 def attention(x: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray) -> np.ndarray:
@@ -372,23 +373,23 @@ def attention(x: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.
     return np.concatenate(out, 1) @ o
 
 
-def test_23_without_a_fault_the_pieces_are_the_layer() -> None:
+def test_11_without_a_fault_the_pieces_are_the_layer() -> None:
     import torch
 
     gen = torch.Generator().manual_seed(0)
     weights = [torch.randn(s, generator=gen, dtype=torch.float64) for s in ((8, 16), (8, 8), (8, 8), (16, 8))]
     x = torch.randn(6, 8, generator=gen, dtype=torch.float64)
     want = attention(*(np.array(t.tolist()) for t in (x, *weights)))
-    assert np.allclose(np.array(l23_debug.forward(x, weights, "").tolist()), want)
+    assert np.allclose(np.array(l11_debug.forward(x, weights, "").tolist()), want)
     for fault in ("kv", "order"):
-        assert not np.allclose(np.array(l23_debug.forward(x, weights, fault).tolist()), want)
+        assert not np.allclose(np.array(l11_debug.forward(x, weights, fault).tolist()), want)
 
 
-@pytest.mark.parametrize("fault", ["", *l23_debug.FAULTS])
-def test_23_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
+@pytest.mark.parametrize("fault", ["", *l11_debug.FAULTS])
+def test_11_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
     """Two neighbours sum what they wait for; H100's launches and the fitted latency make the times."""
-    spans = l23_debug.trace(LLAMA.cluster, fault)
-    sizes = [m[2] for m in l23_debug.messages(fault)]
+    spans = l11_debug.trace(LLAMA.cluster, fault)
+    sizes = [m[2] for m in l11_debug.messages(fault)]
     assert [s.words for s in spans if s.stream == "messages"] == [f"{size} B" for size in sizes]
     assert all(a.end == b.start for a, b in itertools.pairwise(spans)) and spans[0].start == 0
     kernels = [(s.words, round((s.end - s.start) / H100["launch_s"])) for s in spans if s.stream == "compute"]
@@ -397,20 +398,20 @@ def test_23_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
     assert took[:2] == pytest.approx([inside_s(size, 2) for size in sizes[:2]]) and (fault == "sum") == (len(took) == 2)
 
 
-def test_23_every_fault_shows_as_the_lesson_says() -> None:
-    well = l23_debug.trained("")
+def test_11_every_fault_shows_as_the_lesson_says() -> None:
+    well = l11_debug.trained("")
     assert well["loss"][-1] < 0.7 * well["loss"][0] and max(well["apart"]) == 0
     weights = 8 * 8 + 2 * 8 * 4 + 8 * 8  # of one of two GPUs: two heads, one key-value head
     assert [m[2] for m in well["messages"]] == [12 * 8 * 8, 12 * 8 * 8, 8 * weights]
-    for case, fault in enumerate(l23_debug.FAULTS):
-        run, found = l23_debug.trained(fault), numbers(23, case=case)
+    for case, fault in enumerate(l11_debug.FAULTS):
+        run, found = l11_debug.trained(fault), numbers(11, case=case)
         assert run["loss"][-1] < run["loss"][0], "the loss falls all the same"
         assert (found["first"] == pytest.approx(found["well_first"])) == (fault == "sum")
         assert (found["apart"] > 1e-3) == (fault == "sum") and found["last"] > found["well_last"]
         assert (found["bytes"] == found["well_bytes"]) == (fault == "order")
-        question = LESSONS[22].question(LLAMA, {"case": case})
-        assert question.options[question.answer] == l23_debug.NAMES[fault]
-    signs = LESSONS[22].scene(LLAMA, {"case": 0}).steps[-1].picture
+        question = LESSONS[10].question(LLAMA, {"case": case})
+        assert question.options[question.answer] == l11_debug.NAMES[fault]
+    signs = LESSONS[10].scene(LLAMA, {"case": 0}).steps[-1].picture
     assert signs.count("<td>wrong</td>") == 2 and signs.count("they part") == 1 and signs.count("too few bytes") == 1
 
 
@@ -456,7 +457,7 @@ def test_4_the_ring_in_motion(n: int) -> None:
     assert film.count('class="flight"') == n * 2 * (n - 1)
 
 
-def test_5_7_11_sums_in_motion() -> None:
+def test_5_7_22_sums_in_motion() -> None:
     c = l05_mlp.compute("columns", 0)
     for step, terms, total in ((3, c["terms"], c["got"]), (4, c["grads"], c["grad"])):
         film = film_of(5, step)
@@ -466,9 +467,9 @@ def test_5_7_11_sums_in_motion() -> None:
     want = (tokens, tokens.sum(0), 2 * tokens.sum(0), np.tile(2 * tokens.sum(0), 4))
     assert [at(film, k) for k in range(4)] == [cells(x) for x in want]
     for step, kind in ((0, "column-first"), (1, "row-first")):
-        tiles = l11_two_dims.tile_product(kind)
+        tiles = l22_two_dims.tile_product(kind)
         whole = tiles["x"] @ tiles["w"]
-        assert at(film_of(11, step), 1) == cells(whole, whole)  # every column on two GPUs
+        assert at(film_of(22, step), 1) == cells(whole, whole)  # every column on two GPUs
 
 
 @pytest.mark.parametrize("n, k", [(2, 1), (4, 2), (8, 2)])
@@ -548,16 +549,38 @@ def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ign
                 assert answers.judged(question, f"{value:.6f}") == (i, question.why[i])
 
 
-@pytest.mark.parametrize(
-    "numbers_, text_", [(set(), ""), ({3}, "3"), ({1, 4, 5, 6, 9}, "1,4-6,9"), (set(range(1, 24)), "1-23")]
-)
-def test_progress_travels_as_text(numbers_: set[int], text_: str) -> None:
-    assert progress.write(numbers_) == text_ and progress.read(text_) == (numbers_, [])
+@pytest.mark.parametrize("keys", [(), ("placements",), ("memory", "mlp", "folding"), FORMER])
+def test_progress_travels_as_text(keys: tuple[str, ...]) -> None:
+    assert progress.read(progress.write(keys)) == (set(keys), [])
+    assert progress.from_cookie(".".join(keys)) == set(keys)
+
+
+def test_what_was_kept_by_number_names_the_same_lesson() -> None:
+    """Links, cookies, assignments and saved answers of the time when folding was lesson 9: all lead to it, not to today's ninth."""
+    titles = {
+        9: "Folding",
+        11: "Two dimensions",
+        20: "Rings, trees and switches",
+        23: "Break it and debug it",
+        4: "Collectives",
+        24: "How planners think",
+    }
+    for number, title in titles.items():
+        lesson, _, step, problems = address.read({"lesson": str(number), "step": "2"})
+        assert (lesson.title, step, problems) == (title, 1, [])
+        assert progress.from_cookie(f"{number}") == progress.read(f"{number}-{number}")[0] == {lesson.key}
+        assert address.read(address.write(lesson, lesson.defaults(), 0))[0] is lesson
+        names, unknown = task.read(f"{number},{lesson.key},{number}z")
+        assert (names, unknown) == ((lesson.key,), [f"{number}z"])
+    assert task.read("11b,20c")[0] == ("two-dimensions-b", "algorithms-c")
+    assert task.read_given('{"11b": "8"}', ("two-dimensions-b",)) == {"two-dimensions-b": "8"}
+    assert sheet.former_names(task.known())["23b"] == "debug-b"
+    assert sorted(FORMER) == sorted(x.key for x in LESSONS)
 
 
 @pytest.mark.parametrize("bad", ["x", "99", "0", "²", "3-", "-3", "1e3", "5-4", "3-99", "9999999999", ",,"])
 def test_progress_that_is_none_is_left_out(bad: str) -> None:
-    assert progress.read(f"2,{bad}") == ({2}, [part for part in bad.split(",") if part])
+    assert progress.read(f"2,{bad}") == ({"cuts"}, [part for part in bad.split(",") if part])
     assert len(progress.ABLE) == len(LESSONS)
 
 

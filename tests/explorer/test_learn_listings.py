@@ -11,8 +11,8 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.basics import l04_collectives
-from explorer.learn.lessons.layers import l08_backward, l23_debug
-from explorer.learn.lessons.planners import l22_long
+from explorer.learn.lessons.layers import l08_backward, l11_debug
+from explorer.learn.lessons.planners import l21_long
 from explorer.learn.lessons.times import l18_micro_batches
 from planner_core.planning.request import Request
 from tests.support.torchrun import run_script
@@ -25,7 +25,7 @@ def numbers(number: int, **values: int | str) -> dict[str, float]:
     return dict(lesson.scene(LLAMA, {**lesson.defaults(), **values}).numbers)
 
 
-SAID = {2: 2, 3: 6, 4: 1, 5: 1, 6: 1, 7: 2, 8: 1, 11: 1, 12: 1, 18: 3, 22: 1, 24: 1}
+SAID = {2: 2, 3: 6, 4: 1, 5: 1, 6: 1, 7: 2, 8: 1, 12: 1, 18: 3, 21: 1, 22: 1, 24: 1}
 """How many differences from the whole the snippets print."""
 
 
@@ -66,12 +66,12 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
     seven, text = numbers(7), printed(LESSONS[6], tmp_path)
     assert f"loss {seven['loss']:.4f}, on one GPU {seven['loss']:.4f}" in text
     assert f"sent {seven['small'] / 1e6:.2f} MB instead of {seven['logits'] / 1e9:.1f} GB" in text
-    nine, text = numbers(9), printed(LESSONS[8], tmp_path)
+    nine, text = numbers(23), printed(LESSONS[22], tmp_path)
     assert (
         f"matrices {nine['matrices']:g}: 3^{nine['matrices']:g} plans, about 10^{nine['log10_unfolded']:.0f}; folded {nine['folded']:g}"
         in text
     )
-    for step in LESSONS[8].scene(LLAMA, LESSONS[8].defaults()).steps[: int(nine["depths"]) - 1]:
+    for step in LESSONS[22].scene(LLAMA, LESSONS[22].defaults()).steps[: int(nine["depths"]) - 1]:
         kinds = re.search(r"(\d+) kinds? of block", step.says)
         assert kinds and f"{step.title.lower()}: {kinds[1]} kinds of block repeat, copies 32" in text
     twelve = numbers(12)
@@ -83,11 +83,11 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
         f"all_to_alls {twelve['expert'] / 1e6:.0f} MB per GPU, by one all_reduce {twelve['tensor'] / 1e6:.0f} MB"
         in text
     )
-    text = printed(LESSONS[22], tmp_path)
+    text = printed(LESSONS[10], tmp_path)
     for name, case in (("kv", 1), ("order", 2)):
-        assert f"{name}: first loss {numbers(23, case=case)['first']:.4f}" in text
-    assert f"one GPU: first loss {numbers(23)['well_first']:.4f}" in text
-    assert f"apart by {l23_debug.trained('sum')['apart'][1]:.3g} before step 2" in text
+        assert f"{name}: first loss {numbers(11, case=case)['first']:.4f}" in text
+    assert f"one GPU: first loss {numbers(11)['well_first']:.4f}" in text
+    assert f"apart by {l11_debug.trained('sum')['apart'][1]:.3g} before step 2" in text
     c = l08_backward.compute("data", 2)
     terms = " + ".join(f"{g[0, 0]:g}" for g in c["grads_w"])
     assert f"gradient: {terms} = {c['gw'][0, 0]:g}" in printed(LESSONS[7], tmp_path)
@@ -95,7 +95,7 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
 
 def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: Path) -> None:
     """Figures that stand in a listing are the planner's, rounded; what follows from them agrees to a per cent."""
-    said_ = {n: printed(LESSONS[n - 1], tmp_path) for n in (1, 10, 11, 14, 15, 16, 18, 20, 21, 22)}
+    said_ = {n: printed(LESSONS[n - 1], tmp_path) for n in (1, 9, 10, 14, 15, 16, 18, 20, 21, 22)}
 
     def told(number: int, pattern: str) -> list[float]:
         found = re.search(pattern, said_[number])
@@ -104,9 +104,9 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
 
     assert told(1, r"kept (\d+) bytes per parameter.*Llama-3-8B (\d+) GiB") == [18, round(numbers(1)["kept"] / 2**30)]
     assert told(10, r"volume ([\d.]+) GB") == [round(numbers(10)["volume"] / 1e9, 1)]
-    eleven = numbers(11)
-    assert told(11, r"mesh 8 × 2: (\d+) ms") == [round(1e3 * eleven["best_s"])]
-    assert told(11, r"mesh 16 × 1: (\d+) ms") == [round(1e3 * eleven["megatron_s"])]
+    eleven = numbers(22)
+    assert told(22, r"mesh 8 × 2: (\d+) ms") == [round(1e3 * eleven["best_s"])]
+    assert told(22, r"mesh 16 × 1: (\d+) ms") == [round(1e3 * eleven["megatron_s"])]
     of = numbers(14)
     assert told(14, r"intensity (\d+)") == [round(of["intensity"])] and told(14, r"weights (\d+)") == [of["weights"]]
     assert told(14, r"gather (\S+) ms, compute (\S+) ms") == pytest.approx(
@@ -130,20 +130,20 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
     c = l18_micro_batches.gradients(4)
     terms = " + ".join(f"{p[0, 0]:g}" for p in c["parts"])
     assert f"top left: {terms} = {c['whole'][0, 0]:g}" in said_[18]
-    of = numbers(20)
+    of = numbers(9)
     want = [1e3 * of[f"{name}_s"] for name in ("ring", "tree, whole tensors", "tree, in pieces")]
-    assert told(20, r"size 1048576: ring (\S+) ms, whole_tree (\S+) ms, pieces_tree (\S+) ms") == pytest.approx(
+    assert told(9, r"size 1048576: ring (\S+) ms, whole_tree (\S+) ms, pieces_tree (\S+) ms") == pytest.approx(
         want, rel=0.01
     )
-    of = numbers(21)
-    assert told(21, r"hottest (\d+) of a mean of 32: (\S+) times") == [of["hottest"], round(of["ratio"], 2)]
-    assert told(21, r"capacity (\d+): dropped (\d+), empty places (\d+)") == [
+    of = numbers(20)
+    assert told(20, r"hottest (\d+) of a mean of 32: (\S+) times") == [of["hottest"], round(of["ratio"], 2)]
+    assert told(20, r"capacity (\d+): dropped (\d+), empty places (\d+)") == [
         of["capacity"],
         of["dropped"],
         of["empty"],
     ]
-    assert f"sums of the first tokens {[round(x, 3) for x in l22_long.ring(4)['weights'][-1]]}" in said_[22]
-    assert f"pairs of blocks {l22_long.causal(4, False)}, zigzag {l22_long.causal(4, True)}" in said_[22]
+    assert f"sums of the first tokens {[round(x, 3) for x in l21_long.ring(4)['weights'][-1]]}" in said_[21]
+    assert f"pairs of blocks {l21_long.causal(4, False)}, zigzag {l21_long.causal(4, True)}" in said_[21]
 
 
 WHOLE = {

@@ -1,4 +1,4 @@
-"""Sentences of lessons 14 to 24 that tell more than a scene's numbers: held against the numbers they speak of."""
+"""Sentences of lesson 9 and of 14 to 24 that tell more than a scene's numbers: held against the numbers they speak of."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from explorer.figures.svg_tensors import amount
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.planners import l21_uneven, l22_long
-from explorer.learn.lessons.times import l15_step, l16_zero, l19_measured, l20_algorithms
+from explorer.learn.lessons.planners import l20_uneven, l21_long
+from explorer.learn.lessons.times import l09_algorithms, l15_step, l16_zero, l19_measured
 from explorer.text import units
 from planner_core.planning.analysis.doubt import doubt_between
 from planner_core.planning.request import Request
@@ -63,17 +63,17 @@ def test_18_the_layers_are_told_apart_from_the_step() -> None:
     assert "are shown" in says(18, 1, m=8) and "The layers take" not in says(18, 1, m=8)
 
 
-def test_20_the_listing_has_the_cluster_of_the_lesson() -> None:
-    ring, tree = l20_algorithms.hops_s(l20_algorithms.between(LLAMA.cluster, 64))
-    constants = re.search(r"hop, tree_hop, rate = (\S+), (\S+), (\S+) ", LESSONS[19].code)
+def test_9_the_listing_has_the_cluster_of_the_lesson() -> None:
+    ring, tree = l09_algorithms.hops_s(l09_algorithms.between(LLAMA.cluster, 64))
+    constants = re.search(r"hop, tree_hop, rate = (\S+), (\S+), (\S+) ", LESSONS[8].code)
     assert constants and [float(x) for x in constants.groups()[:2]] == pytest.approx([ring, tree], rel=0.01)
-    link = l20_algorithms.between(LLAMA.cluster, 64)
+    link = l09_algorithms.between(LLAMA.cluster, 64)
     assert float(constants[3]) == link.stages[0].bytes_per_s
-    others = re.search(r"start, curve = (\S+), (\S+) ", LESSONS[19].code)
+    others = re.search(r"start, curve = (\S+), (\S+) ", LESSONS[8].code)
     assert others and [float(x) for x in others.groups()] == pytest.approx(
         [link.summing * link.launch_s, link.curve], rel=0.01
     )
-    assert says(20, 2).count(units.seconds(ring)) and says(20, 2).count(units.seconds(tree))
+    assert says(9, 2).count(units.seconds(ring)) and says(9, 2).count(units.seconds(tree))
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ def test_20_the_listing_has_the_cluster_of_the_lesson() -> None:
         ("2x8-h100:gpu=v100-32gb-sxm", "No collective of V100-SXM2 32 GB was measured"),
     ],
 )
-def test_20_says_where_a_hop_comes_from(cluster: str, words: str) -> None:
-    lesson = LESSONS[19]
+def test_9_says_where_a_hop_comes_from(cluster: str, words: str) -> None:
+    lesson = LESSONS[8]
     assert words in lesson.scene(Learner(Request("llama-3-8b", cluster=cluster)), lesson.defaults()).steps[2].says
 
 
-def test_20_what_a_switch_saves_is_told_on_paper_measured_and_in_all() -> None:
-    told = says(20, 4, bytes=2**26)
+def test_9_what_a_switch_saves_is_told_on_paper_measured_and_in_all() -> None:
+    told = says(9, 4, bytes=2**26)
     assert "on paper 57 %" in told  # 8 / 14 of a ring's transfer
     took = [float(x) for x in re.findall(r"([\d.]+) ms", told)]
     share = re.search(r"ms, ([\d.]+) %", told)
     assert share and float(share[1]) == pytest.approx(100 * took[0] / took[1], abs=0.6)
-    assert "More GPUs take less time" in says(20, 5, bytes=2**20)
+    assert "More GPUs take less time" in says(9, 5, bytes=2**20)
 
 
 @pytest.mark.parametrize("skew, seed", [(0, 0), (3, 2)])
-def test_21_tokens_at_home_are_not_sent(skew: int, seed: int) -> None:
-    experts = l21_uneven.chosen(skew, seed)
+def test_20_tokens_at_home_are_not_sent(skew: int, seed: int) -> None:
+    experts = l20_uneven.chosen(skew, seed)
     arrive = [sum(e == gpu and token // 32 != gpu for token, e in enumerate(experts)) for gpu in range(8)]
-    scene = LESSONS[20].scene(LLAMA, {**LESSONS[20].defaults(), "skew": skew, "seed": seed})
+    scene = LESSONS[19].scene(LLAMA, {**LESSONS[19].defaults(), "skew": skew, "seed": seed})
     assert scene.numbers["most_arrive"] == 2 * 4096 * max(arrive)
     assert f"so {max(arrive)} arrive: {amount(2 * 4096 * max(arrive))}" in scene.steps[4].says
     assert amount(2 * 4096 * min(arrive)) in scene.steps[4].says
@@ -139,9 +139,9 @@ def test_19_pairs_with_contradictions_are_counted_on_both_sides() -> None:
     assert odd + fine == sum(map(bool, both))
 
 
-def test_22_ways_compare_by_tokens_per_second() -> None:
-    cases = l22_long.priced(LLAMA, 131072, 4)
-    last = LESSONS[21].scene(LLAMA, LESSONS[21].defaults()).steps[4]
+def test_21_ways_compare_by_tokens_per_second() -> None:
+    cases = l21_long.priced(LLAMA, 131072, 4)
+    last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
     for peak, seconds, _, texts in cases.values():
         assert units.memory(peak) in last.picture and units.whole(round(texts * 131072 / seconds)) in last.picture
     assert [x[3] for x in cases.values()] == [16, 4, 4, 4]

@@ -17,7 +17,7 @@ from explorer.learn.files import export, kit, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.times import l20_algorithms
+from explorer.learn.lessons.times import l09_algorithms
 from explorer.learn.visit import answers
 from explorer.static import script
 from planner_core.planning.request import Request
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LLAMA = Learner(Request("llama-3-8b"))
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
-QUICK = (2, 4, 9, 13)
+QUICK = (2, 4, 13, 23)
 every = pytest.mark.parametrize(
     "lesson",
     [pytest.param(x, id=f"lesson{x.number}", marks=() if x.number in QUICK else pytest.mark.slow) for x in LESSONS],
@@ -108,7 +108,7 @@ def change(visit: Visit, lesson: Lesson) -> None:
 def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
     page = visit.page
-    page.goto(f"{app}/learn?lesson={lesson.number}")
+    page.goto(f"{app}/learn?lesson={lesson.key}")
     visit.settle()
     visit.at_step(1)
     first = page.locator(".lesson").inner_html()
@@ -174,9 +174,9 @@ def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesso
 
 def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_path: Path) -> None:
     """At every stop the cells show the data of that stop; between stops something flies, unless the reader wants it calm."""
-    lesson = LESSONS[19]
+    lesson = LESSONS[8]
     (target := tmp_path / "film.html").write_text(export.page(lesson, LLAMA, lesson.defaults()), encoding="utf-8")
-    states = l20_algorithms.rounds_of_ring(l20_algorithms.START)
+    states = l09_algorithms.rounds_of_ring(l09_algorithms.START)
     for motion in ("no-preference", "reduce"):
         context = chromium.new_context(offline=True, reduced_motion=motion)
         visit = Visit(context.new_page())
@@ -191,7 +191,7 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
             expect(flights).to_have_count(0)
             page.keyboard.press("ArrowRight")
         page.keyboard.press("End")
-        assert set(cells.all_text_contents()) == {str(sum(l20_algorithms.START))}
+        assert set(cells.all_text_contents()) == {str(sum(l09_algorithms.START))}
         expect(page.locator("#step")).to_have_text(re.compile("^1 of "))  # the arrows moved the picture, not the lesson
         place.evaluate("e => { e.value = '2.7'; e.dispatchEvent(new Event('input')); }")
         expect(flights).to_have_count(1 if motion == "no-preference" else 0)
@@ -203,7 +203,7 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
 
 
 def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) -> None:
-    some = (LESSONS[1], LESSONS[3], LESSONS[19])
+    some = (LESSONS[1], LESSONS[3], LESSONS[8])
     for name, make in (("slides", kit.slides), ("exercises", sheet.exercises), ("keys", sheet.keys)):
         (tmp_path / f"{name}.html").write_text(make(some, LLAMA), encoding="utf-8")
     context = chromium.new_context(offline=True)
@@ -218,13 +218,13 @@ def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) 
     expect(page.locator(".slide:visible")).to_have_count(1)
     page.goto(
         (tmp_path / "slides.html").as_uri() + f"#{count - 5}"
-    )  # an address of a slide; the ring of lesson 20 moves there or near
+    )  # an address of a slide; the ring of lesson 9 moves there or near
     page.reload()
     expect(page.locator("#at")).to_have_text(f"{count - 5} of {count}")
     page.goto((tmp_path / "exercises.html").as_uri())
     page.locator("#who").fill("Ada L")
-    page.locator("[name='4']").fill("101")
-    page.locator("[name='2']").first.check()
+    page.locator("[name='collectives']").fill("101")
+    page.locator("[name='cuts']").first.check()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Save my answers as a file").click()
     assert waiting.value.suggested_filename == "answers-Ada-L.json"
@@ -232,18 +232,20 @@ def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) 
     asked = LESSONS[1].question(LLAMA, LESSONS[1].defaults())
     assert json.loads(target.read_text(encoding="utf-8")) == {
         "name": "Ada L",
-        "answers": {"2": asked.options[0], "4": "101"},
+        "answers": {"cuts": asked.options[0], "collectives": "101"},
     }
     page.reload()  # what was typed stays
     expect(page.locator("#who")).to_have_value("Ada L")
-    expect(page.locator("[name='4']")).to_have_value("101")
-    expect(page.locator("[name='2']").first).to_be_checked()
+    expect(page.locator("[name='collectives']")).to_have_value("101")
+    expect(page.locator("[name='cuts']").first).to_be_checked()
     page.goto((tmp_path / "keys.html").as_uri())  # which mark the saved file
     page.locator("#files").set_input_files(target)
     right = 1 + (asked.answer == 0)
     count = len(list(sheet.exercises_of(some, LLAMA)))
     expect(page.locator("#marks summary")).to_have_text(f"Ada L: {right} of {count} right, {count - 2} open")
-    expect(page.locator("#marks tr")).to_have_text([re.compile("^2(right|wrong)"), re.compile("^4right101")])
+    expect(page.locator("#marks tr")).to_have_text(
+        [re.compile("^cuts(right|wrong)"), re.compile("^collectivesright101")]
+    )
     with page.expect_download() as waiting:
         page.locator("#table").click()
     waiting.value.save_as(marks := tmp_path / "marks.csv")
@@ -257,7 +259,7 @@ def test_slides_turn_and_exercises_are_saved(chromium: Browser, tmp_path: Path) 
 
 def test_a_slide_fits_a_projector(chromium: Browser, tmp_path: Path) -> None:
     """Nothing of a slide, its tables or its picture lies outside 1280 × 720; keys of a control do not turn it; lessons can be chosen."""
-    some = (LESSONS[1], LESSONS[12], LESSONS[19])
+    some = (LESSONS[1], LESSONS[12], LESSONS[8])
     (target := tmp_path / "slides.html").write_text(kit.slides(some, LLAMA), encoding="utf-8")
     page = chromium.new_page(viewport={"width": 1280, "height": 720})
     page.goto(target.as_uri())
@@ -321,7 +323,7 @@ def test_the_browser_remembers_what_is_done(chromium: Browser, app: str) -> None
         if not again:
             visit.at_step(scene.reveal)
             answer(visit, question, question.answer)
-        visit.page.wait_for_function("document.cookie.split('; ').includes('shardscope_done=2')")
+        visit.page.wait_for_function("document.cookie.split('; ').includes('shardscope_done=cuts')")
         visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
         assert mine.get_attribute("class") == "here" and not visit.wrong
         visit.page.close()
@@ -337,12 +339,12 @@ def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str
     links = page.get_by_role("navigation", name="Lessons").get_by_role("link")
     expect(links).to_have_count(len(LESSONS))
     for lesson, href in zip(LESSONS, links.evaluate_all("all => all.map((a) => a.href)"), strict=True):
-        assert f"lesson={lesson.number}" in href and "model=gpt2-xl" in href
+        assert f"lesson={lesson.key}" in href and "model=gpt2-xl" in href
     expect(links.nth(1)).to_have_attribute("aria-current", "page")
     links.nth(3).focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="4. Collectives", level=2).wait_for()
-    page.wait_for_url(lambda url: "lesson=4" in url and "model=gpt2-xl" in url)
+    page.wait_for_url(lambda url: "lesson=collectives" in url and "model=gpt2-xl" in url)
     assert links.nth(3).evaluate("a => a.getRootNode().activeElement === a"), "the focus stays on the rail"
     links.nth(1).click()
     visit.at_step(2)  # where the learner left it

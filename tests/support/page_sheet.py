@@ -108,14 +108,14 @@ STATES = (
     State("teacher", "/teacher", "the lecturer's page", ("1440", "400")),
     State("learn-01", "/learn", "a run that stops for lack of memory", ALL),
     State("learn-01-fits", "/learn?with=gpus:2,recompute:full", "the same, made to fit"),
-    State("learn-04", "/learn?lesson=4&step=8", "a ring in motion", ("1440", "1440-dark", "400"), scrub=2.6),
-    State("learn-12", "/learn?lesson=12&step=3", "tokens on their way to experts", scrub=0.6),
-    State("learn-13", "/learn?lesson=13", "a block built by dragging cuts", ALL),
-    State("learn-14", "/learn?lesson=14&step=6", "the map of what pays", ("1440", "400")),
-    State("learn-19", "/learn?lesson=19", "published runs and one constant", ("1440", "1440-dark")),
-    State("learn-20", "/learn?lesson=20&step=2", "a tree in motion", scrub=1.6),
-    State("learn-23", "/learn?lesson=23&step=3", "a fault to be found", ("1440", "400")),
-    State("learn-24", "/learn?lesson=24&step=3", "how planners think: two copies", ("1440", "1440-dark", "400")),
+    State("learn-04", "/learn?lesson=collectives&step=8", "a ring in motion", ("1440", "1440-dark", "400"), scrub=2.6),
+    State("learn-12", "/learn?lesson=experts&step=3", "tokens on their way to experts", scrub=0.6),
+    State("learn-13", "/learn?lesson=choose", "a block built by dragging cuts", ALL),
+    State("learn-14", "/learn?lesson=pays&step=6", "the map of what pays", ("1440", "400")),
+    State("learn-19", "/learn?lesson=measured", "published runs and one constant", ("1440", "1440-dark")),
+    State("learn-09", "/learn?lesson=algorithms&step=2", "a tree in motion", scrub=1.6),
+    State("learn-11", "/learn?lesson=debug&step=3", "a fault to be found", ("1440", "400")),
+    State("learn-24", "/learn?lesson=planners&step=3", "how planners think: two copies", ("1440", "1440-dark", "400")),
 )
 
 

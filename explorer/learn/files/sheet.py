@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from explorer.learn.files import export
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Lesson, Question, Values
+from explorer.learn.lessons import FORMER, key_of
 from explorer.static import filled, script, style
 
 CASE_STEPS: Mapping[int, tuple[int, ...]] = {
-    1: (-1,), 2: (-2, -1), 5: (-2, -1), 7: (-2, -1), 10: (-2, -1), 13: (-1,), 17: (-1,), 19: (-2,), 22: (-1,), 23: (-4, -3, -2, -1), 24: (-2, -1),
+    1: (-1,), 2: (-2, -1), 5: (-2, -1), 7: (-2, -1), 10: (-2, -1), 11: (-4, -3, -2, -1), 13: (-1,), 17: (-1,), 19: (-2,), 21: (-1,), 24: (-2, -1),
 }  # fmt: skip
 """The steps whose words and picture an exercise needs, counted back from the question (-1: the last before it); the other lessons' are told by
 the question and the settings."""
@@ -30,27 +31,28 @@ VARIANTS: Mapping[int, tuple[dict[str, Choice], ...]] = {
     6: ({"t": 16}, {"t": 8}),
     7: ({"n": 8},),
     8: ({"way": "column"}, {"way": "row"}),
+    9: ({"n": 8}, {"n": 512}),
     10: ({"batch": 2},),
-    11: ({"n": 64}, {"n": 64, "ratio": 4}),
+    11: ({"case": 1}, {"case": 2}),
     12: ({"n": 2}, {"k": 1}),
     14: ({"speed": 4}, {"speed": 2}),
     15: ({"tokens": 1024}, {"tokens": 4096}),
     16: ({"m": 4}, {"m": 8}),
     17: ({"recompute": "full"},),
     18: ({"m": 8}, {"m": 2}),
-    20: ({"n": 8}, {"n": 512}),
-    21: ({"skew": 0}, {"skew": 3, "seed": 1}),
-    22: ({"n": 2},),
-    23: ({"case": 1}, {"case": 2}),
+    20: ({"skew": 0}, {"skew": 3, "seed": 1}),
+    21: ({"n": 2},),
+    22: ({"n": 64}, {"n": 64, "ratio": 4}),
 }
 """Other settings at which a question has another answer or another reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A lesson at some settings; `name` is `4` or, for its variants, `4b` and `4c`."""
+    """A lesson at some settings; `name`, which addresses and files keep, is `collectives` or, for its variants, `collectives-b` and so on."""
 
     name: str
+    label: str
     lesson: Lesson
     values: Values
 
@@ -65,7 +67,7 @@ class Exercise(Case):
 def exercises_of(lessons: Iterable[Lesson], learner: Learner) -> Iterator[Exercise]:
     """Every lesson's exercise, each followed by its variants."""
     for case in cases_of(lessons):
-        yield Exercise(case.name, case.lesson, case.values, case.lesson.question(learner, case.values))
+        yield Exercise(case.name, case.label, case.lesson, case.values, case.lesson.question(learner, case.values))
 
 
 def cases_of(lessons: Iterable[Lesson]) -> Iterator[Case]:
@@ -74,7 +76,21 @@ def cases_of(lessons: Iterable[Lesson]) -> Iterator[Case]:
         known = {c.key: c.options for c in lesson.controls}
         others = [o for o in VARIANTS.get(lesson.number, ()) if all(v in known.get(k, ()) for k, v in o.items())]
         for letter, changed in zip(("", "b", "c", "d"), ({}, *others), strict=False):
-            yield Case(f"{lesson.number}{letter}", lesson, {**lesson.defaults(), **changed})
+            name = f"{lesson.key}-{letter}" if letter else lesson.key
+            yield Case(name, f"{lesson.number}{letter}", lesson, {**lesson.defaults(), **changed})
+
+
+def renamed(name: str) -> str:
+    """The name of an exercise that an address or a file once called by a number: `collectives-b` of `4b`."""
+    number, letter = (name[:-1], f"-{name[-1]}") if name[-1:] in ("b", "c", "d") else (name, "")
+    return f"{key_of(number)}{letter}" if number.isdecimal() else name
+
+
+def former_names(names: Iterable[str]) -> dict[str, str]:
+    """What `renamed` does, as a table for these exercises: `collectives-b` by `4b`."""
+    old = (f"{n}{letter}" for n in range(1, len(FORMER) + 1) for letter in ("", "b", "c", "d"))
+    there = set(names)
+    return {name: renamed(name) for name in old if renamed(name) in there}
 
 
 def exercises(lessons: Iterable[Lesson], learner: Learner) -> str:
@@ -90,7 +106,7 @@ def exercises(lessons: Iterable[Lesson], learner: Learner) -> str:
 def keys(lessons: Iterable[Lesson], learner: Learner) -> str:
     """The answers, what each expected mistake means, and a way to mark saved files."""
     found = list(exercises_of(lessons, learner))
-    data = {x.name: export.asked(x.question) for x in found}
+    data = {"asked": {x.name: export.asked(x.question) for x in found}, "former": former_names(x.name for x in found)}
     fill = {
         "title": "Keys",
         "body": "".join(_section(x, _key(x)) for x in found),
@@ -102,7 +118,7 @@ def keys(lessons: Iterable[Lesson], learner: Learner) -> str:
 
 
 def _section(x: Exercise, body: str) -> str:
-    return f"<section><h2>{x.name}. {html.escape(x.lesson.title)}</h2>{body}</section>"
+    return f"<section><h2>{x.label}. {html.escape(x.lesson.title)}</h2>{body}</section>"
 
 
 def _case(x: Exercise, learner: Learner) -> str:

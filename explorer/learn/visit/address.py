@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from explorer.learn.lesson import Choice, Control, Lesson
-from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons import LESSONS, by_key, key_of
 
 KEYS = ("lesson", "step", "with", "done", "task", "given")
 
 
 def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
-    """`lesson=4&step=3&with=n:6,bytes:1024`."""
-    found = {"lesson": str(lesson.number)}
+    """`lesson=collectives&step=3&with=n:6,bytes:1024`."""
+    found = {"lesson": lesson.key}
     if step > 0:
         found["step"] = str(step + 1)
     changed = [f"{c.key}:{values[c.key]}" for c in lesson.controls if values[c.key] != c.default]
@@ -22,11 +22,10 @@ def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, 
 def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
     """Lesson, controls and step of an address, and a sentence for each part that cannot be read."""
     problems: list[str] = []
-    number = _whole(params.get("lesson", "1"))
-    if number is None or not 1 <= number <= len(LESSONS):
-        problems.append(f"There are lessons 1 to {len(LESSONS)}, no “{params['lesson'][:20]}”; showing the first.")
-        number = 1
-    lesson = LESSONS[number - 1]
+    key = key_of(params.get("lesson", LESSONS[0].key))
+    if not key:
+        problems.append(f"There is no lesson “{params['lesson'][:20]}”; showing the first of {len(LESSONS)}.")
+    lesson = by_key(key or LESSONS[0].key)
     values = lesson.defaults()
     known = {c.key: c for c in lesson.controls}
     for part in filter(None, params.get("with", "").split(",")):

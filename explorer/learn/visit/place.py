@@ -10,7 +10,7 @@ import streamlit as st
 from explorer.address import settings
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Values
-from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons import LESSONS, by_key
 from explorer.learn.visit import address, progress, task
 from explorer.session import state
 
@@ -27,7 +27,7 @@ def begin() -> Lesson:
     remember(elsewhere)
     if found and found != s.get("learn_written"):
         lesson, values, step, problems = address.read(task.led(found))
-        named = [f"“{part[:20]}” in the link names no lessons from 1 to {len(LESSONS)}; left out." for part in unknown]
+        named = [f"“{part[:20]}” in the link names no lesson; left out." for part in unknown]
         s["learn_problems"] = problems + named + _assign(found)
         left = s["learn"].get(lesson.number)
         # a link of the rail leads back to where the lesson was left, with its answer
@@ -66,15 +66,15 @@ def put_aside() -> None:
         st.session_state.pop(key, None)
 
 
-def remember(done: Iterable[int]) -> None:
+def remember(done: Iterable[str]) -> None:
     """These lessons were done elsewhere: in this browser before, or where a link comes from."""
-    for number in done:
-        place(LESSONS[number - 1])["right"] = True
+    for key in done:
+        place(by_key(key))["right"] = True
 
 
-def done() -> list[int]:
+def done() -> list[Lesson]:
     """The lessons that are done."""
-    return [x.number for x in LESSONS if place(x)["right"]]
+    return [x for x in LESSONS if place(x)["right"]]
 
 
 def start_over() -> None:

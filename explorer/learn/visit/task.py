@@ -1,6 +1,6 @@
 """An assignment: a link names exercises at their settings, the answers given are kept unjudged, and become a file for who set it.
 
-`task=4,16b` in the address are exercises as the sheet numbers them; `given` holds the answers, so that a reload loses none. The keys mark
+`task=collectives,zero-b` in the address are exercises as the sheet names them; `given` holds the answers, so that a reload loses none. The keys mark
 the file as they mark a saved sheet (`files/sheet.py`).
 """
 
@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from explorer.learn.files.sheet import Case, cases_of
+from explorer.learn.files.sheet import Case, cases_of, renamed
 from explorer.learn.lesson import Lesson, Question, Values
 from explorer.learn.lessons import LESSONS
 from explorer.learn.visit import address
 
 LONGEST = 200
 """Characters of an answer that are kept, at most."""
+MOST = 2000
+"""Characters of the exercises' names in an address, at most."""
 
 
 def known() -> dict[str, Case]:
@@ -26,9 +28,10 @@ def known() -> dict[str, Case]:
 
 def read(text: str) -> tuple[tuple[str, ...], list[str]]:
     """The exercises that such a text names, in order, and the parts of it that name none."""
-    parts = list(dict.fromkeys(filter(None, text[:400].split(","))))
+    parts = list(dict.fromkeys(filter(None, text[:MOST].split(","))))
     there = known()
-    return tuple(p for p in parts if p in there), [p for p in parts if p not in there]
+    names = dict.fromkeys(renamed(p) for p in parts if renamed(p) in there)
+    return tuple(names), [p for p in parts if renamed(p) not in there]
 
 
 def led(params: Mapping[str, str]) -> Mapping[str, str]:
@@ -46,7 +49,7 @@ def read_given(text: str, names: Sequence[str]) -> dict[str, str]:
         found = json.loads(text or "{}")
     except ValueError:
         return {}
-    given = found.items() if isinstance(found, dict) else ()
+    given = [(renamed(name), answer) for name, answer in found.items()] if isinstance(found, dict) else []
     return {name: answer[:LONGEST] for name, answer in given if name in names and isinstance(answer, str)}
 
 

@@ -141,7 +141,7 @@ export interface CodeData {
 }
 
 export interface RailData {
-  lessons: { number: number; title: string; query: string; state: string; done: boolean }[];
+  lessons: { number: number; key: string; title: string; query: string; state: string; done: boolean }[];
   forgotten: number;
 }
 

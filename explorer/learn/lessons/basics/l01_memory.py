@@ -317,7 +317,7 @@ def _fewer(right: int, n: int) -> str:
 
 
 LESSON = Lesson(
-    1, "Why split at all?", "Training needs several times the memory of the weights alone.",
+    1, "memory", "Why split at all?", "Training needs several times the memory of the weights alone.",
     (
         "One bar is what each GPU needs, the frame is what it has. The model and the kind of GPU are those of the sentence at the top; the "
         "number of GPUs and the batch are those of the sliders here.",),

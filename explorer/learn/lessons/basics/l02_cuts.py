@@ -192,7 +192,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    2, "Two ways to cut a matrix", "One product shared by several devices: what each can finish alone depends on the cut.",
+    2, "cuts", "Two ways to cut a matrix", "One product shared by several devices: what each can finish alone depends on the cut.",
     (
         "Nearly all of a transformer is products `Y = X · W`. Here are real numbers on a few devices. Change the "
         "cut and watch what each device can finish alone.",),

@@ -234,7 +234,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    3, "Replicate, Shard, Partial", "Three ways a tensor can lie on devices, and the price of going from one to another.",
+    3, "placements", "Replicate, Shard, Partial", "Three ways a tensor can lie on devices, and the price of going from one to another.",
     (
         "A plan says for every tensor how it lies on the devices. Where two operations disagree, a message "
         "between the devices must put it right. Draw cases until you know them.",),

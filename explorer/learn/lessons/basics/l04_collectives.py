@@ -281,7 +281,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    4, "Collectives", "In a ring every device gets the sum of all, and none sends more than twice the tensor.",
+    4, "collectives", "Collectives", "In a ring every device gets the sum of all, and none sends more than twice the tensor.",
     ("The picture shows real numbers going round a ring. Step through it and count what each GPU sends.",),
     (
         ("Ring", "each device sends to its neighbour only, the last one to the first"),

@@ -240,7 +240,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    5, "Column, then row", "Two products with a bend between them: how the first is cut decides what the second one costs.",
+    5, "mlp", "Column, then row", "Two products with a bend between them: how the first is cut decides what the second one costs.",
     (
         "Most of a transformer's weights are in its MLPs. Choose how A is cut and see what GeLU makes of it. A "
         "gated MLP, as in Llama, is cut alike: gate and up by columns, down by rows.",),

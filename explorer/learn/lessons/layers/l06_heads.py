@@ -210,7 +210,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    6, "Attention: heads are dealt", "Heads work alone, so each device takes some; the number of heads bounds how far you can split.",
+    6, "heads", "Attention: heads are dealt", "Heads work alone, so each device takes some; the number of heads bounds how far you can split.",
     (
         "Attention makes queries, keys and values from the same input with three weights (q_proj, k_proj, v_proj) and "
         "ends with a fourth, the output projection (o_proj). The first three are cut by columns so that every device gets "
@@ -218,6 +218,7 @@ LESSON = Lesson(
     (
         ("Head", "one of the independent attentions that a layer runs side by side"),
         ("Grouped-query attention", "several query heads share one head of keys and values"),
+        ("Block", "a piece of the model that occurs in several equal copies, such as a decoder layer"),
         ("Degree", "how many devices share the weights of a layer"),
     ),
     (Control("t", "Devices", DEGREES, 4, kind="slider", step=2),),

@@ -345,7 +345,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    7, "Sequence and vocabulary", "Tensor parallelism leaves some work that every device does: norms, the embedding, the loss. Here that is split too.",
+    7, "sequence", "Sequence and vocabulary", "Tensor parallelism leaves some work that every device does: norms, the embedding, the loss. Here that is split too.",
     (
         "Tensor parallelism as in lesson 5 leaves some work uncut. This is how Megatron-LM cuts it, and how a "
         "loss over many words is taken without bringing them together.",),

@@ -202,7 +202,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    8, "Backward", "How forward is split decides which gradient is finished on each device, and which is not.",
+    8, "backward", "Backward", "How forward is split decides which gradient is finished on each device, and which is not.",
     (
         "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
         "Each has its own placement. The loss here is the sum of the squares of Y's numbers, so the gradient of Y is 2 Y, and gradients of two halves of a batch add up. (Of a mean they would be averaged: DDP and FSDP divide by the number of devices.) **Data parallelism** splits the batch "

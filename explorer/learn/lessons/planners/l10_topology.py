@@ -227,7 +227,7 @@ def _cliff_step(cluster: Cluster, size: int) -> Step:
     )
     sizes = {t: s for t, near, s in found if near and t <= per}
     if sizes.get(per, 0.0) < sizes.get(per // 2, 0.0):
-        says += f" All {per} of a node take less than {per // 2} of them: more GPUs fill the links better, and the switch adds their terms (lesson 20)."
+        says += f" All {per} of a node take less than {per // 2} of them: more GPUs fill the links better, and the switch adds their terms (lesson 9)."
     return Step("The cliff", says, svg(bars(items, units.seconds), "All_reduce time by group size and place"))
 
 
@@ -288,7 +288,7 @@ def _from_the_links(cluster: Cluster, grads: int) -> list[Step]:
         f"All {cluster.num_gpus} GPUs sum the gradients of the whole model, {amount(grads)}, as {cluster.num_gpus} data × 1 tensor does. First the GPUs of a node sum, each "
         f"a part of its own; then only these parts, 1/{cluster.levels[0].size} of the tensor per GPU, cross to the other nodes. Both go on at the same time, piece by "
         f"piece, so the longer counts: {rows[slowest][0]}. {filled}With the latencies the sum takes **{units.seconds(total)}**. Where switches add the terms "
-        "(lesson 20), a GPU sends less inside the node than in a ring; the table before counts bytes as in a ring."
+        "(lesson 9), a GPU sends less inside the node than in a ring; the table before counts bytes as in a ring."
     )
     return [
         Step("Where a time comes from", says, table(("over", "of the tensor", "per GPU", "at", "takes"), rows, slowest))
@@ -378,12 +378,13 @@ def _why(near: Option, far: Option) -> str:
 
 
 LESSON = Lesson(
-    10, "Topology", "Two nodes of GPUs, and two ways to place the groups that share a layer.",
+    10, "topology", "Topology", "Two nodes of GPUs, and two ways to place the groups that share a layer.",
     (
         "TAP counts bytes. TAPS, its successor, asks which links carry them. Here are two nodes of your cluster "
         "with your model's layers.",),
     (
         ("Mesh", "the GPUs as a grid, e.g. 2 data × 8 tensor; neighbours on the last axis are neighbours in a node"),
+        ("Axis", "one direction of the mesh; a collective runs along one axis"),
         ("Tensor group", "the devices that share the weights of a layer; the groups share the batch, as in data parallelism"),
         ("Volume", "the bytes that each GPU sends in one step"),
     ),

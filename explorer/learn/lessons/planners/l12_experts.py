@@ -218,7 +218,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    12, "Mixture of experts", "A layer has many experts, and each token uses few of them: what should travel?",
+    12, "experts", "Mixture of experts", "A layer has many experts, and each token uses few of them: what should travel?",
     (
         "In a mixture of experts the MLP exists many times, and a router sends each token through a few of them. "
         "The weights are many, the work per token is small.",),

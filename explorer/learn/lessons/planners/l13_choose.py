@@ -363,7 +363,7 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
 
 
 LESSON = Lesson(
-    13, "Choose a plan yourself", "Cut the seven weights of a block, count what they send, and try to beat the usual way; then see the optimum.",
+    13, "choose", "Choose a plan yourself", "Cut the seven weights of a block, count what they send, and try to beat the usual way; then see the optimum.",
     (
         "Everything so far in one task. Columns are outputs, S(0) of PyTorch's [outputs, inputs]; rows are inputs, S(1). Think of "
         "what each product will be (R, S or P), and of what the next weight wants. Times here are messages of one layer, sent one after the other.",),

@@ -162,7 +162,7 @@ def _ways(learner: Learner, run: RunTable, devices: int) -> Step:
     ]  # fmt: skip
     says = (
         f"On {devices} GPUs each tensor of {learner.name} may lie in a few ways, and each operator may run in a few. One copy of its block has "
-        f"about **{_ten(one)}** joint ways (10^{one:.2f}), all {run.copies} copies {_ten(every)}: {run.copies} times the exponent. Folding (lesson 9) leaves one block to look at, but not one "
+        f"about **{_ten(one)}** joint ways (10^{one:.2f}), all {run.copies} copies {_ten(every)}: {run.copies} times the exponent. Folding (lesson 23) leaves one block to look at, but not one "
         "way: neighbours may differ. No computer tries them. The planner finds the best all the same, and proves it."
     )
     return Step("Too many ways", says, table(("of", "copies", "joint ways"), rows))
@@ -382,10 +382,10 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    24, "How planners think", "A copy becomes a table, tables multiply, memory gets a price, and a bound is a proof.",
+    24, "planners", "How planners think", "A copy becomes a table, tables multiply, memory gets a price, and a bound is a proof.",
     (
         "A planner that only tries good-looking plans cannot say how much better another one would be. An exact search can: it goes through more "
-        "plans than there are atoms without trying them, on your model and your GPUs. Lessons 9 and 11 show two papers' ideas; this is another.",),
+        "plans than there are atoms without trying them, on your model and your GPUs. Lessons 22 and 23 showed two papers' ideas, a formula and folding; this search starts from the second.",),
     (
         ("Dynamic programming", "settle a part for every way that its ends can be, and forget its inside"),
         ("Bound", "a number that no plan can be below"),

@@ -239,7 +239,7 @@ def _crossing(w: Wires, tokens: int) -> Step:
         f"Compute catches up with the gather at **{units.whole(w.crossing)} tokens per GPU**. You are {side}. Slower links "
         "between the nodes move the crossing to the right. Attention and norms, which lesson 15 counts too, move it to the left: they give the "
         "gather more to hide behind. The sums of tensor parallelism rise with the tokens as compute does: more tokens do not hide them, and the "
-        "layer waits for them, unless its products are cut into chunks (lesson 11)."
+        "layer waits for them, unless its products are cut into chunks (lesson 22)."
     )
     picture = plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
     return Step("The crossing", says, svg(picture, "Time of a layer against tokens per GPU"))
@@ -349,7 +349,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    14, "When does it pay?", "Wires cost the same for weights whatever the batch; compute does not.",
+    14, "pays", "When does it pay?", "Wires cost the same for weights whatever the batch; compute does not.",
     (
         "Which way to split is a matter of two speeds, of arithmetic and of wires, and of how many tokens each GPU has: another number of either, "
         "another winner. Model and cluster are yours; the tokens per GPU are this lesson's own.",),

@@ -375,12 +375,13 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    15, "A step in time", "A GPU does two things at once: what counts is the longer one.",
+    15, "step", "A step in time", "A GPU does two things at once: what counts is the longer one.",
     (
         "A step takes less time than its compute and its messages together, since both run at once: compute on one stream, messages on another. What "
         "hides costs nothing, so count what shows. Model and cluster are yours; the tokens per GPU are this lesson's own.",),
     (
         ("Stream", "a queue of work on the GPU; two streams run at the same time"),
+        ("Overlap", "communication that runs while something else is computed, so that nobody waits for it"),
         ("Contention", "compute and traffic that run together slow each other"),
         ("Bucket", "several tensors that travel as one message"),
         ("Prefetch", "gathering the next layer's weights before they are needed"),

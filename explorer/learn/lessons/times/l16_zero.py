@@ -326,7 +326,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    16, "ZeRO 0 to 3", "What all GPUs keep whole, each could keep a part of: every stage deals out one kind more.",
+    16, "zero", "ZeRO 0 to 3", "What all GPUs keep whole, each could keep a part of: every stage deals out one kind more.",
     (
         "Data parallelism keeps everything on every GPU. ZeRO's stages deal it out, and pay with messages; micro-batches decide who pays each "
         f"time. Model and cluster are yours; each GPU has {TOKENS} tokens in a micro-batch.",),

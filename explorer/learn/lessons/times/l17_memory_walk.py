@@ -267,7 +267,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    17, "Memory through a step", "What counts is the fullest moment, and you can move it.",
+    17, "memory-walk", "Memory through a step", "What counts is the fullest moment, and you can move it.",
     (
         "A run fails at its fullest moment, however empty the rest of the step is. So the planner walks through a step and adds up what is there at "
         f"every operation; recomputation and micro-batches change the curve. Model and cluster are yours; each GPU has {TOKENS} tokens in a step.",),

@@ -249,7 +249,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
 
 
 LESSON = Lesson(
-    18, "Micro-batches", "A step may go through its batch in parts: the sum of gradients is the same, the messages are not.",
+    18, "micro-batches", "Micro-batches", "A step may go through its batch in parts: the sum of gradients is the same, the messages are not.",
     (
         "A batch that is too large for the memory is run in micro-batches whose gradients are added up (accumulation). Their number and "
         f"the way to shard decide what is sent again. Model and cluster are yours; each GPU has {TOKENS} tokens in a step, whatever their number.",),

@@ -317,7 +317,7 @@ def example() -> FittedRun:
 
 SHARE_NAMES: dict[Choice, str] = {s: f"{s} %" for s in SHARES}
 LESSON = Lesson(
-    19, "Predicted and measured", "A model is known by its residuals, and judged by what it lets you choose.",
+    19, "measured", "Predicted and measured", "A model is known by its residuals, and judged by what it lets you choose.",
     (
         "Every plan of this course rests on predicted times. How wrong are they? Published runs tell; first fit one constant yourself, the share of the "
         "peak that runs reach. On logarithmic axes a factor is the same distance everywhere.",),

@@ -3,8 +3,8 @@
 import { judged } from "./answers.js";
 import { save } from "./save.js";
 
-/** @type {Record<string, import("../types").Asked>} */
-const keys = JSON.parse(document.getElementById("data")?.textContent ?? "{}");
+/** @type {{ asked: Record<string, import("../types").Asked>, former: Record<string, string> }} */
+const { asked: keys, former } = JSON.parse(document.getElementById("data")?.textContent ?? "{}");
 const files = /** @type {HTMLInputElement} */ (document.getElementById("files"));
 const marks = /** @type {HTMLElement} */ (document.getElementById("marks"));
 const csv = /** @type {HTMLButtonElement} */ (document.getElementById("table"));
@@ -20,6 +20,12 @@ function words(markup) {
   box.innerHTML = markup;
   return (box.textContent ?? "").trim();
 }
+
+/**
+ * The name of an exercise; older files have numbers.
+ * @param {string} name
+ */
+const current = (name) => former[name] ?? name;
 
 /**
  * @param {string} name of the exercise
@@ -67,8 +73,9 @@ files.addEventListener("change", async () => {
   for (const file of files.files ?? []) {
     try {
       const { name, answers, task } = JSON.parse(await file.text());
-      const set = typeof task === "string" ? task.split(",").filter((key) => key in keys) : Object.keys(keys);
-      const all = set.map((key) => markOf(key, answers[key]));
+      const given = Object.fromEntries(Object.entries(answers).map(([key, text]) => [current(key), text]));
+      const asked = typeof task === "string" ? task.split(",").map(current) : Object.keys(keys);
+      const all = asked.filter((key) => key in keys).map((key) => markOf(key, given[key]));
       marked.push({ who: String(name || file.name), marks: all });
     } catch {
       refused.push(file.name);

@@ -16,7 +16,6 @@ function kept() {
   return found
     .slice(KEPT.length + 1)
     .split(".")
-    .map(Number)
     .filter(Boolean);
 }
 
@@ -25,7 +24,7 @@ function kept() {
  * @param {import("../types").RailData} data
  */
 function remember(data) {
-  const here = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.number);
+  const here = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.key);
   const before = data.forgotten === forgotten ? kept() : [];
   forgotten = data.forgotten;
   const all = [...new Set([...before, ...here])].join(".");

@@ -1,4 +1,4 @@
-"""20. Rings, trees and switches: hops against bytes, when each wins, and which of them the planner prices."""
+"""9. Rings, trees and switches: hops against bytes, when each wins, and which of them the planner prices."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def _longest(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
         if size >= LARGE:
             return f"{why}{told}: of so large a tensor the sum sends twice the bytes."
         return f"{why}{told}: of so small a tensor the hops count, and the sum's tree has to go up and come down."
-    return f"{why}**{told}**: the ring has a hop for each GPU. That is one reason why HSDP (lesson 16) gathers inside a node only."
+    return f"{why}**{told}**: the ring has a hop for each GPU. That is one reason to gather inside a node only, as lesson 16 does."
 
 
 def question(learner: Learner, values: Values) -> Question:
@@ -370,7 +370,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    20, "Rings, trees and switches", "Small messages wait for hops, large ones for bytes: that decides which algorithm wins.",
+    9, "algorithms", "Rings, trees and switches", "Small messages wait for hops, large ones for bytes: that decides which algorithm wins.",
     (
         "The same collective can be several times as slow when it is run the wrong way for its size. NCCL chooses by size and by the number of members. "
         "Watch two ways with eight members, then compare them on the links of your cluster with the number that you choose.",),

@@ -1,4 +1,4 @@
-"""21. Experts, uneven: the hottest expert, capacity and dropped tokens, and what of it the planner prices."""
+"""20. Experts, uneven: the hottest expert, capacity and dropped tokens, and what of it the planner prices."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    21, "Experts, uneven", "A layer of experts is as slow as its hottest expert.",
+    20, "uneven-experts", "Experts, uneven", "A layer of experts is as slow as its hottest expert.",
     (
         "Lesson 12 had a fair router. Real ones are not. Choose how unfair it is and how many places each expert has.",),
     (

@@ -1,4 +1,4 @@
-"""22. Long sequences: attention over parts of a text, in a ring or with heads exchanged, its balance, and what the planner prices."""
+"""21. Long sequences: attention over parts of a text, in a ring or with heads exchanged, its balance, and what the planner prices."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    22, "Long sequences", "A text can be dealt out to GPUs if the keys go round and the work is dealt fairly.",
+    21, "long-sequences", "Long sequences", "A text can be dealt out to GPUs if the keys go round and the work is dealt fairly.",
     (
         "Memory and compute of attention grow with the text. When one text is too long for one GPU, its tokens are dealt out.",),
     (

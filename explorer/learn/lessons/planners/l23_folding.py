@@ -1,4 +1,4 @@
-"""9. Folding: TAP's Algorithm 1 on the learner's model, step by step, and what it saves."""
+"""23. Folding: TAP's Algorithm 1 on the learner's model, step by step, and what it saves."""
 
 from __future__ import annotations
 
@@ -185,12 +185,11 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    9, "Folding", "A model of many equal layers has few different ones: plan each once.",
+    23, "folding", "Folding", "A model of many equal layers has few different ones: plan each once.",
     (
         "TAP (Tensor Automatic Parallelism) finds the repeats from the names of the modules, from the deepest "
         "level upwards. Step through its Algorithm 1 on your model.",),
     (
-        ("Block", "a piece of the model that occurs in several equal copies, such as a decoder layer"),
         ("Shared subgraph", "TAP's name for a block of which all copies share one plan"),
         ("Similar", "with the same weights behind the same names, in order"),
     ),

@@ -1,4 +1,4 @@
-"""23. Break it and debug it: a fault in a small parallel run, found from its losses, its weights and its messages."""
+"""11. Break it and debug it: a fault in a small parallel run, found from its losses, its weights and its messages."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _messages(sick: dict[str, Any], well: dict[str, Any]) -> Step:
 
 
 CURES = {
-    "sum": "`loss.backward()` was called, and nobody summed the gradients over the data groups: a model not wrapped in DDP, or `no_sync()` in every micro-batch. Each group learns "
+    "sum": "`loss.backward()` was called, and nobody summed the gradients over the data groups: a model not wrapped in DDP, or `no_sync()` in every part of the batch. Each group learns "
     "from its own samples only. The loss still falls, and the weights part.",
     "kv": "With 2 key-value heads on 2 GPUs each must have one. The second GPU took head 0: its queries meet keys that are not theirs, and head 1 is never trained. Check that the "
     "slice of k_proj and v_proj goes by the rank (lesson 6).",
@@ -293,7 +293,7 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    23, "Break it and debug it", "No error comes, and the loss falls: find the fault all the same.",
+    11, "debug", "Break it and debug it", "No error comes, and the loss falls: find the fault all the same.",
     (
         "A parallel run can be wrong without a crash. You get what an engineer gets: losses, weights, messages, a trace. Draw another case when you have found this one.",),
     (("Trace", "the list of what a GPU did in a step, with times and sizes"),),

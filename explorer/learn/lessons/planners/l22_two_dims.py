@@ -1,4 +1,4 @@
-"""11. Two dimensions: ATP's row-first and column-first weights on a d1 × d2 mesh, the best mesh, and chunk overlap."""
+"""22. Two dimensions: ATP's row-first and column-first weights on a d1 × d2 mesh, the best mesh, and chunk overlap."""
 
 from __future__ import annotations
 
@@ -350,14 +350,12 @@ def question(learner: Learner, values: Values) -> Question:
 
 
 LESSON = Lesson(
-    11, "Two dimensions", "Cut inputs and outputs of each weight at once: smaller tensors are summed, in smaller groups.",
+    22, "two-dimensions", "Two dimensions", "Cut inputs and outputs of each weight at once: smaller tensors are summed, in smaller groups.",
     (
         "ATP (Adaptive Tensor Parallelism) puts the GPUs on a grid of d1 × d2 and cuts every weight both ways. "
         "Megatron-LM is the case d2 = 1.",),
     (
-        ("Axis", "one direction of the mesh; a collective runs along one axis"),
         ("Column-first, row-first", "outputs over axis 1 and inputs over axis 2, or the other way round"),
-        ("Overlap", "communication that runs while something else is computed, so that nobody waits for it"),
     ),
     (
         Control("n", "GPUs", COUNTS, 16, kind="slider", step=3),
