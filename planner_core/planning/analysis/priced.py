@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from planner_core.core import Cluster, Plan
-from planner_core.planning.analysis.reporting import gib, plan_summary, reserved_text, seconds, table
+from planner_core.cost import micro_batch, zero_stage
+from planner_core.planning.analysis.reporting import gib, plan_summary, recomputation, reserved_text, seconds, table
 from planner_core.planning.pricing import Budget, PricedRun, Speed, reserved_of
 
 SCHEMA = "shardscope.price/1"
@@ -66,11 +68,19 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         table(rows, frozenset(range(1, 8))),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
+        *([] if priced.best is None else [_chosen(priced.best)]),
         *([reserved_text(reserved_of(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]
     if helps:
         lines += ["what helps most:", *helps]
     return "\n".join([*lines, *(_cost_lines(budget, priced.speed, priced.cluster) if budget else [])])
+
+
+def _chosen(best: Plan) -> str:
+    """What the best plan chose beside its mesh."""
+    kinds = Counter(recomputation(best).values())
+    ways = " and ".join(kinds) if kinds else best.workload["recompute"]
+    return f"best: micro-batch {micro_batch(best)} x {best.workload['accumulate']}, ZeRO-{zero_stage(best)}, recompute {ways}"
 
 
 def _row(name: str, plan: Plan, speed: Speed) -> list[str]:

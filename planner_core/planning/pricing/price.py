@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from planner_core.core import Cluster, Graph, Plan
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import load_model
+from planner_core.planning.fitting.micro_batches import settle
 from planner_core.planning.methods import check_layout
 from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement, usual_attention
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import STATED, Planner, meshes, prepare
+from planner_core.planning.session import STATED, Planner, prepare
 
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
 
@@ -41,20 +42,24 @@ class Pricer:
             self.model, cluster=self.cluster.to_json(), batch=stated.graph_batch, seq=stated.seq, optimizer=stated.optimizer,
             dtype=stated.dtype or self.cluster.gpu.training_dtype, layers=stated.layers, memory_gb=self.memory_gb,
         )  # fmt: skip
-        which = (stated.graph_batch, stated.seq, request.dtype, stated.layers)
-        if which not in self.graphs:
-            self.say(f"graph of {self.model}")
-            self.graphs[which] = self.load(
-                self.model, batch=stated.graph_batch, seq=stated.seq, dtype=request.dtype, layers=stated.layers
-            )
-        graph = self.graphs[which]
+        graph = self._graph(request)
         assert request.dtype is not None
         workload = stated.workload(graph.workload["seq"], request.dtype, usual_attention(graph))
-        key = (*which, workload)
+        key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload)
         if key not in self.planners:
             made = prepare(request, graph, self.say)
             self.planners[key] = made.changed(workload=workload)
         return self.planners[key]
+
+    def _graph(self, request: Request) -> Graph:
+        """The graph of one micro-batch of a request."""
+        assert request.batch is not None and request.accumulate is not None
+        which = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
+        if which not in self.graphs:
+            self.say(f"graph of {self.model}")
+            batch, seq, dtype, layers = which
+            self.graphs[which] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        return self.graphs[which]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
         """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
@@ -62,13 +67,23 @@ class Pricer:
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
-        return speed_of(plan, model_flops(self.planner(stated).graph), self.cluster)
+        step = model_flops(self.planner(stated).graph) * stated.accumulate
+        return speed_of(plan, step // plan.workload.get("accumulate", 1), self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """The best plan of the same workload, its weights in buckets, over every mesh of at most two axes; or `known` if that is better."""
-        planner = self.planner(stated.but(rank_by_rank=False))
-        options = meshes(planner.request, planner.cluster)
-        found = choose(planner, options, self.say)
+        """The best plan of a step of as many samples, its weights in buckets, over every mesh of at most two axes; or `known` if that is
+        better. The number of micro-batches, recomputation and the ZeRO stage are chosen."""
+        usual = self.planner(stated.but(rank_by_rank=False))
+        asked = replace(
+            usual.request, batch=stated.batch, accumulate=None, recompute="auto", zero=None, precision=stated.precision,
+            expert_imbalance=stated.expert_imbalance, offload=stated.offload,
+        )  # fmt: skip
+
+        def as_run(planner: Planner) -> Planner:
+            attention, compiled = usual.workload.attention, usual.workload.compiled
+            return planner.changed(workload=replace(planner.workload, attention=attention, compiled=compiled))
+
+        _, found = settle(asked, self._graph, choose, self.say, as_run=as_run)
         if known is None or (found.fits and not known.fits):
             return found
         better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s
