@@ -283,21 +283,33 @@ SHIFTS = """
 """
 
 
+SHOWN = {
+    name: "" if name == "Answer" else name.lower()
+    for name in ("Answer", "Fold", "Plans", "Compare", "Topology", "Export", "Learn")
+}
+"""Pages by name, each with its address."""
+
+
 def shift(place: Place) -> Iterator[Figure]:
     """How much of each page jumps while it comes: Chromium's cumulative layout shift, a score without unit; 0.1 is called good."""
-    for name in ("Answer", "Fold", "Plans", "Compare", "Topology", "Export", "Learn"):
-        found = []
-        for _ in range(3):
-            context = place.browser.new_context(viewport={"width": 1440, "height": 1000})
-            page = context.new_page()
-            page.set_default_timeout(60_000)
-            page.add_init_script(f"({SHIFTS.strip()})()")
-            page.goto(f"{place.url}/{'' if name == 'Answer' else name.lower()}")
-            settle(page)
-            page.wait_for_timeout(2000)
-            found.append(page.evaluate("window.shifted"))
-            context.close()
-        yield {**spread(f"{name}: layout shift at the first visit", found, "0.1"), "unit": "score"}
+    for width in (1440, 800):
+        for name, path in {**SHOWN, "Learn, lesson 17": "learn?lesson=memory-walk"}.items():
+            found = [shifted(place, path, width) for _ in range(3)]
+            yield {**spread(f"{name}, {width} px: layout shift at the first visit", found, "0.1"), "unit": "score"}
+
+
+def shifted(place: Place, path: str, width: int) -> float:
+    """The score of one first visit in a window of `width` pixels."""
+    context = place.browser.new_context(viewport={"width": width, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.add_init_script(f"({SHIFTS.strip()})()")
+    page.goto(f"{place.url}/{path}")
+    settle(page)
+    page.wait_for_timeout(2000)
+    score = float(page.evaluate("window.shifted"))
+    context.close()
+    return score
 
 
 # --- twenty people ---------------------------------------------------------------------------------------
