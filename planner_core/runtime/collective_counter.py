@@ -15,7 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 KINDS = {"all_reduce": "all_reduce", "allreduce_": "all_reduce", "all_gather_into_tensor": "all_gather",
          "_allgather_base_": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
          "_reduce_scatter_base_": "reduce_scatter", "all_to_all_single": "all_to_all", "alltoall_base_": "all_to_all",
-         "broadcast": "broadcast", "broadcast_": "broadcast"}  # fmt: skip
+         "allreduce_coalesced_": "all_reduce", "allgather_into_tensor_coalesced_": "all_gather",
+         "reduce_scatter_tensor_coalesced_": "reduce_scatter", "broadcast": "broadcast", "broadcast_": "broadcast"}  # fmt: skip
+RESULT_FIRST = ("_base_", "tensor_coalesced_")
+"""Ends of the names of operators that take what they send second, after their result."""
 
 
 class CountCollectives(TorchDispatchMode):
@@ -47,7 +50,7 @@ class CountCollectives(TorchDispatchMode):
     def _count(self, kind: str, func: Any, args: Any, out: Any) -> None:
         group = _group(args)
         n = group.size()
-        num_bytes = _bytes(args[1] if func._schema.name.endswith(("_base_",)) else args[0])
+        num_bytes = _bytes(args[1] if func._schema.name.endswith(RESULT_FIRST) else args[0])
         if kind in ("all_gather", "all_to_all", "send_recv"):
             num_bytes *= n
         axis = self._axes.get(group.group_name, -1)

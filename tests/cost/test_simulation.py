@@ -23,15 +23,15 @@ class Clock(_Clock):
     def __init__(self, contention: float, forward_s: float, backward_s: float) -> None:
         super(_Clock, self).__init__()
         self.now = self.free = 0.0
-        self.ends, self.sending = {}, []  # type: ignore[assignment]
+        self.ends, self.sending, self.pending = {}, [], []  # type: ignore[assignment]
         self.seconds = {"forward": forward_s, "backward": backward_s}
-        self.contention = contention
+        self.contention, self.latency = contention, 0.0
 
     def _alone(self, unit: ScheduledUnit, phase: str) -> float:
         return self.seconds[phase]
 
     def _sends(self, stage: BucketStage) -> float:
-        return stage.num_bytes * MS
+        return self.latency + stage.num_bytes * MS
 
 
 def gather(milliseconds: int) -> list[Coming]:
@@ -47,6 +47,15 @@ def test_the_worked_example() -> None:
     clock = Clock(0.1, 10 * MS, 0.0)
     clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], [gather(4), gather(4)])
     assert clock.now == pytest.approx(24.4 * MS)
+
+
+def test_what_is_issued_together_is_one_message() -> None:
+    """Two buckets over axis 0 and one over axis 1: one message of 5 ms and one of 4 ms, each with a latency of 1 ms."""
+    clock = Clock(0.1, 10 * MS, 0.0)
+    clock.latency = MS
+    buckets = [Coming((BucketStage("all_gather", axis, size),)) for axis, size in ((0, 2), (1, 4), (0, 3))]
+    clock.forward([ScheduledUnit("a")], [buckets])
+    assert clock.now == pytest.approx((1 + 5 + 1 + 4 + 10) * MS)
 
 
 def test_traffic_that_lasts_longer_than_compute_is_waited_for() -> None:

@@ -13,6 +13,9 @@ Weights that are split over several axes are gathered axis by axis, and each gat
 last gather is issued one unit ahead, the one before it two units ahead, and so on. Each has the time of a unit, and none is waited
 for at once. Only the first units have no unit ahead of them.
 
+What is issued at one place, between two passes through units, leaves together: the collectives of one kind over one axis are one launch
+(`one_launch` in `runtime.program.collectives`). So a unit whose weights are sharded in different ways pays the latency of an axis once.
+
 Gradients that are summed once a step, of which a unit has at most `SMALL_BYTES`, travel together when backward is over. So the norms and
 biases of a model whose matrices are scattered need one message, and not one for each unit.
 """
@@ -92,6 +95,10 @@ class Rank(ABC):
     def run(self, unit: ScheduledUnit, phase: str) -> None:
         """Compute one pass through a unit, and wait for its collectives at their places."""
 
+    @abstractmethod
+    def leave(self) -> None:
+        """What was issued leaves, as one launch for each kind and axis."""
+
     def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:
         """One training step, without its optimizer."""
         for number in range(micro_batches):
@@ -118,6 +125,7 @@ class Rank(ABC):
         self.bring(coming)
         self.arrive(coming[0])
         self.bring(coming[1:])
+        self.leave()
 
     def arrive(self, buckets: Iterable[Coming]) -> None:
         """Wait for buckets whose gathers are all issued."""
@@ -163,6 +171,7 @@ class Rank(ABC):
         for chain in new:
             self.note("issue", chain[0])
             self.flows.append(list(chain))
+        self.leave()
 
 
 def _brought(unit: ScheduledUnit, *, copied: bool) -> list[Coming]:
@@ -202,6 +211,9 @@ class _Recorder(Rank):
     def note(self, what: str, stage: BucketStage) -> None:
         kind, axis, num_bytes, packed = stage
         self.events.append(Event(what, kind, self.axes[axis], num_bytes, packed))
+
+    def leave(self) -> None:
+        """What was issued is recorded one by one."""
 
     def mark(self, what: str, unit: str) -> None:
         self.events.append(Event(what, unit, "", 0, 0))

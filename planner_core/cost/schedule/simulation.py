@@ -1,9 +1,10 @@
 """The seconds of a step whose work is done in the order of its schedule, on two streams.
 
 The compute stream runs operators, and stops while it waits. The other stream sends the collectives of weights one after the other, each
-as soon as it is issued. One second of sending delays compute by k seconds (`CostModel.contention`), as in the form that the search
-minimises (`cost.step_time`). That form counts the weight traffic of a unit beside the unit itself. Here a gather runs beside the unit
-before, and a reduction beside the unit after, and each begins where a run issues it.
+as soon as it is issued, and those of one kind over one axis that are issued together in one message. One second of sending delays
+compute by k seconds (`CostModel.contention`), as in the form that the search minimises (`cost.step_time`). That form counts the weight
+traffic of a unit beside the unit itself. Here a gather runs beside the unit before, and a reduction beside the unit after, and each
+begins where a run issues it.
 
 Example: two units compute 10 ms each, and each gathers its weights in 4 ms; k = 0.1. The first gather delays the first unit by 4 ms.
 The second runs beside it: 10 + 0.4 ms. The forward pass takes 4 + 10.4 + 10 = 24.4 ms.
@@ -16,7 +17,7 @@ from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank
-from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, units_of
+from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, joined, units_of
 from planner_core.cost.step import all_seconds
 from planner_core.cost.step import units_of as priced_units
 from planner_core.cost.step_messages import message_waits, recomputed
@@ -50,16 +51,29 @@ class _Clock(Rank):
         self.contention = model.contention
         self.ends: dict[BucketStage, list[float]] = {}
         self.sending: list[tuple[float, float]] = []
+        self.pending: list[BucketStage] = []
         self.known: dict[tuple[str, str, str], float] = {}
 
     def note(self, what: str, stage: BucketStage) -> None:
-        if what == "wait":
-            self.now = max(self.now, self.ends[stage].pop(0))
+        if what == "issue":
+            self.pending.append(stage)
             return
-        start = max(self.now, self.free)
-        self.free = start + self._sends(stage)
-        self.sending.append((start, self.free))
-        self.ends.setdefault(stage, []).append(self.free)
+        if not self.ends.get(stage):
+            self.leave()
+        self.now = max(self.now, self.ends[stage].pop(0))
+
+    def leave(self) -> None:
+        """Send what was issued: the stages of one kind over one axis in one message."""
+        together: dict[tuple[str, int], list[BucketStage]] = {}
+        for stage in self.pending:
+            together.setdefault((stage.kind, stage.axis), []).append(stage)
+        self.pending = []
+        for stages in together.values():
+            start = max(self.now, self.free)
+            self.free = start + self._sends(joined((stage,) for stage in stages)[0])
+            self.sending.append((start, self.free))
+            for stage in stages:
+                self.ends.setdefault(stage, []).append(self.free)
 
     def mark(self, what: str, unit: str) -> None:
         """The begin of a unit takes 0 s."""

@@ -10,7 +10,9 @@ shorter part padded to the length of the others.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,16 +115,17 @@ class Axis:
         out = torch.empty_like(x)
         return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
 
-    def _issue(
-        self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
-    ) -> Finish:  # fmt: skip
-        """Issue one collective of `packed` weights. Its bytes are those of `counted`; the first of `args` is its result."""
+    def _issue(self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any) -> Finish:  # fmt: skip
+        """Issue a collective of `packed` weights, or add it to a launch. Its bytes are those of `counted`; `args` begin with its result."""
         if replaying():
             out: torch.Tensor = args[0]
             return lambda: out
-        trace, self.packed = self.trace, max(1, packed)
-        work = collective(*args, group=self.group, async_op=True)
-        self.packed = 1
+        trace, pending = self.trace, getattr(_LAUNCH, "pending", None)
+        work = Pending(self, kind, max(1, packed), collective, args)
+        if pending is not None and packed and kind in MERGED:
+            pending.append(work)
+        else:
+            work.issue()
         num_bytes = counted.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
         if trace is not None:
             trace.add("issue", kind, self.name, num_bytes, packed)
@@ -201,6 +204,65 @@ def neighbours(length: int, size: int, rank: int) -> tuple[list[int], list[int]]
 def _traced(out: torch.Tensor) -> Finish:
     """The finish of a functional collective in a compiled function, which needs no wait."""
     return lambda: torch.ops._c10d_functional.wait_tensor(out)
+
+
+# --- launches -----------------------------------------------------------------------------------------
+
+MERGED = ("all_gather", "reduce_scatter", "all_reduce")  # torch.distributed issues several of them in one launch
+_LAUNCH = threading.local()  # `pending`: the collectives of weights that are to leave together
+
+
+@dataclass(eq=False)
+class Pending:
+    """A collective of `packed` tensors, the first of `args` one of its dtype. `work` is there when it has left."""
+
+    axis: Axis
+    kind: str
+    packed: int
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    work: Any = None
+
+    def issue(self, others: Sequence[Pending] = ()) -> None:
+        """Issue it, and others of its kind, axis and dtype in the same launch."""
+        axis = self.axis
+        axis.packed = self.packed + sum(p.packed for p in others)
+        manager = dist._coalescing_manager(axis.group, async_ops=True) if others else contextlib.nullcontext()  # type: ignore[attr-defined]
+        with manager as merged:
+            for p in (self, *others):
+                work = p.call(*p.args, group=axis.group, async_op=True)
+                p.work = merged or work
+        axis.packed = 1
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        if self.work is None:
+            _leave()
+        self.work.wait()
+
+
+@contextlib.contextmanager
+def one_launch() -> Iterator[None]:
+    """Collectives of weights that are issued inside leave at the end, or when one of them is waited for: those of one kind over one axis
+    in one launch. NCCL runs a group call so (its guide: "Aggregated Operations"), and they pay its latency once."""
+    outer = getattr(_LAUNCH, "pending", None)
+    _LAUNCH.pending = [] if outer is None else outer
+    try:
+        yield
+        if outer is None:
+            _leave()
+    finally:
+        _LAUNCH.pending = outer
+
+
+def _leave() -> None:
+    groups: dict[object, list[Pending]] = {}
+    for p in _LAUNCH.pending:
+        alone = id(p) if p.args[0].is_meta else 0  # torch has no merged collectives of meta tensors
+        groups.setdefault((p.kind, p.axis, p.args[0].dtype, alone), []).append(p)
+    _LAUNCH.pending.clear()
+    for group in groups.values():
+        group[0].issue(group[1:])
 
 
 # --- shares of a dim ----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from planner_core.runtime.program.buckets import (
     talks,
     unpack,
 )
-from planner_core.runtime.program.collectives import AxisMove, take
+from planner_core.runtime.program.collectives import AxisMove, one_launch, take
 from planner_core.runtime.program.weights import Weight, staged, step_shape
 
 
@@ -200,12 +200,14 @@ class Pipeline:
 
     def push(self, flows: Sequence[Way]) -> None:
         """Let every bucket on its way take a step, then issue the new ones."""
-        self.advance()
-        self.flows += [flow for flow in flows if moved(flow)]
+        with one_launch():
+            self.advance()
+            self.flows += [flow for flow in flows if moved(flow)]
 
     def advance(self) -> None:
         """Let every bucket on its way take one step."""
-        self.flows = [flow for flow in self.flows if moved(flow)]
+        with one_launch():
+            self.flows = [flow for flow in self.flows if moved(flow)]
 
     def drain(self) -> None:
         """Take steps until no bucket is on its way."""

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
-from planner_core.runtime.program.collectives import AxisMove, Trace
+from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
 from planner_core.runtime.program.gradients import GradientBucket, Pipeline, together
 from planner_core.runtime.program.weights import GatherBucket, Gathered, Refresh, Weight, refreshes
 
@@ -190,11 +190,12 @@ class RuntimeUnit:
 def receive(units: Sequence[RuntimeUnit], again: bool = False) -> None:
     """Before the first of these units runs: wait for its weights, and issue the gathers for those that run after it. `again`: before
     it runs backward."""
-    for left, unit in enumerate(units):
-        unit.issue(left, again)
-    units[0].wait(again)
-    for left, unit in enumerate(units[1:]):
-        unit.issue(left, again)
+    with one_launch():
+        for left, unit in enumerate(units):
+            unit.issue(left, again)
+        units[0].wait(again)
+        for left, unit in enumerate(units[1:]):
+            unit.issue(left, again)
 
 
 class UnitCall:
