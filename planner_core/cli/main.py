@@ -284,12 +284,20 @@ def _plan(args: argparse.Namespace) -> int:
     _done()
     if args.output:
         save_plan(chosen, args.output)
-        print(f"{args.output}: not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr)
+        print(
+            f"{args.output}: {_which(chosen, data)}not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr
+        )
     if args.trace:
         _write_trace(chosen, result.graph, args.trace)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print(args, data, words)
+
+
+def _which(chosen: Plan, data: dict[str, Any]) -> str:
+    """Which plan was written, if the report recommends another one."""
+    run = data["choice"]["recommended"]
+    return "" if run == chosen.name else f'{chosen.name}, where {run} is recommended (--pick "{run}"); '
 
 
 def _write_trace(plan: Plan, graph: Graph, file: str) -> None:

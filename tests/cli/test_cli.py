@@ -228,6 +228,7 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
     found = answer(capsys, "verify", str(path), "--rules")
     assert (found["ok"], found["findings"], found["ranks"]) == (True, [], 8)
+    assert 'best, where FSDP is recommended (--pick "FSDP"); not run yet' in err
     data = json.loads(path.read_text())
     data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", "R", "R", [], {}]
     path.write_text(json.dumps(data))
