@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools of the JavaScript are npm packages; where npm is missing, pip brings one into .venv.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix .js
 
-.PHONY: app quick test test-all check format bench docs accept clean setup browser
+.PHONY: app quick test tests test-all check format bench docs accept clean setup browser
 
 setup: $(VENV)/.dev-installed
 
@@ -35,7 +35,11 @@ quick: $(VENV)/.dev-installed
 	$(BIN)/ruff check --quiet .
 	$(PYTEST) -q -m "not slow" -k "not two_axes" $(QUICK) $(LONGER) $(ARGS)
 
-test: check browser
+# The check keeps only one core busy, so the tests run beside it.
+test: $(VENV)/.dev-installed
+	@$(MAKE) --no-print-directory -j 2 check tests
+
+tests: browser
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: check browser $(VENV)/vision $(VENV)/deepspeed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from playwright.sync_api import expect
@@ -15,7 +15,7 @@ from tests.support.visiting import Visit
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Locator, Page
 
 
 def test_compare_step_by_step(visit: Visit) -> None:
@@ -197,11 +197,8 @@ def test_growing_can_be_stopped(visit: Visit) -> None:
     ],
 )
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_opened_sections_fit_800_pixels(chromium: Browser, app: str, path: str, theme: str) -> None:
-    context = chromium.new_context(viewport={"width": 800, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
-    person = Visit(context.new_page(), app)
-    person.open(f"/{path}")
-    wide = person.page.evaluate("document.documentElement.scrollWidth")
-    context.close()
-    assert wide <= 800
-    assert person.abroad == person.errors == []
+def test_opened_sections_fit_800_pixels(visit: Visit, path: str, theme: Literal["light", "dark"]) -> None:
+    visit.page.set_viewport_size({"width": 800, "height": 900})
+    visit.page.emulate_media(color_scheme=theme)
+    visit.open(f"/{path}")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 800

@@ -21,9 +21,10 @@ from explorer.learn.lessons.times import l09_algorithms
 from explorer.learn.visit import answers
 from explorer.static import script
 from planner_core.planning.request import Request
+from tests.conftest import forget
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, WebSocketRoute
+    from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, WebSocketRoute
 
 LLAMA = Learner(Request("llama-3-8b"))
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:|file:)")
@@ -63,12 +64,16 @@ class Visit:
         self.page.get_by_role("button", name=name, exact=True).click()
 
 
+WIDE: ViewportSize = {"width": 1280, "height": 1000}
+
+
 @pytest.fixture(scope="module")
-def visit(chromium: Browser) -> Iterator[Visit]:
-    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+def visit(window: BrowserContext) -> Iterator[Visit]:
+    page = window.new_page()
+    page.set_viewport_size(WIDE)
     page.set_default_timeout(90_000)
     yield Visit(page)
-    page.close()
+    forget(window)
 
 
 def answer(visit: Visit, question: Question, index: int) -> None:
@@ -310,12 +315,12 @@ def test_the_download_is_the_lesson_as_it_stands(
     offline.page.context.close()
 
 
-def test_the_browser_remembers_what_is_done(chromium: Browser, app: str) -> None:
+def test_the_browser_remembers_what_is_done(window: BrowserContext, app: str) -> None:
     """Answer a question right, come back in a new session of the same browser: the rail knows."""
-    context = chromium.new_context()
+    window.clear_cookies()
     question, scene = (f(LLAMA, LESSONS[1].defaults()) for f in (LESSONS[1].question, LESSONS[1].scene))
     for again in (False, True):
-        visit = Visit(context.new_page())
+        visit = Visit(window.new_page())
         visit.page.set_default_timeout(90_000)
         visit.page.goto(f"{app}/learn?lesson=2&step={scene.reveal}")
         visit.settle()
@@ -327,7 +332,7 @@ def test_the_browser_remembers_what_is_done(chromium: Browser, app: str) -> None
         visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
         assert mine.get_attribute("class") == "here" and not visit.wrong
         visit.page.close()
-    context.close()
+    window.clear_cookies()
 
 
 def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:
@@ -468,16 +473,16 @@ def test_lesson_13_tells_a_placement_again_whose_word_was_lost(visit: Visit, app
     assert len(lost) == 1 and not visit.wrong
 
 
-def test_pictures_stand_still_for_those_who_ask(chromium: Browser, app: str) -> None:
-    context = chromium.new_context(reduced_motion="reduce")
-    visit = Visit(context.new_page())
+def test_pictures_stand_still_for_those_who_ask(visit: Visit, app: str) -> None:
+    visit.page.emulate_media(reduced_motion="reduce")
     visit.page.goto(f"{app}/learn?lesson=4")
     visit.settle()
     visit.press("Next")
     visit.at_step(2)
     name = visit.page.locator(".lesson").evaluate("e => getComputedStyle(e).animationName")
     assert name == "none" and not visit.wrong
-    context.close()
+    visit.page.emulate_media(reduced_motion="no-preference")
+    assert visit.page.locator(".lesson").evaluate("e => getComputedStyle(e).animationName") != "none"
 
 
 def test_the_way_to_the_explorer_keeps_the_model(visit: Visit, app: str) -> None:
@@ -504,9 +509,9 @@ def test_headings_skip_no_level_and_a_closed_button_can_be_read(visit: Visit, ap
 
 
 @pytest.mark.parametrize("numbers", [(4, 13), pytest.param((2, 6, 7), marks=pytest.mark.slow)], ids=str)
-def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str, numbers: tuple[int, ...]) -> None:
-    page = chromium.new_page(viewport={"width": 800, "height": 1000})
-    visit = Visit(page)
+def test_nothing_is_cut_off_on_a_small_screen(visit: Visit, app: str, numbers: tuple[int, ...]) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 800, "height": 1000})
     for number in numbers:
         page.goto(f"{app}/learn?lesson={number}")
         visit.settle()
@@ -514,4 +519,4 @@ def test_nothing_is_cut_off_on_a_small_screen(chromium: Browser, app: str, numbe
         assert max(page.evaluate(wide)) <= 0  # the page scrolls inside its main box
         box = page.locator(".lesson svg").first.bounding_box()
         assert box and box["x"] >= 0 and box["x"] + box["width"] <= 800
-    page.close()
+    page.set_viewport_size(WIDE)

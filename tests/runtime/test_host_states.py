@@ -117,7 +117,7 @@ def test_it_computes_the_same_on_real_ranks() -> None:
 
 
 def test_the_script_saves_and_goes_on(tmp_path: Path) -> None:
-    """Losses of four steps, of which the last two are resumed, with moments in the host's memory and on the GPU."""
+    """Losses of four steps, of which the last two are resumed with moments in the host's memory, are those of one run on the GPU."""
     told: dict[bool, list[str]] = {}
     for offload in (False, True):
         script, folder = tmp_path / f"{offload}.py", str(tmp_path / f"kept{offload}")
@@ -127,7 +127,7 @@ def test_the_script_saves_and_goes_on(tmp_path: Path) -> None:
             run_script(
                 script, "--tiny", "--steps", str(n), "--report-every", "1", "--save", folder, "--save-every", "2"
             )
-            for n in (2, 4)
+            for n in ((2, 4) if offload else (4,))
         ]
         told[offload] = re.findall(r"loss (\S+)", "".join(said))
     assert len(told[True]) >= 4 and told[True] == told[False]
