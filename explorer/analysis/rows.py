@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from explorer.analysis.filters import LETTERS
 from explorer.analysis.timeline import Timeline
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import Plan
-from planner_core.planning import Result
+from planner_core.planning import METHODS, Result
 from planner_core.planning.analysis import AblationStep
+from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.pricing import model_flops, speed_of
 from planner_core.search.candidates import Candidates
 
@@ -65,3 +67,67 @@ def rungs(found: Sequence[AblationStep]) -> list[Row]:
     return [
         {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))} for step in found
     ]  # fmt: skip
+
+
+# --- every method beside the exact search ------------------------------------------------------------
+
+TOGETHER = "baselines"
+"""The part of the planner's times that is the search of all usual layouts together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A method's best plan; None if it has none, and then `why`. `minimises`: "time", "communication" or "volume". `search_s`: seconds
+    of its search, without reading the model and building the network; None for usual layouts, which are searched together."""
+
+    method: Method
+    minimises: str
+    plan: Plan | None
+    search_s: float | None
+    why: str = ""
+
+    def above(self, exact: Plan | None) -> float | None:
+        """By what share its step is longer than the exact plan's; None where there is no such plan, or itself none."""
+        return self.plan.cost.step_time_s / exact.cost.step_time_s - 1 if self.plan and exact else None
+
+    @property
+    def proof(self) -> str:
+        """Whether its plan is proven the best of its space; the gap that is left where it is not."""
+        if self.plan is None:
+            return ""
+        return "optimal" if self.plan.optimal else next((n for n in self.plan.notes if "best found" in n), "best found")
+
+
+def compared(found: Mapping[str, Result | str]) -> list[Compared]:
+    """The rows of the results by method's name (in words why there is none), and of the exact search's usual layouts."""
+    made = [_row(METHODS[name], result) for name, result in found.items()]
+    exact = found.get("exact")
+    usual = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
+    return made + [Compared(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
+
+
+def _row(method: Method, found: Result | str) -> Compared:
+    if isinstance(found, str):
+        return Compared(method, _goal(method, "time"), None, None, found)
+    plan = found.fastest
+    return Compared(method, _goal(method, plan.objective), plan, found.timings_s.get("search"))
+
+
+def _goal(method: Method, objective: str) -> str:
+    return "volume" if method.by_volume else method.objective or objective
+
+
+def methods(found: Sequence[Compared]) -> list[Row]:
+    """The table for other programs. The first row is what the others are held against."""
+    exact = found[0].plan
+    return [
+        {
+            "title": c.method.shown, "minimises": c.minimises, "space": c.method.words, "step_above_exact": c.above(exact),
+            "proof": c.proof, "search_s": c.search_s, **_of_method(c),
+        }
+        for c in found
+    ]  # fmt: skip
+
+
+def _of_method(c: Compared) -> Row:
+    return _plan(c.plan.name, c.plan) if c.plan else {"method": c.method.name, "why": c.why}

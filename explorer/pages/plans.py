@@ -12,6 +12,7 @@ from explorer.components.plans import (
     choice,
     edit_panel,
     first_picture,
+    methods_panel,
     regions_panel,
     sweep_panel,
     whatif_panel,
@@ -63,6 +64,7 @@ def page() -> None:
         searched = state.plan_ids(result.plans)  # what is run now is no plan of the search: edits start from one
         edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
     first_picture.rest()
+    methods_panel.panel(result)
     regions_panel.panel(result)
     sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
 

@@ -1,0 +1,45 @@
+"""The table of methods: its figures are those of each method's own plan."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from explorer.analysis import rows as table_rows
+from explorer.text.tables import csv_text, json_text
+from planner_core.planning import METHODS, Request
+from planner_core.planning.methods import BASELINES
+from tests.support.plans import planned
+
+
+def test_every_method_stands_beside_the_exact_plan() -> None:
+    found = {m: planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method=m)) for m in METHODS}
+    made = table_rows.compared(found)
+    usual = [p.method for p in found["exact"].plans if p.method in BASELINES]
+    assert [c.method.name for c in made] == [*METHODS, *usual] and len(usual) >= 2
+    assert [c.minimises for c in made[:4]] == ["time", "volume", "communication", "communication"]
+    rows = table_rows.methods(made)
+    best = found["exact"].fastest.cost.step_time_s
+    for c, row in zip(made, rows, strict=True):
+        home = found.get(c.method.name)
+        plan = home.fastest if home else next(p for p in found["exact"].plans if p.method == c.method.name)
+        assert c.plan == plan and row["step_time_s"] == plan.cost.step_time_s and row["method"] == c.method.name
+        assert row["step_above_exact"] == plan.cost.step_time_s / best - 1
+        assert row["search_s"] == (home.timings_s["search"] if home else None)
+        assert (row["proof"] == "optimal") == plan.optimal
+        if plan.fits:
+            assert plan.cost.step_time_s >= best * (1 - 1e-9), "none that fits is better than the exact plan"
+    told = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert (
+        [r["title"] for r in told]
+        == [r["title"] for r in json.loads(json_text(rows))]
+        == [c.method.shown for c in made]
+    )
+
+
+def test_a_method_without_a_plan_says_why() -> None:
+    exact = planned(Request("gpt2-xl", cluster="1x8-h100", layers=4))
+    made = table_rows.compared({"exact": exact, "atp": "ATP suits no mesh here."})
+    assert made[1].plan is None and made[1].above(exact.fastest) is None and made[1].proof == ""
+    assert table_rows.methods(made)[1]["why"] == "ATP suits no mesh here."
