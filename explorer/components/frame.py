@@ -53,9 +53,9 @@ def escape(value: str) -> str:
 def chip(letter: str, axis: str = "") -> str:
     """One placement as a small mark: letter, look and a definition on hover."""
     kind = letter[:1]
-    label = f"{axis} {letter}".strip()
+    shown = f"{axis} {letter}".strip()
     told = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {axis_told(axis)}" if axis else "")
-    return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(label)}</span>'
+    return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(shown)}</span>'
 
 
 def chips(cell: str) -> str:

@@ -36,7 +36,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
     """Memory per GPU stacked by kind, with what each plan may take (`limits`, bytes) as a line: one for all, or one each. The kind
     `held` stands out."""
     figure = go.Figure()
-    names = [_label(p) for p in plans.values()]
+    names = [_name(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
         sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
         figure.add_bar(
@@ -105,7 +105,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
     ] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
-    names = [_label(p) for p in plans.values()]
+    names = [_name(p) for p in plans.values()]
     keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
@@ -148,7 +148,7 @@ def _row(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
     return sum(t.wire_bytes for t in found), sum(t.count for t in found)
 
 
-def _label(plan: Plan) -> str:
+def _name(plan: Plan) -> str:
     """A plan's name beside a bar; what its settings have of their own on a second line."""
     return _escape(title(plan)).replace(" (", "<br>(", 1)
 

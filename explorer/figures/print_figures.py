@@ -17,9 +17,9 @@ from explorer.text import units
 from explorer.text.words import title
 from planner_core.core import Plan
 
-WIDTH, LABEL, END = 520.0, 92.0, 56.0
+WIDTH, NAME_W, END = 520.0, 92.0, 56.0
 """Pixels of a figure, of the names on its left, and of the figures on its right."""
-SPAN = WIDTH - LABEL - END
+SPAN = WIDTH - NAME_W - END
 LANE_H, BAR_H, NAME_H = 13.0, 26.0, 18.0
 LANE_NAMES = {"compute": "compute", "exposed": "waits for data", "hidden": "hidden traffic"}
 HATCH = (
@@ -35,11 +35,11 @@ def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
     most = max(*capacities, *(_held(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
     for p, there in zip(plans.values(), capacities, strict=True):
-        parts.append(_capacity(LABEL + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
+        parts.append(_capacity(NAME_W + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
         if len(set(capacities)) > 1:
-            parts.append(_text(LABEL + SPAN, y + 11, f"{LIMIT} {units.memory(there)}", anchor="end"))
+            parts.append(_text(NAME_W + SPAN, y + 11, f"{LIMIT} {units.memory(there)}", anchor="end"))
         parts.append(_text(0, y + 11, title(p), bold=True))
-        x = LABEL
+        x = NAME_W
         y += NAME_H
         for kind in MEMORY_KINDS:
             size = p.cost.memory_bytes.get(kind, 0)
@@ -56,7 +56,7 @@ def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
     told = f"{LIMIT} {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
-    parts.append(_text(LABEL + max(capacities) / most * SPAN, 10, told, anchor="end"))
+    parts.append(_text(NAME_W + max(capacities) / most * SPAN, 10, told, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):
         parts.append(_rect(i * 104, y, 9, 9, MEMORY_COLOURS[kind]))
@@ -87,7 +87,7 @@ def timeline(lines: Mapping[str, Timeline]) -> str:
                     parts.append(_bar(bar, widest, y))
             if lane == "compute":
                 parts.append(_spans(line, widest, y))
-                parts.append(_text(LABEL + line.step_s / widest * SPAN + 5, y + 9.5, units.seconds(line.step_s)))
+                parts.append(_text(NAME_W + line.step_s / widest * SPAN + 5, y + 9.5, units.seconds(line.step_s)))
             y += LANE_H
         y += 5
     parts.append(_axis(widest, y))
@@ -95,7 +95,7 @@ def timeline(lines: Mapping[str, Timeline]) -> str:
 
 
 def _bar(bar: Bar, widest: float, y: float) -> str:
-    x, wide = LABEL + bar.start_s / widest * SPAN, bar.seconds / widest * SPAN
+    x, wide = NAME_W + bar.start_s / widest * SPAN, bar.seconds / widest * SPAN
     told = f"{bar.phase}, {bar.part}" + (f" {bar.copy} of {bar.copies}" if bar.copies > 1 else "")
     return _rect(
         x, y, wide, LANE_H - 2.5, FILLS[bar.lane], f"{told}: {LANE_NAMES[bar.lane]} {units.seconds(bar.seconds)}"
@@ -106,10 +106,10 @@ def _spans(line: Timeline, widest: float, y: float) -> str:
     """The two phases' names over their compute."""
     turn, parts = line.start_of("backward"), []
     for phase, start, end in (("forward", 0.0, turn), ("backward", turn, line.step_s)):
-        middle = LABEL + (start + end) / 2 / widest * SPAN
+        middle = NAME_W + (start + end) / 2 / widest * SPAN
         if (end - start) / widest * SPAN > 60 and not line.dense(phase):
             if phase == "backward":
-                parts.append(_text(LABEL + start / widest * SPAN, y - 4, "backward", muted=True))
+                parts.append(_text(NAME_W + start / widest * SPAN, y - 4, "backward", muted=True))
         elif (end - start) / widest * SPAN > 60:
             parts.append(
                 f'<rect x="{middle - 26:.1f}" y="{y:.1f}" width="52" height="{LANE_H - 2.5}" fill="{COMPUTE}"/>'
@@ -119,10 +119,10 @@ def _spans(line: Timeline, widest: float, y: float) -> str:
 
 
 def _axis(widest: float, y: float) -> str:
-    parts = [f'<path d="M{LABEL} {y:.1f}H{LABEL + SPAN:.1f}" stroke="{LIGHT.faint}"/>']
+    parts = [f'<path d="M{NAME_W} {y:.1f}H{NAME_W + SPAN:.1f}" stroke="{LIGHT.faint}"/>']
     step = round_step(widest / 4)
     for k in range(int(widest / step) + 1):
-        x = LABEL + k * step / widest * SPAN
+        x = NAME_W + k * step / widest * SPAN
         parts.append(f'<path d="M{x:.1f} {y:.1f}v4" stroke="{LIGHT.faint}"/>')
         parts.append(_text(x, y + 14, units.seconds(k * step), anchor="middle", muted=True))
     return "".join(parts)
@@ -153,6 +153,6 @@ def _text(x: float, y: float, words: str, anchor: str = "start", bold: bool = Fa
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="10.5" text-anchor="{anchor}" fill="{fill}"{weight}>{html.escape(words)}</text>'
 
 
-def _svg(height: float, body: str, label: str) -> str:
+def _svg(height: float, body: str, words: str) -> str:
     size = f'viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{html.escape(label)}">{body}</svg>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{html.escape(words)}">{body}</svg>'

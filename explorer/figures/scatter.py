@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from explorer.analysis import filters as choosing
 from explorer.analysis.answer import OWN
 from explorer.analysis.filters import Bools
-from explorer.figures import label_placement as labels
+from explorer.figures import name_placement
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import GIB, capacity_line, style
 from explorer.text import units
@@ -137,7 +137,7 @@ def _names(
         points = [(x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for x, y in ends]
         line = (1 - limit / size[1]) * PLOT_HEIGHT
         taken = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
-        places = labels.place(points, shown, pixels, PLOT_HEIGHT, taken)
+        places = name_placement.place(points, shown, pixels, PLOT_HEIGHT, taken)
         for end, name, place in zip(ends, shown, places, strict=True):
             _name(figure, end, name, place, mark, theme)
 

@@ -207,12 +207,12 @@ def sliced(dim: int, size: int, parts: int) -> Callable[[int, int], Style]:
 def device(rank: int, box: Drawing, words: str = "") -> Drawing:
     """A frame round what one device holds, with its name in its colour."""
     colour = device_colour(rank)
-    label = words or f"GPU {rank}"
-    width, height = max(box.width + 20, len(label) * 8 + 24), box.height + 42
+    name = words or f"GPU {rank}"
+    width, height = max(box.width + 20, len(name) * 8 + 24), box.height + 42
     body = (
         f'<rect width="{width:.1f}" height="{height:.1f}" rx="5" fill="none" stroke="{colour}" stroke-width="2"/>'
         f'<rect width="{width:.1f}" height="24" rx="4" fill="{colour}"/>'
-        f'<text x="10" y="17" font-size="13.5" font-weight="600" fill="{on_colour(colour)}">{html.escape(label)}</text>'
+        f'<text x="10" y="17" font-size="13.5" font-weight="600" fill="{on_colour(colour)}">{html.escape(name)}</text>'
     )
     body += again(width, 24, on_colour(colour)) if rank >= len(DEVICES) else ""
     return Drawing(width, height, body + at(10, 32, box))
@@ -230,11 +230,11 @@ def arrow(width: float = 40, words: str = "") -> Drawing:
         f'<path d="M0 24H{width - 8:.0f}M{width - 8:.0f} 24l-7 -4.5v9z" stroke="currentColor" fill="currentColor" '
         'stroke-width="1.5"/>'
     )
-    label = (
+    above = (
         f'<text x="{width / 2 - 3:.0f}" y="14" font-size="13" text-anchor="middle" '
         f'fill="currentColor">{html.escape(words)}</text>'
     )
-    return Drawing(width, 34, body + (label if words else ""))
+    return Drawing(width, 34, body + (above if words else ""))
 
 
 LONG_CELL = 22

@@ -91,12 +91,12 @@ def of_models(here: Scene, there: Scene) -> Matched:
 
 def what(node: Node) -> str:
     """What a node is: the operation and its sizes; of a run also how many copies."""
-    return node.label if node.kind == "block" else f"{node.sub or node.label}"
+    return node.name if node.kind == "block" else f"{node.sub or node.name}"
 
 
 def called(node: Node, drawing: Scene, scope: str) -> str:
     """A node by its name and block."""
-    return f"{node.label} ({drawing.titles.get(scope, scope)})" if scope else node.label
+    return f"{node.name} ({drawing.titles.get(scope, scope)})" if scope else node.name
 
 
 def _scopes(here: Scene, there: Scene) -> list[tuple[str | None, str | None]]:

@@ -82,8 +82,8 @@ def _node(net: Network, scope: str, placed: Placed, left: float) -> None:
     lines = [f"{k}: {v}" for k, v in facts(n)] if n.kind != "port" else []
     net.add_node(
         _id(scope, n.id),
-        label=f"{n.label}\n{n.sub}" if n.sub else n.label,
-        title="\n".join([n.label, *lines]),
+        label=f"{n.name}\n{n.sub}" if n.sub else n.name,
+        title="\n".join([n.name, *lines]),
         x=left + placed.x,
         y=placed.y * STRETCH,
         shape="box",

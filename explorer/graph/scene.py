@@ -34,7 +34,7 @@ class Node:
     """
 
     id: str
-    label: str
+    name: str
     sub: str
     kind: str
     module: str = ""
@@ -151,7 +151,7 @@ def _first(node: Node, block: Block) -> float:
 def _width(node: Node) -> float:
     if node.kind == "port":
         return 64.0
-    return max(96.0, round(max(text_width(node.label, 12.5, bold=True), text_width(node.sub, 10.5)) + 26))
+    return max(96.0, round(max(text_width(node.name, 12.5, bold=True), text_width(node.sub, 10.5)) + 26))
 
 
 def _nodes(
@@ -185,13 +185,13 @@ def _nodes(
 
 def _distinct(nodes: list[Node]) -> list[Node]:
     """Weights that share a name take that of their parent module as well: `mlp.c_proj`."""
-    counts = Counter(n.label for n in nodes if n.weights)
-    return [replace(n, label=_longer(n)) if n.weights and counts[n.label] > 1 else n for n in nodes]
+    counts = Counter(n.name for n in nodes if n.weights)
+    return [replace(n, name=_longer(n)) if n.weights and counts[n.name] > 1 else n for n in nodes]
 
 
 def _longer(node: Node) -> str:
     path = node.ops[0].name.rpartition("/")[0].split(".")
-    return ".".join(path[-2:]) if path[-1] == node.label else node.label
+    return ".".join(path[-2:]) if path[-1] == node.name else node.name
 
 
 def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node:
@@ -232,10 +232,10 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
         i for op in ops for i in op.inputs if i not in inside and block.values[i].kind == "activation"
     )
     matrices = sum(len(meta.shape) > 1 for _, meta in weights.values())
-    label, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
+    name, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
     return Node(
         f"{scope}:{group.name}" if scope else group.name,
-        label,
+        name,
         sub,
         _kind(lead, bool(weights), matrices, len(inputs)),
         module=_module(lead),

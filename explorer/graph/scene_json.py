@@ -27,7 +27,7 @@ def _node_json(p: Placed, drawing: Scene) -> dict[str, Any]:
     n = p.node
     data: dict[str, Any] = {
         "id": n.id,
-        "label": n.label,
+        "name": n.name,
         "sub": n.sub,
         "kind": n.kind,
         "x": p.x,

@@ -64,7 +64,7 @@ def panel(result: Result, plan: Plan) -> None:
 def _node_label(drawing: graph_view.Scene, node_id: str) -> str:
     node = drawing.node(node_id)
     scope = node_id.rpartition(":")[0] if node and node.kind != "block" else ""
-    return f"{node.label} ({drawing.titles.get(scope, scope)})" if node and scope else (node.label if node else node_id)
+    return f"{node.name} ({drawing.titles.get(scope, scope)})" if node and scope else (node.name if node else node_id)
 
 
 def overview(result: Result, drawing: graph_view.Scene) -> None:
@@ -107,7 +107,7 @@ def block_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node
     """A run of equal blocks."""
     run = drawing.runs[node.call]
     block = result.coarse.blocks[run.block]
-    st.markdown(f"**{frame.text(node.label)}**")
+    st.markdown(f"**{frame.text(node.name)}**")
     st.caption(
         f"One copy of {run.block}, `{run.calls[0].prefix}`, drawn by itself."
         if len(run.calls) == 1
@@ -162,7 +162,7 @@ def all_apart(result: Result, drawing: graph_view.Scene) -> None:
 
 def node_panel(result: Result, drawing: graph_view.Scene, node: graph_view.Node, plan: Plan) -> None:
     """One node: what runs, on what, how large, and what it may do."""
-    st.markdown(f"**{frame.text(node.label)}**  \n{frame.text(node.sub)}")
+    st.markdown(f"**{frame.text(node.name)}**  \n{frame.text(node.sub)}")
     if node.module:
         st.caption(f"module `{node.module}`")
     for name, meta in node.weights:

@@ -234,7 +234,7 @@ def test_the_printed_bars_have_the_line_of_their_own_gpu(result: Result, far: Re
         print_figures.memory({"a": result.best, "b": far.best}, dict(zip("ab", sizes, strict=True)))
     )
     dashed = [float(p.attrib["d"][1:].split()[0]) for p in root.iter(f"{SVG}path") if "stroke-dasharray" in p.attrib]
-    assert [(x - print_figures.LABEL) / (dashed[0] - print_figures.LABEL) for x in dashed] == pytest.approx(
+    assert [(x - print_figures.NAME_W) / (dashed[0] - print_figures.NAME_W) for x in dashed] == pytest.approx(
         [s / sizes[0] for s in sizes], abs=1e-3
     )
     words_of = " ".join(str(t.text) for t in root.iter(f"{SVG}text"))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
-from explorer.figures import label_placement as labels
+from explorer.figures import name_placement
 from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
 from explorer.jobs import export as exporting
@@ -186,7 +186,7 @@ def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
 def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
     names = [f"plan {i}" for i in range(len(points))]
-    offsets = labels.place(points, names, 480, 300)
+    offsets = name_placement.place(points, names, 480, 300)
     boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
     for i, (ax, ay) in enumerate(boxes):
         assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])

@@ -48,7 +48,7 @@ def line(result: Result, plans: Mapping[str, Plan], chosen: str, nodes: Sequence
         kind, _, how = d.here.partition(" ")
         node = drawing.node(d.left)
         if kind == "weight" and node:
-            lie.setdefault(how, []).append(node.label)
+            lie.setdefault(how, []).append(node.name)
     rest = len(nodes) - sum(map(len, lie.values()))
     told = [f"{html.escape(how)}: {html.escape(_some(names))}" for how, names in lie.items()]
     told += [f"{rest} result{'s' * (rest > 1)} otherwise"] if rest else []

@@ -52,7 +52,7 @@ class Case:
     """A lesson at some settings; `name`, which addresses and files keep, is `collectives` or, for its variants, `collectives-b` and so on."""
 
     name: str
-    label: str
+    number: str
     lesson: Lesson
     values: Values
 
@@ -67,7 +67,7 @@ class Exercise(Case):
 def exercises_of(lessons: Iterable[Lesson], learner: Learner) -> Iterator[Exercise]:
     """Every lesson's exercise, each followed by its variants."""
     for case in cases_of(lessons):
-        yield Exercise(case.name, case.label, case.lesson, case.values, case.lesson.question(learner, case.values))
+        yield Exercise(case.name, case.number, case.lesson, case.values, case.lesson.question(learner, case.values))
 
 
 def cases_of(lessons: Iterable[Lesson]) -> Iterator[Case]:
@@ -118,7 +118,7 @@ def keys(lessons: Iterable[Lesson], learner: Learner) -> str:
 
 
 def _section(x: Exercise, body: str) -> str:
-    return f"<section><h2>{x.label}. {html.escape(x.lesson.title)}</h2>{body}</section>"
+    return f"<section><h2>{x.number}. {html.escape(x.lesson.title)}</h2>{body}</section>"
 
 
 def _case(x: Exercise, learner: Learner) -> str:

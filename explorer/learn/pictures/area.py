@@ -48,15 +48,15 @@ def area(
             f'<path d="{path}" fill="{band.colour}"{faint} stroke="{PAPER}" stroke-width="0.6"><title>{html.escape(band.name)}</title></path>'
         )
         below = above
-    drawn += [_label(0, 16, "memory of one GPU"), *_limit(limit, py(limit[0]), left, width, shown)]
+    drawn += [_words(0, 16, "memory of one GPU"), *_limit(limit, py(limit[0]), left, width, shown)]
     for start, name in parts:
         drawn.append(f'<path d="M{px(start):.1f} {height - low:.1f}v6" stroke="currentColor"/>')
-        drawn.append(_label(px(start) + 2, height - low + 18, name))
+        drawn.append(_words(px(start) + 2, height - low + 18, name))
     drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="#8a97a3"/>')
     if mark is not None:
         x, y, end = px(mark[0]), py(totals[mark[0]]), px(mark[0]) > width * 0.6
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="currentColor" stroke-width="2"/>')
-        drawn.append(_label(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start"))
+        drawn.append(_words(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start"))
     keys = [row(_swatch(b), text(b.name, 13, muted=True), gap=6) for b in bands if max(b.heights[:last]) > 0]
     return column(Drawing(width, height, "".join(drawn)), wrap(keys, WIDTH), gap=8)
 
@@ -65,10 +65,10 @@ def _limit(limit: tuple[float, str], y: float, left: float, width: float, shown:
     line = (
         f'<path d="M{left} {y:.1f}H{width - 8:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
     )
-    return [line, _label(left + 4, y - 6, limit[1]), _label(left - 6, y + 4, shown(limit[0]).split("\u202f")[0], "end")]
+    return [line, _words(left + 4, y - 6, limit[1]), _words(left - 6, y + 4, shown(limit[0]).split("\u202f")[0], "end")]
 
 
-def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
+def _words(x: float, y: float, words: str, anchor: str = "start") -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="12.5" text-anchor="{anchor}" fill="currentColor" stroke="{PAPER}" '
         f'stroke-width="3" paint-order="stroke">{html.escape(words)}</text>'

@@ -124,12 +124,12 @@ def _plus(mid: float) -> str:
 
 def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
     high = 16.0 * len(words) + 14
-    label = "".join(
+    lines = "".join(
         f'<text x="{wide / 2:.0f}" y="{19 + 16 * i}" text-anchor="middle" font-size="13" fill="currentColor">{w}</text>'
         for i, w in enumerate(words)
     )
     frame = f'<rect width="{wide:.0f}" height="{high:.0f}" rx="4" fill="{PAPER}" stroke="{GREY}"/>'
-    return at(x, mid - high / 2, Drawing(wide, high, frame + label))
+    return at(x, mid - high / 2, Drawing(wide, high, frame + lines))
 
 
 MOST_SLICES = 8

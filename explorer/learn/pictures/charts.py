@@ -24,9 +24,9 @@ class BarPiece:
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """One stacked bar; `mark` is a short remark behind its total, `strong` makes its label stand out."""
+    """One stacked bar; `mark` is a short remark behind its total, `strong` makes its name stand out."""
 
-    label: str
+    name: str
     parts: tuple[BarPiece, ...]
     mark: str = ""
     strong: bool = False
@@ -44,7 +44,7 @@ def bars(
     width: float = WIDTH,
 ) -> Drawing:
     """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
-    left = 12 + 7.6 * max(len(b.label) for b in items)
+    left = 12 + 7.6 * max(len(b.name) for b in items)
     tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
     span = width - left - tail
     scale = span / (max([b.total for b in items] + ([limit[0]] if limit else [])) or 1)
@@ -52,7 +52,7 @@ def bars(
     parts = []
     for i, bar in enumerate(items):
         y = top + i * step
-        parts.append(at(0, y + 5, text(bar.label, 14, 600 if bar.strong else 400)))
+        parts.append(at(0, y + 5, text(bar.name, 14, 600 if bar.strong else 400)))
         x = left
         for p in bar.parts:
             parts.append(at(x, y, piece(p, p.value * scale, shown)))
@@ -304,12 +304,12 @@ def _dot(cloud: Dots, x: float, y: float) -> str:
 def columns(
     items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None, level: tuple[float, str] | None = None
 ) -> Drawing:  # fmt: skip
-    """Counts as upright bars with their labels below; bar `mark` is outlined, `level` is a dashed line with its name."""
+    """Counts as upright bars with their names below; bar `mark` is outlined, `level` is a dashed line with its name."""
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
     most = max((v for _, v in items), default=0) or 1
     parts = [f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>']
-    for i, (label, value) in enumerate(items):
+    for i, (name, value) in enumerate(items):
         tall = value / most * (height - low - 42)
         x, y = left + i * step, height - low - tall
         edge = ' stroke="currentColor" stroke-width="2"' if i == mark else ""
@@ -322,7 +322,7 @@ def columns(
                 f'<text x="{middle:.1f}" y="{y - 5:.1f}" font-size="12.5" text-anchor="middle" fill="currentColor">{value:g}</text>'
             )
         parts.append(
-            f'<text x="{middle:.1f}" y="{height - low + 18:.1f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(label)}</text>'
+            f'<text x="{middle:.1f}" y="{height - low + 18:.1f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(name)}</text>'
         )
     if level:
         y = height - low - level[0] / most * (height - low - 42)

@@ -36,8 +36,8 @@ def cloud(found: Candidates, mine: int, best: int) -> Drawing:
         f'stroke="{COMPUTE}" stroke-width="2"/>'
     )
     parts += [f'<circle cx="{px(x[i]):.1f}" cy="{py(y[i]):.1f}" r="4" fill="{COMPUTE}"/>' for i in front]
-    labelled = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
-    for i, word, colour, down in labelled:
+    named = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
+    for i, word, colour, down in named:
         cx, cy = float(px(x[i])), float(py(y[i]))
         parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
         parts.append(

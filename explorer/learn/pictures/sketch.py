@@ -191,8 +191,8 @@ def _span(x: float, y: float, wide: float, words: str, colour: str) -> str:
     body = f'<rect width="{max(2.0, wide - 1.5):.1f}" height="{HIGH:.0f}" rx="2" fill="{colour}"/>'
     room, short = 7.0 * len(words) + 4, _short(words)
     shown = words if room < wide else short
-    label = f'<text x="{wide / 2:.1f}" y="18" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(shown)}</text>'
-    return f'<g transform="translate({x:.1f} {y:.1f})">{body}{label}</g>'
+    told = f'<text x="{wide / 2:.1f}" y="18" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(shown)}</text>'
+    return f'<g transform="translate({x:.1f} {y:.1f})">{body}{told}</g>'
 
 
 def _short(name: str) -> str:
@@ -205,13 +205,13 @@ def _grip() -> str:
 
 
 def _handle(
-    sketch: Sketch, i: int, x: float, y: float, body: str, label: tuple[float, float] | None = None, wide: float = 0.0, words: str = ""
+    sketch: Sketch, i: int, x: float, y: float, body: str, value_at: tuple[float, float] | None = None, wide: float = 0.0, words: str = ""
 ) -> str:  # fmt: skip
-    """Handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `label` says so."""
+    """Handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `value_at` says so."""
     h = sketch.handles[i]
     grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
-    if label:
-        grab += _word(*label, words or sketch.said(h.start), "middle" if label[0] == 0 else "start").replace(
+    if value_at:
+        grab += _word(*value_at, words or sketch.said(h.start), "middle" if value_at[0] == 0 else "start").replace(
             "<text", '<text class="value"', 1
         )
     return (

@@ -29,7 +29,7 @@ def box(lesson: Lesson) -> None:
                 query = {**everywhere, **address.write(case.lesson, case.values, 0), **task.written(names, given)}
                 mark = "this one" if name == here else "answered" if name in given else "open"
                 st.page_link(
-                    LEARN, label=f"{case.label}. {case.lesson.title}: {mark}", query_params=query, width="content"
+                    LEARN, label=f"{case.number}. {case.lesson.title}: {mark}", query_params=query, width="content"
                 )
         with st.container(horizontal=True, vertical_alignment="bottom"):
             who = st.text_input("Your name", key="w_task_name", width=240, max_chars=60)
@@ -48,7 +48,7 @@ def form() -> None:
     there = task.known()
     with st.expander("An assignment: exercises as a link, answers as a file", key="assignment_form"):
         names = st.multiselect(
-            "Exercises", list(there), format_func=lambda n: f"{there[n].label}. {there[n].lesson.title}{_settings(n)}", key="w_task_names",
+            "Exercises", list(there), format_func=lambda n: f"{there[n].number}. {there[n].lesson.title}{_settings(n)}", key="w_task_names",
             placeholder="Choose one or more",
         )  # fmt: skip
         st.caption(

@@ -13,7 +13,7 @@ export type Point = [x: number, y: number];
 /** A node of a drawing (explorer/graph/scene_json.py). `scope` names what a block holds; `facts` are lines of its card. */
 export interface SceneNode {
   id: string;
-  label: string;
+  name: string;
   sub: string;
   kind: "weight" | "attention" | "loss" | "block" | "norm" | "join" | "op" | "port";
   x: number;

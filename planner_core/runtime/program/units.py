@@ -98,12 +98,12 @@ class RuntimeUnit:
             if use.gather:
                 groups.setdefault((use.again, alike(use.gather), use.weight.dtype), []).append(use)
         self.gathers = [
-            GatherBucket([self.copies[u.argument] for u in group], name, lasting=any(u.lasting for u in group))
+            GatherBucket([self.copies[u.argument] for u in group], lasting=any(u.lasting for u in group))
             for group in groups.values()
         ]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
         kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
-        self.refreshes: list[Refresh] = refreshes(list(kept), name)
+        self.refreshes: list[Refresh] = refreshes(list(kept))
         for gather in self.gathers:
             gather.reads(self.refreshes)
         self.buckets: list[Refresh | GatherBucket] = [*self.refreshes, *self.gathers]

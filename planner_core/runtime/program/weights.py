@@ -241,8 +241,7 @@ class WeightBucket(ABC):
     units ahead, and none is waited for at once.
     """
 
-    def __init__(self, steps: Sequence[AxisMove], label: str) -> None:
-        self.label = label
+    def __init__(self, steps: Sequence[AxisMove]) -> None:
         self.stages = max(1, sum(map(talks, steps)))
         """Number of collectives; 1 if there are none."""
         self.earlier = 0
@@ -276,8 +275,8 @@ class GatherBucket(WeightBucket):
     """The bucket that gathers some weights of a unit. Its memory is freed after use. If it is `lasting`, each gather has memory of its
     own, which autograd keeps until backward has used it."""
 
-    def __init__(self, copies: Sequence[Gathered], label: str, *, lasting: bool = False) -> None:
-        super().__init__(copies[0].steps, label)
+    def __init__(self, copies: Sequence[Gathered], *, lasting: bool = False) -> None:
+        super().__init__(copies[0].steps)
         self.copies, self.lasting = list(copies), lasting
         self._allocate()
         self.members = staged([c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies])
@@ -354,8 +353,8 @@ def sent(
 class Refresh(WeightBucket):
     """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
-    def __init__(self, weights: Sequence[Weight], label: str) -> None:
-        super().__init__(weights[0].refresh, label)
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        super().__init__(weights[0].refresh)
         self.weights = list(weights)
 
     def begin(self) -> Way | None:
@@ -376,10 +375,10 @@ class Refresh(WeightBucket):
         yield from through(stages, tensors, [w.working for w in weights])
 
 
-def refreshes(weights: Sequence[Weight], label: str) -> list[Refresh]:
+def refreshes(weights: Sequence[Weight]) -> list[Refresh]:
     """The buckets of those weights whose working copy is not the parameter itself."""
     groups: dict[object, list[Weight]] = {}
     for weight in weights:
         if not weight.alias:
             groups.setdefault((alike(weight.refresh), weight.dtype), []).append(weight)
-    return [Refresh(group, label) for group in groups.values()]
+    return [Refresh(group) for group in groups.values()]

@@ -289,7 +289,7 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     parts.append(f'<path d="M{line}" stroke="{COMPUTE}" stroke-width="2" fill="none"/>')
     parts.append(f'<path d="M{px(p.room_gib):.1f} {top}V{top + height}" stroke="currentColor" stroke-dasharray="5 4"/>')
     best, bound = (px(p.best_gib), py(p.best_ms)), (px(p.room_gib), py(p.bound_ms))
-    parts += _labels(p, best, bound, left + width, top, top + height)
+    parts += _marks(p, best, bound, left + width, top, top + height)
     parts += [
         f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>'
         for v in (0.0, most_y / 2, most_y)
@@ -302,7 +302,7 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
     return column(text("communication of a layer, ms", 13, muted=True), chart, text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True), gap=6)  # fmt: skip
 
 
-def _labels(
+def _marks(
     p: Priced, best: tuple[float, float], bound: tuple[float, float], right: float, top: float, bottom: float
 ) -> list[str]:
     """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""

@@ -218,7 +218,7 @@ class Graph extends Drawing {
     const node = this.shapes.find((s) => s.n.id === id)?.n;
     if (!node) return "nothing selected";
     const { marks, bare, other } = this.data;
-    const said = [node.label, node.sub];
+    const said = [node.name, node.sub];
     if (marks?.[id]) said.push(`differs: ${marks[id]} in ${other}`);
     if (bare?.[id]) said.push(bare[id]);
     return said.join(", ");
@@ -237,7 +237,7 @@ class Graph extends Drawing {
   matching(text) {
     return Object.entries(this.scene.scopes).flatMap(([scope, { nodes }]) => {
       const found = nodes.filter((n) => {
-        const words = `${n.label} ${n.sub} ${n.id} ${(n.facts ?? []).join(" ")}`;
+        const words = `${n.name} ${n.sub} ${n.id} ${(n.facts ?? []).join(" ")}`;
         return n.kind !== "port" && words.toLowerCase().includes(text);
       });
       return found.map((n) => ({ id: n.id, scope }));

@@ -37,7 +37,7 @@ function lines(graph, node) {
 export function fillCard(graph, card, node) {
   const title = document.createElement("b");
   const list = document.createElement("dl");
-  title.textContent = node.label;
+  title.textContent = node.name;
   for (const [name, value] of lines(graph, node)) {
     const dt = document.createElement("dt");
     const dd = document.createElement("dd");

@@ -179,7 +179,7 @@ export class Drawing {
     const g = this.group(n, x, y + h / 2, w, h);
     g.classList.add("opened");
     make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
-    make("text", { class: "label", x, y: y + 21 }, g, n.label);
+    make("text", { class: "name", x, y: y + 21 }, g, n.name);
     this.toggle(g, n, x + w / 2 - 16, y + 17, "–");
     this.badge(g, n, x - w / 2, y);
     /** @type {(point: Point) => Point} */
@@ -212,12 +212,12 @@ export class Drawing {
     g.dataset.parent = parent ? parent.id : "";
     const body = make("rect", { class: "body", x: x - n.w / 2, y: y - n.h / 2, width: n.w, height: n.h, rx: 6 }, g);
     if (n.kind === "port") {
-      make("text", { class: "sub", x, y: y + 4 }, g, n.label);
+      make("text", { class: "sub", x, y: y + 4 }, g, n.name);
       return;
     }
     this.tint(n, body);
     const second = this.second(n);
-    make("text", { class: "label", x, y: y + (second === "" ? 4.5 : -3) }, g, n.label);
+    make("text", { class: "name", x, y: y + (second === "" ? 4.5 : -3) }, g, n.name);
     if (Array.isArray(second)) this.bars(g, second, x, y, n.w);
     else if (second) make("text", { class: "sub", x, y: y + 11.5 }, g, second);
     if (n.kind === "block") this.toggle(g, n, x + n.w / 2 - 2, y - n.h / 2 + 2, "+");

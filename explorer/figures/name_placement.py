@@ -8,7 +8,7 @@ from explorer.graph.layered import text_width
 
 HEIGHT = 16.0
 REACH = 15.0
-"""Pixels from a point to its label."""
+"""Pixels from a point to its name."""
 STEPS = tuple(sign * 18 * k for k in range(8) for sign in (-1, 1))[1:]
 
 Rect = tuple[float, float, float, float]
@@ -17,7 +17,7 @@ Rect = tuple[float, float, float, float]
 def place(
     points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, drawn: Sequence[Rect] = ()
 ) -> list[tuple[float, float]]:
-    """Offsets in pixels (right, down) from each point to the left middle of its label, in a plot of this size in which something
+    """Offsets in pixels (right, down) from each point to the left middle of its name, in a plot of this size in which something
     else is `drawn` already."""
     taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
     taken += drawn
