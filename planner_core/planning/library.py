@@ -37,14 +37,14 @@ def plan(
             of one step over all GPUs), `micro_batch` (samples of a micro-batch of one data-parallel rank, where the plan has to have
             exactly that), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
             stage that weights may have, 0 to 3; None: the search chooses), `recompute` ("none", "keep-matmuls", "selective",
-            "keep-attention", "full", or "auto": the search chooses), `precision` ("mixed": weights, moments and gradients in
-            float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None: the search chooses), `memory_gb`
-            (10^9 bytes per GPU), `method` ("exact", "tap", "taps", "atp") and `objective` ("time" or "communication"). `layout`
-            ("dp=2,fsdp=8", see `price`) adds the plan of your present layout to the baselines. `tool` ("megatron", "torchtitan",
-            ...): only plans that this tool can be told. `expert_imbalance` (1.0): how many times the mean the fullest GPU
-            computes and gets, where experts are dealt out over GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so
-            that the sum of one part over GPUs hides behind the next (ATP). `offload` (False): the host's memory keeps the optimizer's
-            moments.
+            "keep-attention", "full", or "auto", the default: the search chooses), `precision` ("mixed": weights, moments and
+            gradients in float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None, the default: the search
+            chooses, except for a graph, which holds one micro-batch), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap",
+            "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8", see `price`) adds the plan of your
+            present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only plans that this tool can be told.
+            `expert_imbalance` (1.0): how many times the mean the fullest GPU computes and gets, where experts are dealt out over
+            GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so that the sum of one part over GPUs hides behind the
+            next (ATP). `offload` (False): the host's memory keeps the optimizer's moments.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`
@@ -60,7 +60,7 @@ def plan(
         >>> result.best.mesh.num_devices, result.best.optimal
         (16, True)
     """
-    request, graph = _asked(model, inputs, cluster, options)
+    request, graph = _asked(model, inputs, cluster, {"recompute": "auto", "accumulate": None, **options})
     return plan_model(request, graph, progress)
 
 

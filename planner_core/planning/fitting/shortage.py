@@ -101,8 +101,9 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
     short = shortage(plan, planner.graph, planner.budget, memory_of(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
+        again = "" if planner.workload.recompute in ("auto", "full") else ", --recompute full"
         raise NoPlanFits(
-            f"no plan fits: {short}; use more GPUs, a smaller --batch, --recompute full or --memory-gb {math.ceil(peak / 1e9)}",
+            f"no plan fits: {short}; use more GPUs, a smaller --batch{again} or --memory-gb {math.ceil(peak / 1e9)}",
             peak,
         )
     return replace(plan, fits=False, notes=(f"does not fit: {short}",))
