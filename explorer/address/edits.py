@@ -38,7 +38,7 @@ class Edits:
 
 
 def read(texts: tuple[str, ...]) -> Edits:
-    """The inverse of `write`; raises PlannerError for a placement that is none."""
+    """The inverse of `write`; raises PlannerError for text that is not a placement."""
     base, _, rest = texts[0].rpartition(":")
     return Edits(base, rest, dict(edit.parse(t) for t in texts[1:]))
 

@@ -24,7 +24,7 @@ KEPT = 50
 
 
 def keep(content: bytes, here: Cluster | None = None) -> str:
-    """Store a cluster file; returns its name. Raises InputError with the first fault of one that is none.
+    """Store a cluster file; returns its name. Raises InputError with the first fault of a file that does not describe a cluster.
 
     The hardware file of a GPU, as `calibrate` writes it, becomes the cluster `here` with this GPU.
     """

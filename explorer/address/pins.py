@@ -52,7 +52,7 @@ def unpin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if key == "edit":
             value = value.replace("~", ",")
         elif key not in REQUEST_KEYS or key == "model":
-            raise Unreadable(f"names “{key[:20]}”, which is no setting")
+            raise Unreadable(f"names “{key[:20]}”, which is not a setting")
         found[key] = SETTINGS[key].parse(value)
     return plan_id, found
 

@@ -113,7 +113,7 @@ def _one_of(known: Iterable[str], what: str) -> Parse:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise Unreadable(f"is no {what}; known are {', '.join(filter(None, names))}")
+            raise Unreadable(f"is not a known {what}; known are {', '.join(filter(None, names))}")
         return text
 
     return parse
@@ -220,7 +220,7 @@ def _setup(text: str) -> tuple[str, ...]:
     try:
         return setups.read(_list(text)).write()
     except InputError as error:
-        raise Unreadable(f"is no layout: {error}") from None
+        raise Unreadable(f"is not a layout: {error}") from None
 
 
 def _beside(text: str) -> str:
@@ -243,7 +243,7 @@ def _grown(text: str) -> tuple[str, ...]:
 def _model(text: str) -> str:
     if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
         return text
-    raise Unreadable(f"is no model of the zoo; known are {', '.join(ZOO)}")
+    raise Unreadable(f"is not a model of the zoo; known are {', '.join(ZOO)}")
 
 
 def _cluster_name(text: str) -> str:

@@ -156,7 +156,7 @@ def of_plan(found: Candidates, plan: Plan) -> int | None:
 
 def placed_as(found: Candidates, plan: Plan) -> int | None:
     """The candidate that places the block's weights as a plan does on its last axis, of whatever size, or None; a candidate keeps
-    every weight where it is used, so a plan that gathers weights is none of them."""
+    every weight where it is used, so a plan that gathers weights is not one of them."""
     mine = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
     if any(p.gathered for b in mine for name, p in b.params.items() if name in found.weights):
         return None

@@ -47,7 +47,7 @@ def sliders(cluster: Cluster) -> Links:
         current = [*state.value(key)[: len(levels)], *["1"] * (len(levels) - len(state.value(key)))]
         for factor in dict.fromkeys(f for f in current if f not in linked.FACTORS):
             st.warning(
-                f"“{frame.text(factor)}” for {key} in the address is none of {', '.join(linked.FACTORS)}; using 1 instead."
+                f"“{frame.text(factor)}” for {key} in the address is not one of {', '.join(linked.FACTORS)}; using 1 instead."
             )
         current = [f if f in linked.FACTORS else "1" for f in current]
         for i, level in enumerate(levels):

@@ -86,7 +86,7 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
             if not same:
                 yield (
                     f"{where}: {op.name} takes {_shown(taken)} and makes {_shown(made)} on mesh axis {axis} (tensor|gradient), "
-                    f"which is none of the {len(known)} ways that it can run"
+                    f"which is not one of the {len(known)} ways that it can run"
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"

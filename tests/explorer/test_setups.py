@@ -53,7 +53,7 @@ def test_what_is_no_setup_is_told(text: str) -> None:
         setups.read(text.split(","))
     values, problems = settings.read({"setup": text})
     assert values["setup"] == ()
-    assert "is no layout" in problems[0]
+    assert "is not a layout" in problems[0]
 
 
 def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:

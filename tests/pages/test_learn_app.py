@@ -319,7 +319,7 @@ def test_a_step_that_is_not_there_is_told() -> None:
 def test_an_assignment_keeps_answers_unjudged_and_makes_them_a_file() -> None:
     """Its link opens a state; what is answered stays in the address, and the keys read the file."""
     at = opened(task="4b,16,2,99z", lesson="4", **{"with": "n:8"})
-    assert "“99z” in the link is no exercise" in words(at) and "0 of 3 answered" in words(at)
+    assert "“99z” in the link is not an exercise" in words(at) and "0 of 3 answered" in words(at)
     asked = LESSONS[3].question(LLAMA, {**LESSONS[3].defaults(), "n": 8})
     for _ in range(LESSONS[3].scene(LLAMA, {**LESSONS[3].defaults(), "n": 8}).reveal - 1):
         at.button(key="w_next").click().run()

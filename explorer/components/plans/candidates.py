@@ -229,7 +229,7 @@ def dropped(result: Result) -> None:
         st.caption(
             f"{units.whole(space)} candidates, which keep every weight where it is used; of them "
             f"{', '.join(why) or 'none were dropped'}."
-            + (" The chosen plan gathers weights at use, so it is none of them." if gathers(result.best) else "")
+            + (" The chosen plan gathers weights at use, so it is not one of them." if gathers(result.best) else "")
         )
 
 

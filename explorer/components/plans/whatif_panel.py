@@ -96,7 +96,7 @@ def panel(result: Result, chosen: Plan) -> None:
 
 
 def _set(key: str, value: Any, stands: Any, alone: bool = False) -> None:
-    """Note a change in the address; back at what stands it is none. Several nodes need a link between them."""
+    """Note a change in the address; a value that stands already is not a change. Several nodes need a link between them."""
     changes = whatif.read(state.value("whatif"))
     changes.pop(key, None)
     if value != stands:

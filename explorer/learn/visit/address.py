@@ -32,7 +32,7 @@ def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, lis
         key, _, text = part.partition(":")
         option = _option(known[key], text) if key in known else None
         if option is None:
-            problems.append(f"“{part[:40]}” in the address is no setting of this lesson; using its default.")
+            problems.append(f"“{part[:40]}” in the address is not a setting of this lesson; using its default.")
         else:
             values[key] = option
     step = _whole(params.get("step", "1"))

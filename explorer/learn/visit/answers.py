@@ -59,7 +59,7 @@ def _scale(typed: str, unit: str) -> float | None:
 
 
 def judged(question: Question, text: str) -> tuple[int | None, str]:
-    """The option that was typed and why it is right or wrong; None and a hint where it is none of those that were expected."""
+    """The option that was typed and why it is right or wrong; None and a hint where it is not one of those that were expected."""
     meant = numbers(text, question.unit)
     if not meant:
         unit = f" of {question.unit}" if question.unit else ""

@@ -46,7 +46,7 @@ def _assign(found: Mapping[str, str]) -> list[str]:
     names, unknown = task.read(found["task"])
     st.session_state["learn_task"] = names
     st.session_state["learn_given"] = task.read_given(found.get("given", ""), names)
-    return [f"“{part[:20]}” in the link is no exercise; left out." for part in unknown]
+    return [f"“{part[:20]}” in the link is not an exercise; left out." for part in unknown]
 
 
 def assigned() -> tuple[tuple[str, ...], dict[str, str]]:

@@ -88,7 +88,7 @@ def settle(
     free = best = _without_recomputation(count, choose, say)
     if free is None and numbers.several and count.planner.objective() == "time":
         free = best = _with_room(count, numbers, choose, say)
-    end = free[0].workload.accumulate if free else 0  # larger numbers are no better
+    end = free[0].workload.accumulate if free else 0  # larger numbers are not better
     vain = best is None and _in_vain(count, numbers)
     while count.micro_batches != end:
         known = best[0].value(best[1]) if best else np.inf

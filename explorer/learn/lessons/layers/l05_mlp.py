@@ -230,7 +230,7 @@ def question(learner: Learner, values: Values) -> Question:
     return asked(
         "The devices hold terms of X·A and applied GeLU to their terms. What does adding up give now?",
         ("Wrong numbers",
-            "GeLU is no straight line, so GeLU(u) + GeLU(v) is not GeLU(u + v). Here Z is off by up to "
+            "GeLU is not a straight line, so GeLU(u) + GeLU(v) is not GeLU(u + v). Here Z is off by up to "
             f"{c['error']:.2f}."),
         (
             ("The right Z", f"Only if GeLU were a straight line. Here Z is off by up to {c['error']:.2f}."),

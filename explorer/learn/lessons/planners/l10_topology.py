@@ -362,7 +362,7 @@ def _both(found: tuple[Option, ...], per: int) -> tuple[Option, Option]:
 
 
 def _even(near: Option, far: Option) -> str:
-    """Said where the lead is none."""
+    """Words behind the two times if they are a tie; else none."""
     ratio = far.seconds / near.seconds
     return ", which is a tie" if 1 / (1 + MOST_DOUBT) <= ratio <= 1 + MOST_DOUBT else ""
 

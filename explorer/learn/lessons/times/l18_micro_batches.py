@@ -231,7 +231,7 @@ def question(learner: Learner, values: Values) -> Question:
         (2.0 * m, "That is with the weights freed behind the layer in each pass. Kept until its backward, which of the two gathers of a micro-batch is left?"),
         (1.0, "That would keep them through the whole step, as ZeRO-2 does. Here they are freed behind backward, so the next micro-batch finds none."),
         (0.0, "Somebody has to gather them first: a GPU owns a part of each weight only."),
-        (3.0 * m, "Those are all messages of a layer while weights are freed in each pass: two gathers and the gradients' sum. The sum is no all_gather."),
+        (3.0 * m, "Those are all messages of a layer while weights are freed in each pass: two gathers and the gradients' sum. The sum is not an all_gather."),
         (m + 1.0, "Where would the one more come from? Every micro-batch is like the others."),
         (m / 2, "A gather cannot serve two micro-batches: behind the first one's backward the weights are freed."),
     )  # fmt: skip
