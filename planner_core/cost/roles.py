@@ -1,4 +1,4 @@
-"""What the mesh axes of a plan are for, and their names by it.
+"""The purpose of each mesh axis of a plan, and the name that follows from it.
 
     data     weights are Replicate on the axis           shard    weights are sharded, and gathered at use
     tensor   weights are used in shards                  context  weights are used whole, and attention has a part of a sample

@@ -48,7 +48,7 @@ def _written(plan: Plan, target: Target) -> ExportedPlan:
 
 
 def _left_out(plan: Plan, target: Target) -> Iterator[str]:
-    """What a plan says of its step that only the project's own runtime does."""
+    """Remarks about the parts of a plan that only the project's own runtime carries out."""
     if plan.chunks > 1:
         yield "the plan makes products in chunks; what runs this form makes each at once"
     if plan.workload.get("offload"):

@@ -183,7 +183,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 
 def _beside_experts(layout: TpLayout) -> list[str]:
-    """What Megatron-LM does in another way where experts are dealt out. It wants tokens split over the tensor-parallel ranks then."""
+    """Remarks on how Megatron-LM differs from the plan where experts are dealt out. It then splits tokens over tensor-parallel ranks."""
     told = []
     if layout.expert > 1 and layout.size > 1 and not layout.sequence:
         layout.sequence = True
@@ -290,7 +290,7 @@ def _titan_config(config: dict[str, Any]) -> str:
 
 
 TITAN_POLICIES = ("none", "selective", "full")
-"""What torchtitan's `activation-checkpoint` takes and the planner has."""
+"""The modes of torchtitan's `activation-checkpoint` that the planner has, too."""
 
 
 def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
@@ -329,7 +329,7 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
 
 
 def _titan_ranks(layout: TpLayout) -> list[str]:
-    """What torchtitan does in another way over context and expert ranks; `layout` becomes what it does."""
+    """Remarks on how torchtitan differs from the plan over context and expert ranks. `layout` is changed to what torchtitan runs."""
     told = []
     if layout.context > 1 and layout.cp_type != "gather":
         told.append(

@@ -139,7 +139,7 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
 
 
 def without_file(plan: Plan) -> tuple[str, Nearest] | None:
-    """What every trainer does without a file, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
+    """The layout that every trainer runs without a file, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
     planner = _planner(plan)
     mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
     ways = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}

@@ -38,7 +38,7 @@ class Target:
     beside: str = ""
     """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
     runs_all: bool = False
-    """Whether what runs the form does all that a plan says: products in chunks, and states in the host's memory."""
+    """Whether the program that runs the form does all that a plan says: products in chunks, and states in the host's memory."""
 
     says_host: bool = False
     """Whether the form says that the host's memory keeps the optimizer's moments, if the plan does."""

@@ -14,7 +14,7 @@ MOST_RANKS = 64
 
 
 def measured_here(ranks: int | None = None) -> dict[str, Any]:
-    """What `measure` finds with one rank per GPU and nccl; without GPUs with `ranks` processes (2) and gloo."""
+    """The result of `measure` with one rank per GPU and nccl; without GPUs, with `ranks` processes (2) and gloo."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = ranks if ranks is not None else gpus or 2
     if not 1 <= number <= (gpus or MOST_RANKS):

@@ -55,7 +55,7 @@ def verify_all(
 
 
 def over_ranks(found: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
-    """What rank 0 found; of each all_to_all the mean of what all ranks sent.
+    """The results of rank 0, with the mean over all ranks of the bytes that each all_to_all sent.
 
     How much one rank sends to experts depends on the router, and what all ranks send together does not.
     """

@@ -219,7 +219,7 @@ _FORMS = {
     "nested_tensor": "give one padded tensor and a mask",
     "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
 }
-"""What would do instead, by the function of torch, or the kernel, in which a capture ended."""
+"""A way out, by the function of torch, or the kernel, in which a capture ended."""
 _FORMS["masked_select"] = _FORMS["nonzero"]
 
 

@@ -238,4 +238,4 @@ _SPELLINGS: dict[str, Spelling] = {
     "binary_cross_entropy": _loss(F.binary_cross_entropy, "weight"), "nll_loss_nd": _loss(F.nll_loss, "weight", "ignore_index"),
     "nll_loss": _loss(F.nll_loss, "weight", "ignore_index"), "contiguous": lambda a: a["self"].contiguous(),
 }  # fmt: skip
-"""By the name of the ATen op: the call as a model's code spells it."""
+"""The call as a model's code spells it, by the name of the ATen op."""

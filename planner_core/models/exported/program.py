@@ -32,7 +32,7 @@ _SIZES: dict[str, Callable[..., Any]] = {
     "torch.ops.aten.sym_size.int": lambda t, d: t.shape[d], "torch.ops.aten.sym_stride.int": lambda t, d: t.stride(d),
     "torch.ops.aten.sym_numel.default": torch.Tensor.numel, "torch.ops.aten.sym_storage_offset.default": lambda t: t.storage_offset(),
 }  # fmt: skip
-"""What computes sizes from sizes."""
+"""Operators that compute sizes from sizes."""
 _CHECKS = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym")
 _ASKS = (
     "aten.item.",

@@ -1,4 +1,4 @@
-"""What capture and run share: names of call sites, and mixture-of-experts and scan layers as single calls."""
+"""The parts that capture and run share: names of call sites, and mixture-of-experts and scan layers as single calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model type's own config has where a config.json does not say it."""
+"""The values that a model type's own config has where a config.json does not say them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
 
 
 def _rank(plan: Plan | None, by_time: bool) -> tuple[bool, float]:
-    """What a step is judged by, the least first: the exact search by time, each after it by communication."""
+    """The place of a plan among those of a step, the least first: plans that fit, by time in the exact search, else by communication."""
     if plan is None:
         return True, float("inf")
     return not plan.fits, plan.cost.step_time_s if by_time else plan.cost.comm_time_s

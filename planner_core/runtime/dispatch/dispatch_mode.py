@@ -53,7 +53,7 @@ from planner_core.runtime.plan_reader import (
 )
 
 DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
-"""What a mode sees where the model's code reads `tensor.dtype`."""
+"""The function that a mode sees when the model's code reads `tensor.dtype`."""
 
 
 class Steered(torch.Tensor):

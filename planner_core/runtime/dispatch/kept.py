@@ -84,7 +84,8 @@ def keep(whole: bool = False) -> Iterator[None]:
 
 
 def passing() -> contextlib.AbstractContextManager[None]:
-    """What is made inside is on its way: `keep` keeps its shape only. In the second run nobody reads its values."""
+    """Tensors that are made inside are on their way to other placements, so `keep` keeps their shapes only. In the second run nobody reads
+    their values."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() or _here.store is None else _passing()
 
 

@@ -62,7 +62,7 @@ class Parameters:
 
     @torch.no_grad()
     def value(self, param: torch.Tensor) -> torch.Tensor:
-        """What this rank keeps for use: its part, or the whole working copy."""
+        """The tensor that this rank keeps for use: its part, or the whole working copy."""
         copy = self._copies.get(id(param))
         return copy.value() if copy else self.local(param)
 

@@ -1,4 +1,4 @@
-"""What a function that runs on a part of its tensors knows of the other ranks: the axes that shard a dim."""
+"""The mesh axes that shard a dim. A function that runs on a part of its tensors reaches the other ranks through them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class RankAxis(Protocol):
-    """What these functions need of a mesh axis: its size, this rank's place on it, and a sum (or max) over its ranks."""
+    """A mesh axis as these functions need it: its size, this rank's place on it, and a sum (or max) over its ranks."""
 
     @property
     def size(self) -> int:

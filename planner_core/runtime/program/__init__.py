@@ -1,4 +1,4 @@
-"""What generated code needs at run time: collectives, weights that are gathered and freed, gradients in buckets.
+"""The functions that generated code calls at run time: collectives, weights that are gathered and freed, gradients in buckets.
 
 Exported scripts import from here the functions that their blocks call. Nothing but torch is imported.
 """

@@ -27,7 +27,7 @@ DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 def dtypes_of(
     model: nn.Module, plan: Mapping[str, Any], stored: Mapping[str, Stored]
 ) -> Callable[[nn.Parameter], DTypes]:
-    """What says the dtypes of a parameter of `model` under a plan.
+    """A function that returns the dtypes of a parameter of `model` under a plan.
 
     A parameter with a dtype of its own keeps it: a layer in float64 is cast to and from, however large it is. One that is not trained,
     since it is frozen or the planned loss sends it no gradient, has no master copy.

@@ -142,7 +142,7 @@ class Weight:
         self.seen, self.published = self._state(), None
 
     def _state(self) -> tuple[int, int, int]:
-        """Where the parameter is, how often it was written, and how often an optimizer has stepped."""
+        """The parameter's address, how often it was written, and how often an optimizer has stepped."""
         return self.local.data_ptr(), self.local._version, getattr(self.parameter, STEPS)
 
     def follow(self) -> None:
@@ -172,7 +172,7 @@ class Gathered:
         self.shape = step_shape(stages[-1][0]) if stages else weight.form
         self.leaf: torch.Tensor
         self.anchor: torch.Tensor | None = None
-        """Of a weight whose memory autograd keeps: the leaf that stands for it, without memory."""
+        """A leaf without memory. It stands for a weight whose memory autograd keeps."""
 
     def used(self) -> torch.Tensor:
         """The weight as a unit's function takes it."""
@@ -336,7 +336,7 @@ class GatherBucket(WeightBucket):
 def sent(
     weights: Sequence[Weight], members: Sequence[Member]
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
-    """What a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor that holds them, if they are packed."""
+    """The tensors that a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor of them, if packed."""
     tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
     if all(t.dtype == weights[0].dtype for t in tensors):
         return tensors, None

@@ -85,7 +85,7 @@ class TapeCall:
     saved: tuple[int, ...] = ()
     """Tensors that autograd keeps for its backward."""
     shape: Any = None
-    """What the call returned, as a template in which each tensor is replaced by its position among the outputs."""
+    """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
 
 
 @dataclass(slots=True)

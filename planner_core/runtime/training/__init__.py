@@ -1,4 +1,4 @@
-"""What a training loop needs beside the model: its start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
+"""The parts of a training loop beside the model: its start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
 
 from planner_core.runtime.training.blocks import Blocks, blocks_of
 from planner_core.runtime.training.checkpoints import load, save

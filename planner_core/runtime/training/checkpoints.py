@@ -108,7 +108,7 @@ def load(
 
 
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """What is saved. Every tensor has the order of the model."""
+    """The state that is saved. Every tensor has the order of the model."""
     model = dict(parallel.model.state_dict())
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
     if optimizer is not None:

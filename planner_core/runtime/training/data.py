@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 
 
 class Samples(Protocol):
-    """Where samples come from."""
+    """A source of samples."""
 
     def __len__(self) -> int: ...
 

@@ -120,7 +120,7 @@ class UnitBuffer:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """What the engine needs of a unit: its name, function and weights, whether it is recomputed, and whether it has dropout."""
+    """A unit as the engine needs it: its name, function and weights, whether it is recomputed, and whether it has dropout."""
 
     name: str
     function: str

@@ -56,7 +56,7 @@ def _last_rows(
 
 
 def swap(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
-    """What this rank keeps, and what its mirror on all `axes` sends for what it gets. Both are parts of one new tensor."""
+    """The tensor that this rank keeps, and the one that it gets from its mirror on all `axes` for `sent`. Both are in one new tensor."""
     for axis in axes:
         mirror = axis.size - 1 - axis.rank
         counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
