@@ -1,1 +1,1 @@
-"""What stands in the address of a page: settings, pins, edits. No Streamlit."""
+"""The state that the address of a page keeps: settings, pins, edits. No Streamlit."""

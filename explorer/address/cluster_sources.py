@@ -1,4 +1,4 @@
-"""Where each figure of a cluster comes from: a data sheet or a measurement, as its file says, or the visitor. No Streamlit here."""
+"""The source of each figure of a cluster: a data sheet or a measurement, as its file says, or the visitor. No Streamlit here."""
 
 from __future__ import annotations
 

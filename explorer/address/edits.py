@@ -32,7 +32,7 @@ class Edits:
         )
 
     def put(self, key: str, placements: Placements, before: tuple[Placements, ...]) -> Edits:
-        """With one weight placed so; none where it lay so `before`."""
+        """The edits with one weight placed so; without an edit of it if it lay so `before`."""
         changes = {k: p for k, p in self.changes.items() if k != key}
         return replace(self, changes=changes if before == (placements,) else {**changes, key: placements})
 

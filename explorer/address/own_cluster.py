@@ -73,7 +73,7 @@ class Figures:
     memory_gib: float
     memory_gb_per_s: float
     links: tuple[tuple[float, float], ...] = ()
-    """By level, innermost first: GB/s that a unit sends, one way, and microseconds before the first byte."""
+    """For each level, innermost first: GB/s that a unit sends, one way, and microseconds before the first byte."""
 
 
 def figures(cluster: Cluster) -> Figures:
@@ -119,7 +119,7 @@ def _half(peaks: Mapping[str, float]) -> float:
 
 
 def path(name: str) -> Path:
-    """Where the cluster of this name lies."""
+    """The path of the file of this cluster."""
     return FOLDER / f"{name}.json"
 
 

@@ -58,7 +58,7 @@ def unpin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def changed(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """What of the settings is not as in `current`, in words; empty where all is."""
+    """The settings that differ from `current`, in words; empty if none does."""
     told = [_words(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
     if values["edit"] and values["edit"] != current["edit"]:
         told.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))

@@ -66,7 +66,7 @@ OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
 GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
 FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
-"""What the constants that predict a published run were fitted to."""
+"""The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
 MAX_TEXT = 2000
 MAX_CORNERS = 40
@@ -75,13 +75,13 @@ MAX_EDITS = 40
 EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
 EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
 TIMES = ("communication", "exposed", "step")
-"""What the scatter of plans has on its first axis."""
+"""The quantities that the scatter of plans can have on its first axis."""
 SWEPT = ("inter", "intra", "batch", "nodes")
-"""What a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
+"""The quantities that a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
 ALONE = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
-"""What a sweep may vary, alone or two of them."""
+"""The quantities that a sweep may vary, alone or two of them."""
 MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
-"""What a sweep of two quantities draws."""
+"""The measures that a sweep of two quantities can draw."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 GRAPH_KEYS = ("node", "open", "show", "beside", "way", "least", "depth")
@@ -216,7 +216,7 @@ def _edit(text: str) -> tuple[str, ...]:
 
 
 def _setup(text: str) -> tuple[str, ...]:
-    """What a team runs now: see `explorer.address.setups`."""
+    """The setup that a team runs now: see `explorer.address.setups`."""
     try:
         return setups.read(_list(text)).write()
     except InputError as error:
@@ -373,7 +373,7 @@ def answer(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def request(values: Mapping[str, Value]) -> Request:
-    """What the planner is asked. Micro-batches and recomputation are left to a search for the least step time alone: a search for
+    """The request to the planner. Micro-batches and recomputation are left to a search for the least step time alone: a search for
     the least communication, as the papers' methods are, would cut the step into as many parts as there are."""
     for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(

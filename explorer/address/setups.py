@@ -22,7 +22,7 @@ NAME = "our-current-setup"
 PLAIN = "none"
 MOST_PARTS = 10**6
 WORK = ("seq", "dtype", "optimizer", "precision")
-"""What a file may say of the work of a step, as the sentence of the page has it."""
+"""The settings of a step that a file may have, as the sentence of the page has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def of_file(name: str, content: bytes, num_gpus: int) -> tuple[Stated, Mapping[s
 
 
 def _notes(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the file says and the page leaves out."""
+    """The options of the file that the page leaves out."""
     off = [f"{key} {value}" for key, value in rest.items() if value]
     more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()
     return (*found.notes, *more)

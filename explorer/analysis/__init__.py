@@ -1,1 +1,1 @@
-"""What the pages work out of results. No Streamlit."""
+"""Quantities that the pages derive from results. No Streamlit."""

@@ -23,7 +23,7 @@ LESS = {
     WEIGHTS: ("is held up {} less by weights and gradients on their way", "is held up {} longer by weights and gradients on their way"),
     OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
 }  # fmt: skip
-"""What a plan does that a part of its step is shorter, or longer."""
+"""The cause in a plan why a part of its step is shorter, or longer."""
 FIGURES = 3
 TOLD = 0.2
 """A part whose difference is less than this share of the largest one is left to the table."""
@@ -35,7 +35,7 @@ def limit_bytes(result: Result) -> int:
 
 
 def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
-    """What the visitor runs now, then usual layouts by name: those that fit first, the fastest first."""
+    """The setup that the visitor runs now, then usual layouts by name: those that fit first, the fastest first."""
     others = [n for n, p in plans.items() if n != chosen and p.method in (OWN, *BASELINES)]
     return sorted(others, key=lambda n: (plans[n].method != OWN, not plans[n].fits, plans[n].cost.step_time_s))
 
@@ -46,7 +46,7 @@ def strongest(plans: Mapping[str, Plan], chosen: str) -> str | None:
 
 
 def fastest(shown: Mapping[str, Plan], first: str) -> str:
-    """Of plans that are shown, which one the first is measured against: the fastest of the others that fits, else the fastest."""
+    """The shown plan that the first one is measured against: the fastest of the others that fits, else the fastest."""
     return min((n for n in shown if n != first), key=lambda n: (not shown[n].fits, shown[n].cost.step_time_s))
 
 

@@ -90,7 +90,7 @@ def collectives(plan: Plan, graph: Graph) -> list[Sent]:
 
 
 def waits(plan: Plan, graph: Graph) -> list[Wait]:
-    """What shows of communication, longest first; the seconds add up to the plan's exposed communication."""
+    """The communication that is not hidden, longest first; the seconds add up to the plan's exposed communication."""
     found = [
         Wait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
         for e in exposed_parts(plan.blocks, graph, cost_model_of(plan))

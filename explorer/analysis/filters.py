@@ -42,7 +42,7 @@ def mesh_text(plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a plan must be to be shown; empty: anything. `differs`: weights placed otherwise than by Megatron-LM."""
+    """The conditions for a plan to be shown; empty: none. `differs`: weights placed otherwise than by Megatron-LM."""
 
     fits: bool = False
     meshes: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ def alike(found: Candidates, index: int) -> NDArray[np.int64]:
 
 
 def given(found: Candidates, marked: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """By weight of the block: the placements that some candidates give it."""
+    """For each weight of the block: the placements that some candidates give it."""
     rows = found.choice[list(marked)]
     return {w: tuple(LETTERS[c] for c in np.unique(rows[:, k])) for k, w in enumerate(found.weights)}
 

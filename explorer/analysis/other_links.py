@@ -12,7 +12,7 @@ from planner_core.planning import Request, choose, meshes, prepare
 from planner_core.planning.methods import EXACT
 
 FACTORS = ("0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8", "16")
-"""By how much a bandwidth or latency may be changed with a slider, as text for the address."""
+"""The factors by which a slider may change a bandwidth or latency, as text for the address."""
 
 
 @dataclass(frozen=True, slots=True)

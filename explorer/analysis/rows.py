@@ -1,4 +1,4 @@
-"""What pages draw, as rows of plain numbers for other programs. Names carry their units. Pure."""
+"""The data of the pages' drawings, as rows of plain numbers for other programs. Names carry their units. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bars(lines: Mapping[str, Timeline]) -> list[Row]:
 
 
 def rungs(found: Sequence[AblationStep]) -> list[Row]:
-    """What each restriction of a method costs."""
+    """The cost of each restriction of a method."""
     return [
         {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))} for step in found
     ]  # fmt: skip
@@ -87,7 +87,7 @@ class Compared:
     why: str = ""
 
     def above(self, exact: Plan | None) -> float | None:
-        """By what share its step is longer than the exact plan's; None where there is no such plan, or itself none."""
+        """The share by which its step is longer than the exact plan's; None if one of the two plans does not exist."""
         return self.plan.cost.step_time_s / exact.cost.step_time_s - 1 if self.plan and exact else None
 
     @property

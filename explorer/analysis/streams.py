@@ -18,7 +18,7 @@ Look = Mapping[str, Any]
 def streams(
     steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look], lit: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What `streams.js` draws: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
+    """Data for `streams.js`: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
     stands out; everything is drawn alike without it."""
     number = {str(k["kind"]): i for i, k in enumerate(looks)}
     words: dict[str, int] = {"": 0}

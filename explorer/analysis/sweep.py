@@ -141,7 +141,7 @@ def limit_bytes(plan: Plan, request: Request) -> int:
 
 
 def told(points: Sequence[Point]) -> str:
-    """Where the layout of the best plan changes along the sweep, in a sentence."""
+    """A sentence on where the layout of the best plan changes along the sweep."""
     runs: list[tuple[str, str, str]] = []
     for p in points:
         what = recipe.layout(p.plan) if p.plan is not None and p.fits else LEFT if p.why == LEFT else "nothing fits"

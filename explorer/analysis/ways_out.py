@@ -1,4 +1,4 @@
-"""What to change where no plan fits the memory: single changes of the settings, each as a ladder that is climbed until one fits. Pure."""
+"""Ways out where no plan fits the memory: single changes of the settings, each as a ladder that is climbed until one fits. Pure."""
 
 from __future__ import annotations
 

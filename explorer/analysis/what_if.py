@@ -60,7 +60,7 @@ def _turn(say: Progress) -> Iterator[None]:
 
 
 def read(texts: tuple[str, ...]) -> dict[str, Any]:
-    """What is changed, from the address (`batch:32`); what cannot be read is left out."""
+    """The changed settings, from the address (`batch:32`). Parts that cannot be read are left out."""
     found: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition(":")

@@ -20,7 +20,7 @@ GPU = (
     ("memory_bytes", "memory_gib", "Memory, GiB"),
     ("memory_bytes_per_s", "memory_gb_per_s", "Memory bandwidth, GB/s"),
 )
-"""Of each figure of a GPU: its name in the file, in `own_cluster.Figures`, and on the page."""
+"""For each figure of a GPU: its name in the file, in `own_cluster.Figures`, and on the page."""
 
 
 def form(cluster: Cluster) -> None:

@@ -144,7 +144,7 @@ def _let_go() -> None:
 
 
 def _clicked(chart: str) -> tuple[str, ...]:
-    """What a figure wrote to the point that was clicked; nothing where it was let go."""
+    """The text that a figure gave to the point that was clicked; empty if the choice was undone."""
     points = st.session_state[chart]["selection"]["points"]
     data = points[0].get("customdata") if points else ""
     text = str(data[0] if isinstance(data, list) else data)
@@ -299,7 +299,7 @@ def _ablation_steps(request: Request, method: str) -> tuple[AblationStep, ...]:
 
 
 def restrictions(result: Result) -> None:
-    """What TAP's, TAPS's or ATP's restrictions cost against the exact search, one after the other."""
+    """The cost of TAP's, TAPS's or ATP's restrictions against the exact search, one after the other."""
     st.markdown(
         "**What a method’s restrictions cost**",
         help="The papers' methods search a smaller space, or aim at something else than the step time. Each row adds one "

@@ -1,4 +1,4 @@
-"""What every page shares: the sentence of settings, its figures, small pieces of markup. Text that comes from a model is escaped here."""
+"""Parts of all pages: the sentence of settings, its figures, small pieces of markup. Text that comes from a model is escaped here."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
 
 
 def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
-    """What is drawn beside it as rows to download, made when a button is pressed."""
+    """Download the data of the drawing beside it as rows, made when a button is pressed."""
     with st.popover("Data", type="tertiary", icon=":material/table_view:", help=f"Download {what} as CSV or JSON"):
         for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
             st.download_button(

@@ -109,7 +109,7 @@ def holders(result: Result, plan_id: str, plan: Plan, held: loads.Loads, kind: s
 
 
 def _shared(drawing: graph_view.Scene) -> dict[str, Any]:
-    """What two graphs beside each other have in common."""
+    """The state that two graphs beside each other share."""
     opened = state.value("open")
     return {
         "asked": state.asked(), "open": default_open(drawing) if opened is None else list(opened), "show": state.value("show"),

@@ -22,7 +22,7 @@ MEMORY_NAMES = {
 }
 MEMORY_COLOURS = dict(zip(MEMORY_KINDS, ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"), strict=True))
 MEMORY_INK = {kind: "#ffffff" if kind == "params" else "#000000" for kind in MEMORY_KINDS}
-"""Of words on these colours (WCAG AA)."""
+"""The colour of words on these colours (WCAG AA)."""
 KIND_COLOURS = {
     "all_reduce": "#D55E00",
     "all_gather": "#0072B2",
@@ -34,7 +34,7 @@ KIND_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What a figure takes from the page: text, muted text, grid and surface colours."""
+    """The colours that a figure takes from the page: text, muted text, grid and surface colours."""
 
     text: str
     muted: str

@@ -26,7 +26,7 @@ NAMED = {"inter": "GB/s between nodes", "intra": "GB/s inside a node", "batch": 
 NOTHING = "nothing fits"
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHARDED = ("", ", states sharded", ", gradients and states sharded", ", weights sharded")
-"""What the optimizer's part of a plan adds to its name, by ZeRO stage."""
+"""The words that a plan's ZeRO stage adds to its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ PREDICTED = "**Predicted, not measured.**"
 
 
 def purpose() -> None:
-    """What this is, above the sentence."""
+    """A line above the sentence that says what the page is."""
     with st.container(key="room_purpose", height=PURPOSE, border=False):
         st.html(
             "<p class='purpose'><b>Shardscope</b> finds how to train a model on many GPUs: how to split it, how long a step then "
@@ -66,7 +66,7 @@ def speed(plan: Plan, result: Result) -> Speed:
 
 
 def recommendation(plans: Mapping[str, Plan], run: str, fastest: str) -> None:
-    """What to run, in one line, and the way to do it."""
+    """The plan to run, in one line, and the way to run it."""
     v, plan = state.values(), plans[run]
     with st.container(key="recommendation", height=RECIPE, border=False):
         left, right = st.columns([6, 1], vertical_alignment="bottom")

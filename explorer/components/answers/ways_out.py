@@ -1,4 +1,4 @@
-"""What to do where no plan fits: single changes of the sentence, each planned here and told with what it then takes."""
+"""Ways out where no plan fits: single changes of the sentence, each planned here and told with what it then takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner_core.planning.pricing import Budget, model_flops, speed_of
 
 
 def panel(result: Result) -> None:
-    """Of the first page: how much is missing, and the ways out."""
+    """Draw on the first page how much memory is missing, and the ways out."""
     least = min(p.cost.memory_bytes["peak"] for p in result.plans)
     limit = answer.limit_bytes(result)
     st.html("<h2 class='recipe'>No plan fits the memory</h2>")
@@ -33,7 +33,7 @@ def panel(result: Result) -> None:
 
 
 def short() -> None:
-    """Where the planner refuses the settings, below its sentence: the ways out."""
+    """Draw the ways out below the sentence with which the planner refuses the settings."""
     offer(None)
 
 
@@ -87,7 +87,7 @@ def _row(k: int, ladder: list[Way], one: tuple[Way, Result] | None) -> None:
 
 
 def _takes(result: Result) -> str:
-    """What the best plan of a way takes."""
+    """The time and memory of the best plan of a way out."""
     plan = result.best
     s = speed_of(plan, model_flops(result.graph), result.cluster)
     parts = [

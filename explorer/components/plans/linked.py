@@ -47,7 +47,7 @@ def coloured(result: Result, found: Candidates) -> str:
 
 
 def common(found: Candidates, marked: Sequence[int]) -> str:
-    """What all marked candidates have in common: `all place q_proj R, up_proj S(1)`."""
+    """The placements that all marked candidates have in common: `all place q_proj R, up_proj S(1)`."""
     alike = [f"{choosing.short(w)} {ways[0]}" for w, ways in choosing.given(found, marked).items() if len(ways) == 1]
     return f"All place {', '.join(alike)}." if alike else "They place no weight all alike."
 

@@ -162,11 +162,11 @@ class _Work:
             frame.table(*regions.so_far(self.x, self.y, self.cells), "points of the map")
 
     def tell(self, text: str) -> None:
-        """What is under way, beside the share that is done."""
+        """Show the text of the work under way, beside the share that is done."""
         self.bar.progress(self.share, f"Planning: {self.what}; {text}" if self.what else f"Planning: {text}")
 
     def request(self, a: float, b: float) -> Request:
-        """What is planned at a point."""
+        """The request at a point."""
         return whatif.request(self.values, regions.changes(self.x, a, self.y, b))
 
     def look(self, a: float, b: float) -> RegionCell:
