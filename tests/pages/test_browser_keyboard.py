@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.pages.test_browser_own import LONG, config
+from tests.pages.test_browser_plans import drag
 from tests.support.visiting import Visit
 
 if TYPE_CHECKING:
@@ -132,3 +136,71 @@ def test_somebody_plans_an_own_config_on_own_gpus_beside_their_own_setup(visit: 
     with page.expect_download() as waiting:
         page.keyboard.press("Enter")
     assert waiting.value.suggested_filename.endswith(".json")
+
+
+def taken(
+    visit: Visit, button: Locator, what: str, kinds: tuple[str, ...] = ("csv", "json")
+) -> list[list[dict[str, str]]]:
+    """Open a *Data* button by keys and take the rows along, as CSV and as JSON; both as rows of text."""
+    found = []
+    for kind in kinds:
+        button.focus()  # a download takes the focus away
+        visit.page.keyboard.press("Enter")
+        tab_to(visit, visit.page.get_by_role("button", name=f"{what} as {kind.upper()}"))
+        with visit.page.expect_download() as waiting:
+            visit.page.keyboard.press("Enter")
+        text = Path(waiting.value.path()).read_text(encoding="utf-8")
+        assert waiting.value.suggested_filename.endswith(f".{kind}")
+        rows = list(csv.DictReader(io.StringIO(text))) if kind == "csv" else json.loads(text)
+        found.append([{k: str(v) for k, v in row.items() if v not in (None, "")} for row in rows])
+        visit.page.keyboard.press("Escape")
+        visit.page.get_by_role("button", name=f"{what} as {kind.upper()}").wait_for(state="detached")
+    return found
+
+
+def test_a_researcher_takes_every_figure_along(visit: Visit) -> None:
+    """Plans from start to finish: candidates, plans and methods as data, a brushed chart, a sweep, and the notebook."""
+    page = visit.page
+    visit.open("/plans?model=gpt2-xl&cluster=1x8-h100&layers=2")
+    data = page.get_by_role("button", name=re.compile("Data"))
+    by_csv, by_json = taken(visit, data.nth(0), "Every candidate of GPT2Block")
+    assert len(by_csv) == len(by_json) > 10 and by_csv[0].keys() == by_json[0].keys()
+    by_csv, by_json = taken(visit, data.nth(1), "The plans")
+    assert {r["plan"] for r in by_csv} == {r["plan"] for r in by_json} > {"fsdp"}
+
+    tab_to(visit, page.locator("summary").filter(has_text="Every method side by side"))
+    page.keyboard.press("Enter")
+    tab_to(visit, page.get_by_role("button", name="Plan by every method"))
+    page.keyboard.press("Enter")
+    inside = page.locator(".st-key-methods")
+    inside.get_by_role("button", name=re.compile("Data")).wait_for()
+    visit.settle()
+    by_csv, by_json = taken(visit, inside.get_by_role("button", name=re.compile("Data")), "The methods")
+    assert [r["method"] for r in by_csv][:4] == [r["method"] for r in by_json][:4] == ["exact", "tap", "taps", "atp"]
+    assert float(by_csv[0]["step_above_exact"]) == 0 and all(float(r["search_s"]) > 0 for r in by_csv[:4])
+
+    chart = page.locator("[data-testid=stPlotlyChart]").nth(0)
+    drag(visit, chart, "Box Select", [(0.02, 0.02), (0.98, 0.98)])
+    page.wait_for_function("location.search.includes('among=')")
+    visit.settle()
+    page.get_by_text(re.compile(r"^\d+ plans marked in the chart")).wait_for()
+
+    tab_to(visit, page.locator("summary").filter(has_text="How the answer changes"))
+    page.keyboard.press("Enter")
+    visit.settle()
+    tab_to(visit, page.get_by_role("combobox", name="The best plan for each"))
+    page.wait_for_timeout(600)  # a list that opens while the page still scrolls to it closes again
+    page.keyboard.press("ArrowDown")
+    page.locator("[role=listbox] [role=option]").first.wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.search.includes('sweep=batch')")
+    page.get_by_role("button", name="Stop", exact=True).wait_for(state="detached")
+    visit.settle()
+    rows, again = taken(visit, data.last, "The sweep")
+    assert len(rows) == len(again) > 3
+
+    page.get_by_role("button", name="Notebook").first.focus()
+    with page.expect_download() as waiting:
+        page.keyboard.press("Enter")
+    cells = json.loads(Path(waiting.value.path()).read_text(encoding="utf-8"))["cells"]
+    assert any("gpt2-xl" in "".join(cell["source"]) for cell in cells)
