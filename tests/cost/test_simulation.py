@@ -70,6 +70,20 @@ def test_reductions_run_beside_the_unit_before_and_the_last_is_waited_for() -> N
     assert clock.now == pytest.approx((10 + 10.5 + 10.5 + 5) * MS)
 
 
+def test_sums_in_place_are_waited_for_at_the_end() -> None:
+    """One sum of 25 ms runs beside two units of 10 ms, 12.5 ms beside each, and is not waited for between them. Three such sums follow one
+    another."""
+    clock = Clock(0.2, 0.0, 10 * MS)
+    total = (BucketStage("all_reduce", 0, 25),)
+    clock.backward([ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[total]] * 3, (), [[True]] * 3)
+    assert clock.now == pytest.approx((10 + 3 * 25) * MS)
+    hidden = Clock(0.2, 0.0, 10 * MS)
+    hidden.backward(
+        [ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[], [], [total]], (), [[], [], [True]]
+    )
+    assert hidden.now == pytest.approx((10 + 12.5 + 12.5) * MS)
+
+
 def test_both_stages_of_a_gather_over_two_axes_hide() -> None:
     """The first stage has the time of a unit, and the second that of the next. Nothing hides the first unit's stages and the first
     stage of the second, 3 + 2 + 3 ms. The first unit runs beside 5 ms of traffic, the second beside 2 ms: 10.5 + 10.2 + 10 ms."""

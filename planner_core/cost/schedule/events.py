@@ -16,6 +16,10 @@ for at once. Only the first units have no unit ahead of them.
 What is issued at one place, between two passes through units, leaves together: the collectives of one kind over one axis are one launch
 (`one_launch` in `runtime.program.collectives`). So a unit whose weights are sharded in different ways pays the latency of an axis once.
 
+Gradients that are summed in place once a step (an all_reduce of data parallelism) are waited for when backward is over: no memory becomes
+free before. So what is left of a large message runs beside all units before. Gradients that come in several terms (of several
+micro-batches, or of units that gather the weight each by itself) are packed anew, and waited for as others are.
+
 Gradients that are summed once a step, of which a unit has at most `SMALL_BYTES`, travel together when backward is over. So the norms and
 biases of a model whose matrices are scattered need one message, and not one for each unit.
 """
@@ -82,6 +86,7 @@ class Rank(ABC):
 
     def __init__(self) -> None:
         self.flows: list[list[BucketStage]] = []
+        self.staying: list[BucketStage] = []
 
     @abstractmethod
     def note(self, what: str, stage: BucketStage) -> None:
@@ -107,7 +112,8 @@ class Rank(ABC):
     def micro_batch(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
         """Forward and backward. Working copies are made in the first, gradients are summed in the last."""
         self.forward(units, [_brought(u, copied=first) for u in units])
-        self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else ())
+        stay = [u.stays for u in units] if first and last else None
+        self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else (), stay)
 
     def bring(self, coming: Sequence[Sequence[Coming]]) -> None:
         """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
@@ -143,9 +149,11 @@ class Rank(ABC):
             self.run(unit, "forward")
 
     def backward(
-        self, units: Sequence[ScheduledUnit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = ()
-    ) -> None:
-        """Run all units in reverse order. The gradients of each are reduced while the next unit runs, and some `at_the_end`."""
+        self, units: Sequence[ScheduledUnit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = (),
+        stay: Sequence[list[bool]] | None = None,
+    ) -> None:  # fmt: skip
+        """Run all units in reverse order. The gradients of each are reduced while the next unit runs, and some `at_the_end`. Those that
+        `stay` on their way are waited for when backward is over."""
         coming = [[Coming(chain) for chain in unit.again] for unit in reversed(units)]
         reach = _reach(coming)
         for at in reversed(range(len(units))):
@@ -155,22 +163,28 @@ class Rank(ABC):
                 self.mark("return", unit.name)
             self.run(unit, "backward")
             if unit.sends:
-                self.send_on(reductions[at])
+                self.send_on(reductions[at], stay[at] if stay else ())
         if at_the_end:
             self.send_on(at_the_end)
         while self.flows:
             self.send_on()
+        for stage in self.staying:
+            self.note("wait", stage)
+        self.staying = []
 
-    def send_on(self, new: Sequence[Chain] = ()) -> None:
-        """Wait for every reduction on its way, and issue its next stage; then issue new reductions."""
+    def send_on(self, new: Sequence[Chain] = (), stay: Sequence[bool] = ()) -> None:
+        """Wait for every reduction on its way, except those that `stay`, and issue its next stage; then issue new reductions."""
         for flow in self.flows:
             self.note("wait", flow.pop(0))
             if flow:
                 self.note("issue", flow[0])
         self.flows = [flow for flow in self.flows if flow]
-        for chain in new:
+        for number, chain in enumerate(new):
             self.note("issue", chain[0])
-            self.flows.append(list(chain))
+            if stay and stay[number]:
+                self.staying.append(chain[0])
+            else:
+                self.flows.append(list(chain))
         self.leave()
 
 

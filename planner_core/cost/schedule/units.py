@@ -6,7 +6,7 @@ bucket. `events` says in what order a rank issues them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -51,7 +51,8 @@ class ScheduledUse:
 class ScheduledUnit:
     """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
     blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers.
-    `small`: the buckets, and their dtypes, that travel together with those of other units. `sends`: whether gradients end in the unit."""
+    `stays`: for each bucket of `last` whether its gradients are summed in place, if a step has one micro-batch. `small`: the buckets,
+    and their dtypes, that travel together with those of other units. `sends`: whether gradients end in the unit."""
 
     name: str
     label: str = ""
@@ -65,6 +66,7 @@ class ScheduledUnit:
     again: list[Chain] = field(default_factory=list)
     each: list[Chain] = field(default_factory=list)
     last: list[Chain] = field(default_factory=list)
+    stays: list[bool] = field(default_factory=list)
     small: list[tuple[str, Chain]] = field(default_factory=list)
     sends: bool = True
 
@@ -110,8 +112,10 @@ class _Reader:
         for unit in found:
             for use in unit.uses:
                 homes.setdefault(use.weight, unit)
+        used = Counter(weight for unit in found for weight in {u.weight for u in unit.uses})
+        parted = {u.weight for unit in found for u in unit.uses if u.gather and used[u.weight] > 1}
         for unit in found:
-            self._buckets(unit, homes)
+            self._buckets(unit, homes, parted)
         return found
 
     def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
@@ -134,7 +138,11 @@ class _Reader:
                 )
             )  # fmt: skip
 
-    def _buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit]) -> None:
+    def _buckets(
+        self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]
+    ) -> None:  # fmt: skip
+        """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
+
         def copied(use: ScheduledUse) -> Chain:
             return self._once(use, "forward")
 
@@ -160,7 +168,12 @@ class _Reader:
         ordered = [*held, *(u for u in trained if u not in held)]
         groups = _groups(ordered, final, lambda u: u in held)
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
-        unit.last = _bucketed([g for g in groups if g not in small], final)
+        large = [g for g in groups if g not in small]
+        unit.last = _bucketed(large, final)
+        unit.stays = [
+            [s.kind for s in final(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
+            for g in large
+        ]
         unit.small = [(g[0].dtype, joined(map(final, g))) for g in small]
 
     def _once(self, use: ScheduledUse, phase: str) -> Chain:

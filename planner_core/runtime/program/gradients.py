@@ -112,6 +112,14 @@ class GradientBucket:
         """Whether it travels with those of other units when backward is over."""
         return not self.micro and bool(self.final) and self.num_bytes <= SMALL_BYTES
 
+    @property
+    def in_place(self) -> bool:
+        """Whether what has arrived is summed where it lies, so that no memory becomes free when the sum is there."""
+        kinds = [kind for _, kind in alike(self.weights[0].final)]
+        if self.micro or not self.final or kinds != ["all_reduce"]:
+            return False
+        return self._packed([self._terms(i) for i in sorted(self.arrived)]) is not None
+
     def finish(self, here: Sequence[int]) -> Way:
         """Take the chain `final`, and give the gradients to the parameters."""
         tensors = [self._terms(i) for i in here]
@@ -193,16 +201,20 @@ def _joined(group: Sequence[GradientBucket]) -> Way:
 
 
 class Pipeline:
-    """The buckets that are on their way. A unit's buckets take their next step when the next unit's are ready, so few are in flight."""
+    """The buckets that are on their way. A unit's buckets take their next step when the next unit's are ready, so few are in flight. Those
+    that stay in place are waited for at the end."""
 
     def __init__(self) -> None:
         self.flows: list[Way] = []
+        self.staying: list[Way] = []
 
-    def push(self, flows: Sequence[Way]) -> None:
-        """Let every bucket on its way take a step, then issue the new ones."""
+    def push(self, flows: Sequence[Way], staying: Sequence[Way] = ()) -> None:
+        """Let every bucket on its way take a step, then issue the new ones, of which some are `staying`."""
         with one_launch():
             self.advance()
-            self.flows += [flow for flow in flows if moved(flow)]
+            for flow in flows:
+                if moved(flow):
+                    (self.staying if flow in staying else self.flows).append(flow)
 
     def advance(self) -> None:
         """Let every bucket on its way take one step."""
@@ -213,3 +225,5 @@ class Pipeline:
         """Take steps until no bucket is on its way."""
         while self.flows:
             self.advance()
+        while self.staying:
+            self.staying = [flow for flow in self.staying if moved(flow)]
