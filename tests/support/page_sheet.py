@@ -1,7 +1,7 @@
 """Pictures of every page and state of the explorer, and the sheet that shows them: docs/SHEET.md.
 
     python -m tests.support.page_sheet            # all; some minutes
-    python -m tests.support.page_sheet learn-23   # only states whose name begins so; the sheet lists all that lie there
+    python -m tests.support.page_sheet learn-11   # only states whose name begins so; the sheet lists all that lie there
 
 To have another state photographed, give it a line in STATES. A picture is halved and kept as JPEG, so that all together stay below
 MOST_BYTES.
