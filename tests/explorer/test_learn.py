@@ -88,10 +88,10 @@ def test_1_memory_of_weights_gradients_and_optimizer(batch: int, each: int) -> N
     assert all(f"{k} bytes: {units.memory(k * PARAMS)}" in told.picture for k in (4, 8, 18))
 
 
-@pytest.mark.parametrize("name", ["1", "1b", "1c"])
-def test_1_the_key_of_an_exercise_follows_from_what_its_sheet_shows(name: str) -> None:
+@pytest.mark.parametrize("number", ["1", "1b", "1c"])
+def test_1_the_key_of_an_exercise_follows_from_what_its_sheet_shows(number: str) -> None:
     """As a student does it: read the figures of the step that the sheet prints, divide, compare with the room."""
-    case = next(x for x in sheet.exercises_of(LESSONS[:1], LLAMA) if x.name == name)
+    case = next(x for x in sheet.exercises_of(LESSONS[:1], LLAMA) if x.number == number)
     asked, scene = case.question, LESSONS[0].scene(LLAMA, case.values)
     told = scene.steps[scene.reveal + sheet.CASE_STEPS[1][0]].says
     gib = {k: float(re.search(rf"{k}", told)[1]) for k in (r"fullest moment, (\S+) GiB", r"but \*\*(\S+) GiB")}  # type: ignore[index]
