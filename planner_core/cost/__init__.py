@@ -10,7 +10,7 @@ schedule/       the order of one rank's work: its events, its simulation, what o
 """
 
 from planner_core.cost.compute import check_offload, optimizer_bytes
-from planner_core.cost.model import CostModel, cost_model, cost_model_of, searched_stages
+from planner_core.cost.model import SMALL_BYTES, CostModel, cost_model, cost_model_of, searched_stages
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.roles import (
     CONTEXT,
@@ -29,7 +29,6 @@ from planner_core.cost.schedule import (
     CONTENTION,
     ENDS,
     NOT_HIDDEN,
-    SMALL_BYTES,
     WAITED,
     Event,
     Exposed,

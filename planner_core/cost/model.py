@@ -15,6 +15,8 @@ from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
 
 Array = NDArray[np.float64]
+SMALL_BYTES = 2**17
+"""Bytes of the gradients of a unit that are too few for a message of their own."""
 
 
 def searched_stages(zero: int) -> tuple[int, ...]:

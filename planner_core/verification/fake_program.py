@@ -1,7 +1,7 @@
 """Run one training step of the rewritten program on meta tensors, and measure what a rank issues and holds.
 
 The weights of a block that come ahead of it, its gradients that leave in buckets behind it, and its operands while it runs are
-of the kind `IN_FLIGHT`, whatever they are to the plan (`cost.memory.overlap`).
+of the kind `IN_FLIGHT`, whatever they are to the plan (`cost.memory.in_flight`).
 """
 
 # mypy: allow-untyped-calls

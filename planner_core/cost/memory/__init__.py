@@ -5,6 +5,7 @@ standing                 what weights take all through a step
 saved                    which tensors autograd keeps for backward
 storages                 the tensors that one GPU allocates while a block runs
 redistribution_buffers   what a redistribution needs on its way
+in_flight                weights that are gathered ahead, and gradients on their way
 forward, backward        the highest memory at every item of a block
 peak                     the whole step; `walk` is the simulation
 deep                     the peak alone, without the middle of many equal copies

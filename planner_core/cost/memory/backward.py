@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.forward import BlockMemory, Moment, on_their_way, sent_for
-from planner_core.cost.memory.overlap import ReductionMemory
+from planner_core.cost.memory.in_flight import ReductionMemory
 from planner_core.ops import operator, writes_in_place
 
 
@@ -45,7 +45,8 @@ class BackwardMemory:
 
     Of `overlap`: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
     packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs).
-    `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient.
+    `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient. `late`:
+    the messages that leave when backward is over, with what each of their collectives needs.
     """
 
     block_memory: BlockMemory
@@ -63,7 +64,8 @@ class BackwardMemory:
     filling: int = 0
     sent: list[tuple[int, ...]] = field(default_factory=list)
     leaving: list[ReductionMemory] = field(default_factory=list)  # of the unit at work
-    departed: list[tuple[int, ...]] = field(default_factory=list)  # those of a called block
+    departed: list[ReductionMemory] = field(default_factory=list)  # those of a called block
+    late: dict[object, tuple[int, ...]] = field(default_factory=dict)
     last_packed: int = 0
     last_of_unit: int = 0
 
@@ -83,6 +85,9 @@ class BackwardMemory:
             self._release()
         self.at, self.last_of_unit = -1, self.last_packed
         yield from self._send_on()
+        if self.late:
+            self.sent = [left for flow in self.sent if (left := flow[1:])] + list(self.late.values())
+            yield self._moment()
         while self.sent:
             self.sent = [left for flow in self.sent if (left := flow[1:])]
             yield self._moment()
@@ -122,11 +127,20 @@ class BackwardMemory:
         self.sent = [left for flow in self.sent if (left := flow[1:])]
         # A message over several mesh axes takes one collective per axis. With each unit that is done, every flow is one collective
         # further.
-        self.sent += [flow for flow in (*self.departed, *(r.beside for r in self.leaving)) if flow]
+        for reduction in (*self.departed, *self.leaving):
+            if reduction.late is not None:
+                self.leave_late(reduction)
+            elif reduction.beside:
+                self.sent.append(reduction.beside)
         self.leaving, self.departed = [], []
         yield self._moment(self.last_packed)
         self.gathered = self.last_packed = 0
         yield self._moment()
+
+    def leave_late(self, reduction: ReductionMemory, copies: int = 1) -> None:
+        """Let the gradients of so many units travel with others when backward is over."""
+        before = self.late.get(reduction.late, (0,) * len(reduction.beside))
+        self.late[reduction.late] = tuple(n + copies * m for n, m in zip(before, reduction.beside, strict=True))
 
     def _stands(self, name: str, num_bytes: int) -> None:
         if name not in self.weights:
@@ -143,7 +157,7 @@ class BackwardMemory:
         yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + found.backward
         self.inside = False
         self.weight_bytes += found.grads
-        self.departed, self.last_packed = [r.beside for r in found.unit.reductions], found.last_packed
+        self.departed, self.last_packed = list(found.unit.reductions), found.last_packed
         for gradient, result in zip(arrived, found.results, strict=True):
             if (
                 gradient is not None and result < 0 and -1 - result not in found.gradients

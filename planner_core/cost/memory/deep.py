@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Graph, Op
-from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
+from planner_core.cost.memory.forward import MOMENTS, BlockMemory, CallMemory, Moment
 from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest, through
 from planner_core.cost.memory.standing import standing
 from planner_core.cost.model import CostModel
@@ -57,6 +57,10 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of backward, with what the copies left out keep until they run, and with their gradients after that."""
     more = [(_kept(top, gap), _gradients(top, gap)) for gap in gaps]
     run = backward_of(top)
+    for gap in gaps:
+        for reduction in _call(top, gap).unit.reductions:
+            if reduction.late is not None:
+                run.leave_late(reduction, gap.copies)
     for moment in run.run():
         extra = Moment()
         for gap, (kept, grads) in zip(gaps, more, strict=True):
@@ -71,9 +75,14 @@ def _kept(top: BlockMemory, gap: Gap) -> int:
 
 
 def _gradients(top: BlockMemory, gap: Gap) -> int:
+    return gap.copies * _call(top, gap).grads
+
+
+def _call(top: BlockMemory, gap: Gap) -> CallMemory:
+    """What one of the copies that are left out does to the memory of its caller."""
     call = top.storages.block.items[gap.at]
     assert isinstance(call, Call)
-    return gap.copies * top.calls[call.prefix].grads
+    return top.calls[call.prefix]
 
 
 def shortened(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:

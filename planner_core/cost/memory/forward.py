@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.overlap import UnitMemory
+from planner_core.cost.memory.in_flight import UnitMemory
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.memory.storages import Key, Storages

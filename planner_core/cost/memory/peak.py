@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from planner_core.core import OPTIMIZERS, BlockPlan, Graph, Workload
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
-from planner_core.cost.memory.overlap import UnitMemory, brought_by_caller, unit, units_of_top
+from planner_core.cost.memory.in_flight import UnitMemory, brought_by_caller, unit, units_of_top
 from planner_core.cost.memory.standing import Standing, standing
 from planner_core.cost.memory.storages import Key, Storages
 from planner_core.cost.model import CostModel

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, local_shape, root
-from planner_core.cost.memory.overlap import UseMemory, uses_of
+from planner_core.cost.memory.in_flight import UseMemory, uses_of
 from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import parts, viewed
 from planner_core.cost.model import CostModel

@@ -20,13 +20,11 @@ from planner_core.cost.schedule.exposed import (
     weight_traffic,
 )
 from planner_core.cost.schedule.simulation import simulated
-from planner_core.cost.schedule.units import SMALL_BYTES
 
 __all__ = [
     "CONTENTION",
     "ENDS",
     "NOT_HIDDEN",
-    "SMALL_BYTES",
     "WAITED",
     "Event",
     "Exposed",

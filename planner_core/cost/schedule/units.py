@@ -13,11 +13,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
-from planner_core.cost.model import cost_model_of
+from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
-
-SMALL_BYTES = 2**17
-"""Bytes of the gradients of a unit that are too few for a message of their own."""
 
 
 class BucketStage(NamedTuple):

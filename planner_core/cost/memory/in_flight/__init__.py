@@ -1,0 +1,12 @@
+"""The memory of weights and gradients on their way, unit by unit.
+
+uses        how the operators of a unit use its weights
+reductions  which gradients of a unit are reduced together
+overlap     what a unit holds so that weight traffic hides behind compute
+"""
+
+from planner_core.cost.memory.in_flight.overlap import UnitMemory, brought_by_caller, unit, units_of_top
+from planner_core.cost.memory.in_flight.reductions import ReductionMemory
+from planner_core.cost.memory.in_flight.uses import UseMemory, uses_of
+
+__all__ = ["ReductionMemory", "UnitMemory", "UseMemory", "brought_by_caller", "unit", "units_of_top", "uses_of"]

@@ -1,0 +1,105 @@
+"""The gradients of one unit: which of them are reduced together, and the memory that this takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import ITEM_BYTES, Block, BlockPlan
+from planner_core.cost.memory.in_flight.uses import Steps, UseMemory, alike, buffer_bytes, gathering, placed_after
+from planner_core.cost.model import SMALL_BYTES, CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionMemory:
+    """Gradients that are reduced together. `flat`: bytes of the packed tensor, from the first gradient on (0: each gradient stays as it
+    was made). `beside`: for each collective on their way, the bytes beside the gradients that are held. `late`: if they are few, with
+    which gradients of other units they travel when backward is over; else None."""
+
+    weights: frozenset[int]
+    flat: int
+    beside: tuple[int, ...]
+    late: object = None
+
+
+def reductions(
+    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel, later: frozenset[int], shared: frozenset[int],
+) -> Iterator[ReductionMemory]:  # fmt: skip
+    """The messages of a unit that uses weights so. Another unit finishes the gradients of the weights `later`, and others also use the
+    weights `shared`."""
+    groups: dict[object, list[UseMemory]] = {}
+    seen: set[int] = set()
+    for use in uses.values():
+        v = block.values[use.value]
+        if not v.grad or use.value in block.inputs or (not use.gather and use.value in seen):
+            continue
+        final = _final(bp, block, use.value, model)
+        # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
+        holds = use.value in seen or (use.value in later and bool(final))
+        seen.add(use.value)
+        groups.setdefault((holds, alike(use.reduce), alike(final), v.meta.dtype), []).append(use)
+    for (holds, *_), group in groups.items():  # type: ignore[misc]
+        yield _reduction(block, bp, group, model, holds, shared)
+
+
+def _reduction(
+    block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
+) -> ReductionMemory:  # fmt: skip
+    ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
+    group = [_sliced(use) for use in group]
+    micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
+    final = () if holds else _final(bp, block, group[0].value, model)
+    landed = [(block, u.value, placed_after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
+    weights, sums = frozenset(u.value for u in group), model.workload.accumulate > 1
+    packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
+    if group[0].reduce:
+        # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
+        base = 0 if packs else micro[0]
+        held = _sent(micro, group[0].reduce, packs)
+        then = _sent(buffer_bytes(landed, model, ratio), final, packed=False, before=micro[-1])
+        flat = micro[0] if packs else 0
+        stands = 0 if sums else micro[-1]
+        return ReductionMemory(weights, flat, tuple(flat + base + n - stands for n in (*held, *then)))
+    whole = micro[0]
+    parted = bool(shared & weights)  # its terms came from elsewhere: nothing is packed yet
+    own = 0 if sums or not final or shared >= weights else whole
+    late = (alike(final), item) if final and whole <= SMALL_BYTES else None
+    # An all_reduce sends what is packed as it is. A reduce_scatter takes it rank by rank, and gradients that travel late are packed anew.
+    packed = own > 0 and not parted and late is None
+    beside = _sent(buffer_bytes(landed, model, ratio), final, packed=packed)
+    if parted and late is None:
+        beside = tuple(
+            n + own - sum(_local(block, u, model, ratio) for u in group if u.value not in shared) for n in beside
+        )
+    return ReductionMemory(weights, own, beside, late)
+
+
+def _sliced(use: UseMemory) -> UseMemory:
+    """A use whose gradient has taken its first steps as it came: those without a message, before the first collective."""
+    local = next((n for n, step in enumerate(use.reduce) if step.collective), len(use.reduce))
+    return replace(use, sent_from=placed_after(use.sent_from, use.reduce[:local]), reduce=use.reduce[local:])
+
+
+def _local(block: Block, use: UseMemory, model: CostModel, ratio: float) -> int:
+    return buffer_bytes([(block, use.value, use.sent_from, ())], model, ratio)[0]
+
+
+def _final(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
+    """The steps of a weight's gradient once a step."""
+    param = bp.params.get(block.values[value].name)
+    if param is None:
+        return ()
+    return tuple(s for s in gathering(param.gradient, param.stored, model.sizes) if s.collective)
+
+
+def _sent(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
+    """For each collective on the way: the bytes beside what was packed before the first one, which are the copies that are sent and
+    what arrives."""
+    found = []
+    for number, step in enumerate(steps):
+        size, after = chain[number], chain[number + 1]
+        ready = packed and number == 0
+        new = (after if step.collective == "reduce_scatter" else 0) + (0 if ready else size)
+        found.append(before + new)
+        before = after if step.collective == "reduce_scatter" or not ready else 0
+    return tuple(found)

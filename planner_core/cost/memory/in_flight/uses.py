@@ -1,0 +1,106 @@
+"""How the operators of a unit use its weights: what gathers a weight before the unit begins, and what takes its gradient away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Shard, Step, root
+from planner_core.cost.memory.redistribution_buffers import buffers
+from planner_core.cost.memory.saved import kept_weights
+from planner_core.cost.model import CostModel
+
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UseMemory:
+    """How an op uses a weight: the steps that gather it before the unit begins; its placements then; the steps that the op itself
+    takes; the first steps of its gradient, which the op takes; and the steps that are taken when the gradient is packed. `lasting`:
+    autograd keeps a view of the gathered weight, which stays until backward has used it."""
+
+    value: int
+    gather: Steps
+    whole: Placements
+    slices: Steps
+    made: Steps
+    reduce: Steps
+    sent_from: Placements
+    again: bool
+    lasting: bool = False
+
+
+def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
+    """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
+    the weight, the op itself takes the steps."""
+    found: dict[tuple[str, int], UseMemory] = {}
+    for op in ops:
+        for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
+            v = block.values[value]
+            if v.kind == "parameter":
+                again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
+                found[op.name, position] = _outside(value, edge, again, model.sizes)
+    passed_on, viewed = kept_weights(block, ops)
+    ways: dict[int, set[tuple[Steps, Steps]]] = {}
+    for use in found.values():
+        ways.setdefault(use.value, set()).add((use.gather, use.reduce))
+    # One gathered copy serves all uses of a unit only if all want it alike. A view that another unit reads would outlive the unit.
+    stay = {v for v, way in ways.items() if len(way) > 1 or (v in passed_on and next(iter(way))[0])}
+    lasting = {
+        (op.name, position) for op in ops for position, value in enumerate(op.inputs)
+        if bp.recompute == "none" and value in viewed and value in {root(block, v) for v in op.outputs}
+    }  # fmt: skip
+    return {
+        at: replace(use, lasting=bool(use.gather) and at in lasting)
+        for at, use in found.items()
+        if use.value not in stay
+    }
+
+
+def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
+    """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
+    from where it has the weight's placements."""
+    ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
+    last = max((i + 1 for i, s in enumerate(ahead) if s.collective), default=0)
+    for gather in (last, 0):
+        here = placed_after(edge.src.forward, ahead[:gather])
+        for number in range(len(back) + 1):
+            gradient = placed_after(edge.dst.gradient, back[:number])
+            # From here on the gradient is split as the gathered weight is, so gradients can be packed and reduced together.
+            if _split(gradient) == _split(here):
+                return UseMemory(
+                    value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again
+                )
+    return UseMemory(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, again)
+
+
+def placed_after(placements: Placements, steps: Iterable[Step]) -> Placements:
+    """The placements of a tensor that has taken these steps."""
+    last = {step.axis: step.dst for step in steps}
+    return tuple(last.get(axis, p) for axis, p in enumerate(placements))
+
+
+def _split(placements: Placements) -> tuple[int | None, ...]:
+    return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
+
+
+def alike(steps: Steps) -> tuple[tuple[int, str | None], ...]:
+    """A key: weights that take alike steps share a message."""
+    return tuple((s.axis, s.collective) for s in steps)
+
+
+def gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
+    """The steps from one form of a weight to another; `sizes` are those of the mesh axes."""
+    return tuple(Step(a, p, q) for a, (p, q) in enumerate(zip(start, end, strict=True)) if p != q and sizes[a] > 1)
+
+
+def buffer_bytes(
+    members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, ratio: float = 1.0
+) -> list[int]:  # fmt: skip
+    """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write."""
+    total: list[int] = []
+    for block, value, start, steps in members:
+        meta = block.values[value].meta
+        each = buffers(meta.shape, ITEM_BYTES[meta.dtype], start, steps, model.sizes)
+        total = [a + b for a, b in zip(total or [0] * len(each), each, strict=True)]
+    return [int(n * ratio) for n in total]
