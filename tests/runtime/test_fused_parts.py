@@ -1,0 +1,27 @@
+"""How a dim that holds fused parts, such as q, k and v of one projection, is dealt to ranks and put together again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from planner_core.runtime.dispatch.redistribute import _by_rank, _by_segment
+from planner_core.runtime.program.collectives import joined, own_share, shares
+
+FUSED = (4, 2, 2)
+"""Rows 0 to 3, 4 and 5, 6 and 7."""
+OF_RANK = ([0, 1, 4, 6], [2, 3, 5, 7])
+"""The rows of each of two ranks: its half of every part."""
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_parts_of_fused_dims_are_dealt_and_joined_part_by_part(dim: int) -> None:
+    rows = torch.arange(8)
+    x = rows.unsqueeze(1 - dim).expand((8, 3) if dim == 0 else (3, 8)).contiguous()
+    fused = {dim: FUSED}
+    own = [x.index_select(dim, torch.tensor(numbers)) for numbers in OF_RANK]
+    assert [own_share(x, dim, 2, rank, fused).tolist() for rank in range(2)] == [t.tolist() for t in own]
+    assert [t.tolist() for t in shares(x, dim, 2, fused)] == [t.tolist() for t in own]
+    assert torch.equal(joined(own, dim, fused), x)
+    assert torch.equal(_by_rank(x, dim, 2, fused), torch.cat(own, dim))
+    assert torch.equal(_by_segment(torch.cat(own, dim), dim, 2, fused), x)
