@@ -61,9 +61,8 @@ def page() -> None:
     with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):
         changes.weights(result, plans, chosen, differing)
     with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
-        searched = state.plan_ids(
-            result.plans
-        )  # what is run now was not found by the search, and edits start from a plan that was
+        # What is run now was not found by the search, and edits start from a plan that was.
+        searched = state.plan_ids(result.plans)
         edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
     first_picture.rest()
     methods_panel.panel(result)

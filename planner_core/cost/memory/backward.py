@@ -86,10 +86,11 @@ class BackwardMemory:
         self.at, self.last_of_unit = -1, self.last_packed
         yield from self._send_on()
         if self.late:
-            self.sent = [left for flow in self.sent if (left := flow[1:])] + list(self.late.values())
+            self._move_on()
+            self.sent += self.late.values()
             yield self._moment()
         while self.sent:
-            self.sent = [left for flow in self.sent if (left := flow[1:])]
+            self._move_on()
             yield self._moment()
 
     @property
@@ -124,9 +125,7 @@ class BackwardMemory:
         for reduction in self.leaving:
             for value in reduction.weights:
                 self._stands(block.values[value].name, self.block_memory.gradient_bytes[value])
-        self.sent = [left for flow in self.sent if (left := flow[1:])]
-        # A message over several mesh axes takes one collective per axis. With each unit that is done, every flow is one collective
-        # further.
+        self._move_on()
         for reduction in (*self.departed, *self.leaving):
             if reduction.late is not None:
                 self.leave_late(reduction)
@@ -136,6 +135,10 @@ class BackwardMemory:
         yield self._moment(self.last_packed)
         self.gathered = self.last_packed = 0
         yield self._moment()
+
+    def _move_on(self) -> None:
+        """Let every message take its next collective: one over several mesh axes takes one per axis, one with each unit that is done."""
+        self.sent = [left for flow in self.sent if (left := flow[1:])]
 
     def leave_late(self, reduction: ReductionMemory, copies: int = 1) -> None:
         """Let the gradients of so many units travel with others when backward is over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from planner_core.core import Cluster, Plan
@@ -78,8 +77,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
 
 def _chosen(best: Plan) -> str:
     """What the best plan chose beside its mesh."""
-    kinds = Counter(recomputation(best).values())
-    ways = " and ".join(kinds) if kinds else best.workload["recompute"]
+    ways = " and ".join(dict.fromkeys(recomputation(best).values())) or best.workload["recompute"]
     return f"best: micro-batch {micro_batch(best)} x {best.workload['accumulate']}, ZeRO-{zero_stage(best)}, recompute {ways}"
 
 

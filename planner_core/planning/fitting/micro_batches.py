@@ -20,7 +20,7 @@ is four, and sixteen is not looked at.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,7 +40,7 @@ prices of memory leave stays open. Raises NoPlanFits."""
 
 
 AsRun = Callable[[Planner], Planner]
-
+"""Changes a planner to what a request cannot say, as a compiled run."""
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
@@ -79,8 +79,7 @@ def settle(
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
     Each number is searched without proof first. That saves the exact searches most of their work. `work` is that of `search`.
-    `as_run`: changes each planner to what a request cannot say, as a compiled run.
-    Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
+    `as_run` changes each planner. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     numbers = Numbers(request, graph, say, work, as_run)
     seen: list[Count] = []
@@ -141,7 +140,7 @@ def _in_vain(count: Count, numbers: Numbers) -> bool:
 def _may_fit(count: Count) -> bool:
     """Whether some plan may fit, as far as is known without a search."""
     try:
-        problems = [p for mesh in count.options for p in _problems(count.planner, mesh)]
+        problems = _problems(count.planner, count.options)
     except TooWide:
         return True
     return any(p.whole is not None or not far_above(p, count.planner.budget) for p in problems)
@@ -151,7 +150,7 @@ def _room(count: Count) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
     planner, least = count.plain, np.inf
     with contextlib.suppress(TooWide):
-        problems = [p for mesh in count.options for p in _problems(planner, mesh)]
+        problems = _problems(planner, count.options)
         for problem in fastest(problems, planner.objective()):
             if (fast := quick(problem, planner.objective())) is not None:
                 after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
@@ -176,7 +175,7 @@ def _without_recomputation(
         return None
     planner, objective = count.plain, count.plain.objective()
     try:
-        problems = [p for mesh in count.options for p in _problems(planner, mesh)]
+        problems = _problems(planner, count.options)
     except TooWide:
         return None
     if any(p.whole is not None for p in problems):  # its bound does not hold for the whole space
@@ -256,17 +255,18 @@ class Numbers:
 def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether a plan of any memory on one mesh may be below `value`."""
     try:
-        problems = _problems(planner, mesh)
+        problems = _problems(planner, [mesh])
     except TooWide:
         return True
     with planner.clock("search"):
         return any(p.whole is not None or quick_bound(p, planner.objective()) < value for p in problems)
 
 
-def _problems(planner: Planner, mesh: DeviceMesh) -> list[Problem]:
-    """The networks of the request's method on one mesh, one for each set of ZeRO stages; none if the method does not suit the mesh.
-    Raises TooWide."""
-    return [build() for build in planner.builders(METHODS[planner.request.method], mesh)]
+def _problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
+    """The networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
+    method. Raises TooWide."""
+    method = METHODS[planner.request.method]
+    return [build() for mesh in options for build in planner.builders(method, mesh)]
 
 
 def _better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:

@@ -208,13 +208,13 @@ class Pipeline:
         self.flows: list[Way] = []
         self.staying: list[Way] = []
 
-    def push(self, flows: Sequence[Way], staying: Sequence[Way] = ()) -> None:
-        """Let every bucket on its way take a step, then issue the new ones, of which some are `staying`."""
+    def push(self, flows: Sequence[Way], stays: Sequence[bool] = ()) -> None:
+        """Let every bucket on its way take a step, then issue the new ones. Each `stays` in place or not; by default none do."""
         with one_launch():
             self.advance()
-            for flow in flows:
+            for flow, stay in zip(flows, stays or [False] * len(flows), strict=True):
                 if moved(flow):
-                    (self.staying if flow in staying else self.flows).append(flow)
+                    (self.staying if stay else self.flows).append(flow)
 
     def advance(self) -> None:
         """Let every bucket on its way take one step."""

@@ -161,8 +161,8 @@ class RuntimeUnit:
         sync = self.backward.sync
         late = [r for r in self.reductions if r.arrived and r.small and sync]
         self.backward.small += late
-        flows = [(r.flow(sync), sync and r.in_place) for r in self.reductions if r.arrived and r not in late]
-        self.backward.pipeline.push([flow for flow, _ in flows], [flow for flow, stays in flows if stays])
+        now = [r for r in self.reductions if r.arrived and r not in late]
+        self.backward.pipeline.push([r.flow(sync) for r in now], [sync and r.in_place for r in now])
 
     # --- weights --------------------------------------------------------------------------------------
 
