@@ -81,21 +81,21 @@ TIED = SIZES["tokens.weight"]
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
     """Two micro-batches a step. Stage 1 and 2 gather every weight once, 3 in every micro-batch, forward and backward; stage 1
-    scatters every gradient once, 2 and 3 in every micro-batch. The tied weight is used twice, and gathered for each use."""
+    scatters every gradient once, 2 and 3 in every micro-batch. The tied weight is used twice: it is gathered for each use, and at
+    stages 2 and 3 its gradient is scattered for each."""
     plan, graph = planned(2)
     shardscope.save_plan(at_stage(plan, graph, stage, 0) if stage else plan, tmp_path / "plan")
     losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     found = traffic(rows)
-    once, twice = (WEIGHTS, BYTES), (2 * WEIGHTS, 2 * BYTES)
+    once, uses = (WEIGHTS, BYTES), (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
     if stage == 0:
         assert found == {("backward", "all_reduce", 0): once}
     elif stage == 1:
         assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): once}
     elif stage == 2:
-        assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): twice}
+        assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): uses}
     else:
-        uses = (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
         assert found[("forward", "all_gather", 0)] == uses == found[("backward", "reduce_scatter", 0)]
         assert 0 < found[("backward", "all_gather", 0)][1] < uses[1], "embeddings and biases are not needed again"
     assert held == (BYTES // 4 if stage == 0 else BYTES // 8)
@@ -138,7 +138,8 @@ def test_master_weights_are_gathered_in_the_type_that_computes(tmp_path: Path) -
         assert losses == pytest.approx(single, rel=0.02)
         found = traffic(rows)
         assert found[("forward", "all_gather", 0)] == (WEIGHTS, BYTES // 2)
-        assert found[("backward", "reduce_scatter", 0)] == (WEIGHTS, BYTES)
+        uses = (WEIGHTS, BYTES) if stage == 1 else (WEIGHTS + 1, BYTES + TIED)
+        assert found[("backward", "reduce_scatter", 0)] == uses
 
 
 def _mixed_steps(plan_file: str) -> list[Any]:

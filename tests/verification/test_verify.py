@@ -20,12 +20,15 @@ import pytest
 import torch
 from torch import nn
 
+from planner_core.core import load_cluster
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, Plan, SitePlan, Step
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.core.workload import OPTIMIZERS
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
 from planner_core.verification.api import check_rules, scaled, verify
@@ -33,6 +36,7 @@ from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned, searched
+from tests.support.tiny_models import tiny_config
 
 
 @cache
@@ -224,6 +228,19 @@ def test_searched_stages_of_zero_run_as_predicted(zero: int) -> None:
     told = verify_fake(best)
     assert told["ok"], told
     assert told["memory_bytes"]["rel_error"] < 0.01
+
+
+@pytest.mark.parametrize(("tied", "accumulate"), [(True, 1), (False, 3)])
+def test_gradients_that_are_scattered_at_each_use_run_as_scheduled(tied: bool, accumulate: int, tmp_path: Path) -> None:
+    """ZeRO-2 scatters a tied weight's gradient at each of its uses. Its working copy is made once a step, and no other one more often:
+    the gradient that stands is added to in every micro-batch, and lies beside others in the tensor of a message."""
+    (tmp_path / "config.json").write_text(json.dumps({**tiny_config("gpt2"), "tie_word_embeddings": tied}))
+    stated = Statement(parse_layout("dp=4,zero=2"), seq=32, accumulate=accumulate)
+    plan = Pricer(str(tmp_path / "config.json"), load_cluster("1x4-h100")).plan(stated)
+    assert plan is not None
+    told = verify(plan)
+    assert told["collectives_ok"], told["collectives"]
+    assert told["order"]["ok"], told["order"]
 
 
 @pytest.mark.slow

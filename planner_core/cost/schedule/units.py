@@ -141,7 +141,8 @@ class _Reader:
         """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
 
         def copied(use: ScheduledUse) -> Chain:
-            return self._once(use, "forward")
+            """The steps of its working copy, which is fresh where an earlier unit used it."""
+            return self._once(use, "forward") if homes[use.weight] is unit else ()
 
         first = {u.weight: u for u in reversed(unit.uses)}
 
@@ -160,7 +161,7 @@ class _Reader:
         unit.again = _bucketed(_groups(unit.uses, _again), _again)
         trained = [u for u in unit.uses if u.trained]
         unit.each = _bucketed(_groups(trained, _reduce), _reduce)
-        unit.sends = any(u.gather or homes[u.weight] is unit for u in trained)
+        unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         held = [u for u in trained if not ends(u) and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
         groups = _groups(ordered, final, lambda u: u in held)

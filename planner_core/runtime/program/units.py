@@ -24,7 +24,7 @@ from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
 from planner_core.runtime.program.gradients import GradientBucket, Pipeline, together
-from planner_core.runtime.program.weights import GatherBucket, Gathered, Refresh, Weight, refreshes
+from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight, refreshes
 
 Function = Callable[..., Any]
 
@@ -92,6 +92,8 @@ class RuntimeUnit:
 
     def __init__(self, name: str, uses: Sequence[UsedWeight], backward: BackwardPass) -> None:
         self.name, self.uses, self.backward = name, list(uses), backward
+        self.sources: dict[str, Gathered | Apart | Weight] = {}
+        """What each argument takes the weight from, and gives its gradient to."""
         self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.gather}
         groups: dict[tuple[bool, object, object], list[UsedWeight]] = {}
         for use in uses:
@@ -119,14 +121,14 @@ class RuntimeUnit:
 
     def leaves(self) -> list[torch.Tensor]:
         """The weights as the unit's function takes them, in the order of its uses."""
-        return [self.copies[u.argument].used() if u.gather else u.weight.leaf for u in self.uses]
+        return [self.sources[u.argument].used() for u in self.uses]
 
     def _reductions(self) -> None:
         """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""
-        groups: dict[tuple[bool, object, object, object], list[tuple[UsedWeight, Gathered | Weight]]] = {}
+        groups: dict[tuple[bool, object, object, object], list[tuple[UsedWeight, Gathered | Apart | Weight]]] = {}
         seen: set[Weight] = set()
         for use in self.uses:
-            source: Gathered | Weight = self.copies[use.argument] if use.gather else use.weight
+            source = self.sources[use.argument] = self._source(use)
             if use.trained and use.weight.parameter.requires_grad and "sink" not in vars(source):
                 if use.weight.home is None:
                     use.weight.home = self
@@ -145,6 +147,11 @@ class RuntimeUnit:
             for at, (_, source) in enumerate(members):
                 source.sink = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
             self.expected += len(members)
+
+    def _source(self, use: UsedWeight) -> Gathered | Apart | Weight:
+        if use.gather:
+            return self.copies[use.argument]
+        return Apart(use.weight) if use.reduce and use.weight.home is not None else use.weight
 
     def _take(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
         self.backward.begin()

@@ -91,6 +91,10 @@ class Weight:
             caught(self._leaf, lambda gradient: self.sink(gradient))
         return self._leaf
 
+    def used(self) -> torch.Tensor:
+        """The weight as a unit's function takes it."""
+        return self.leaf
+
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit to which the weight belongs replaces this function."""
         raise _unplanned(self)
@@ -115,6 +119,9 @@ class Weight:
 
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient."""
+        gradient = (
+            gradient.data
+        )  # a view counts what is written to its neighbours as well, and the copy would seem stale
         held = self.gradient
         if held is not None:
             held.add_(gradient)
@@ -183,6 +190,26 @@ class Gathered:
         raise _unplanned(self.weight)
 
 
+class Apart:
+    """A kept weight at one of several uses. Its gradient is reduced apart from those of the other uses, in every micro-batch (ZeRO-2)."""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight, self.anchor = weight, torch.empty(0, device=weight.local.device, requires_grad=True)
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The working copy."""
+        return self.weight.working
+
+    def used(self) -> torch.Tensor:
+        """The weight as a unit's function takes it."""
+        return _Kept.apply(self.anchor, self.leaf, self)  # type: ignore[no-any-return]
+
+    def sink(self, gradient: torch.Tensor) -> None:
+        """Takes autograd's gradient of this use. The unit replaces this function."""
+        raise _unplanned(self.weight)
+
+
 def _unplanned(weight: Weight) -> PlanMismatch:
     return PlanMismatch(
         f"{weight.names[0]} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
@@ -191,11 +218,11 @@ def _unplanned(weight: Weight) -> PlanMismatch:
 
 
 class _Kept(torch.autograd.Function):
-    """A gathered weight whose memory is that of the tensors which autograd saves: it is free when the last of them is used. A leaf
-    would keep it to the end of backward."""
+    """A weight of one use. If it was gathered, its memory is that of the tensors which autograd saves: it is free when the last of them
+    is used. A leaf would keep it to the end of backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: Gathered) -> torch.Tensor:
+    def forward(ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: Gathered | Apart) -> torch.Tensor:
         """The weight."""
         ctx.copy = copy
         return whole.detach()
