@@ -86,12 +86,19 @@ class Member:
     @property
     def shape_after(self) -> tuple[int, ...]:
         """Shape after the step."""
-        shape, axis = list(self.shape), self.step.axis
-        if self.step.kind == "all_gather":
-            shape[self.dim] = self.uneven or shape[self.dim] * axis.size
-        elif self.step.kind in ("reduce_scatter", "slice"):
-            whole = self.uneven
-            shape[self.dim] = shape[self.dim] // axis.size if whole is None else own_length(whole, axis.size, axis.rank)
+        shape, step, whole = list(self.shape), self.step, self.uneven
+        if step.kind == "all_gather":
+            shape[self.dim] = whole or shape[self.dim] * step.axis.size
+        elif step.kind in ("reduce_scatter", "slice"):
+            shape[self.dim] = (
+                shape[self.dim] // step.axis.size
+                if whole is None
+                else own_length(whole, step.axis.size, step.axis.rank)
+            )
+        elif step.kind in ("all_to_all", "pad") and whole is None:
+            shape[self.dim] *= step.axis.size
+            if step.kind == "all_to_all":
+                shape[sharded(step.dst)] //= step.axis.size
         return tuple(shape)
 
 

@@ -27,7 +27,7 @@ from planner_core.runtime.program.buckets import (
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove, one_launch, take
-from planner_core.runtime.program.weights import Weight, staged, step_shape
+from planner_core.runtime.program.weights import Weight, staged
 
 
 class GradientBucket:
@@ -156,7 +156,7 @@ class GradientBucket:
 
 def _landed(stages: Sequence[Sequence[Member]], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The shapes after all stages."""
-    return [step_shape(m) for m in stages[-1]] if stages else list(shapes)
+    return [m.shape_after for m in stages[-1]] if stages else list(shapes)
 
 
 def _taken(

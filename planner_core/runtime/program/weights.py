@@ -176,7 +176,7 @@ class Gathered:
     def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
         self.weight, self.steps = weight, steps
         stages = staged([weight], [weight.form], [steps])
-        self.shape = step_shape(stages[-1][0]) if stages else weight.form
+        self.shape = stages[-1][0].shape_after if stages else weight.form
         self.leaf: torch.Tensor
         self.anchor: torch.Tensor | None = None
         """A leaf without memory. It stands for a weight whose memory autograd keeps."""
@@ -238,18 +238,6 @@ def _given(copy: Gathered, gradient: torch.Tensor) -> None:
     copy.sink(gradient)
 
 
-def step_shape(member: Member) -> tuple[int, ...]:
-    """Shape after any step."""
-    step, shape = member.step, list(member.shape)
-    if member.uneven is not None:
-        return member.shape_after
-    if step.kind in ("all_gather", "all_to_all", "pad") and step.src is not None:
-        shape[step.src] *= step.axis.size
-    if step.kind in ("reduce_scatter", "all_to_all", "slice") and step.dst is not None:
-        shape[step.dst] //= step.axis.size
-    return tuple(shape)
-
-
 def staged(
     weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[Sequence[AxisMove]]
 ) -> list[list[Member]]:
@@ -257,7 +245,7 @@ def staged(
     shapes, stages = list(shapes), []
     for steps in zip(*aligned(chains), strict=True):
         stages.append([Member(s, w.segments, step) for s, w, step in zip(shapes, weights, steps, strict=True)])
-        shapes = [step_shape(m) for m in stages[-1]]
+        shapes = [m.shape_after for m in stages[-1]]
     return stages
 
 
