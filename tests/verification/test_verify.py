@@ -243,6 +243,27 @@ def test_gradients_that_are_scattered_at_each_use_run_as_scheduled(tied: bool, a
     assert told["order"]["ok"], told["order"]
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "accumulate"),
+    [
+        ("gpt2-xl", "dp=8", 1),  # a tied weight: autograd holds the head's gradient until the embedding's is made
+        ("gpt2-xl", "dp=8,zero=1", 1),
+        ("gpt2-xl", "dp=8,zero=2", 2),
+        ("gpt2-xl", "fsdp=8", 2),
+        ("llama-3-8b", "dp=8,zero=1", 1),  # a gradient is packed once, and the whole one is free when it is scattered
+        ("llama-3-8b", "dp=8,zero=1", 2),
+        ("bert-large", "dp=4,tp=2,zero=1", 2),
+    ],
+)
+def test_stated_layouts_take_the_predicted_memory(model: str, layout: str, accumulate: int) -> None:
+    stated = Statement(parse_layout(layout), layers=2, seq=512, accumulate=accumulate)
+    plan = Pricer(model, load_cluster("1x8-h100")).plan(stated)
+    assert plan is not None
+    told = verify_fake(plan)
+    assert told["ok"], told
+    assert told["memory_bytes"]["rel_error"] < 0.001
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 2])
 def test_searched_stages_of_zero_compute_as_one_process(zero: int) -> None:

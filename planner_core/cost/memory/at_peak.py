@@ -95,24 +95,23 @@ class _Tensors:
         self.add(kind, f"{what}{value.name}", label, number, form.placements, form.num_bytes, copies, dtype)
 
     def standing(self) -> None:
-        """Add what is held all the time: weights and optimizer states, and gradients if several micro-batches are accumulated."""
+        """Add what is held all the time: weights and optimizer states."""
         for label, w in self.weights():
             self.weight("params", "", label, w.value, w.stored)
             self.weight("params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype)
             self.weight("optimizer", "states of ", label, w.value, w.moments)
-            if self.sums:
-                self.weight("grads", "gradient of ", label, w.value, w.gradient)
 
     def at_peak(self) -> None:
         """Add what else is held at the highest moment."""
         peak, top = self.walk.peak, self.made[""]
+        updates = peak not in (*self.walk.forward, *self.walk.backward)
+        for label, w in self.weights() if updates or self.sums else ():
+            self.weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
         if peak in self.walk.forward:
             self.forward("", self.walk.forward.index(peak))
         elif peak in self.walk.backward:
             self.backward("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
         else:
-            for label, w in self.weights() if not self.sums else ():
-                self.weight("grads", "gradient of ", label, w.value, w.gradient)
             told = f"the optimizer at work: {at_work(self.model.workload)} tensors of the largest weight"
             self.add("buffers", told, "", None, None, peak.flying)
 
@@ -222,7 +221,10 @@ class _Tensors:
         for gradient, value in of.items():
             name = block_memory.storages.block.values[value].name or _maker(block_memory, value)
             self.add("buffers", f"gradient of {name}", label, value, None, gradient.num_bytes)
-        return sum(g.num_bytes for g in of)
+        for value, size in back.waiting.items():
+            name = block_memory.storages.block.values[value].name
+            self.add("buffers", f"gradient of {name}, which another part also makes", label, value, None, size)
+        return sum(g.num_bytes for g in of) + sum(back.waiting.values())
 
     def inside(self, label: str) -> None:
         """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the

@@ -8,7 +8,7 @@ The items run in reverse order. For every operator:
 4. Each of these is redistributed to the placements in which the gradient of that value is summed, and added there.
 5. The tensors that autograd kept for it are freed, except those that an earlier operator kept already.
 
-Gradients of weights stay until the optimizer has run.
+Gradients of weights stay until the optimizer has run: each whole until it is reduced, and then this GPU's part of it.
 
 Example: z = gelu(y), y = x @ w, with x of 2 MB, w of 4 MB, y and z of 8 MB, all whole on one GPU. x and y were kept: 10 MB. gelu
 runs with the gradient of z and makes that of y: 10 kept + 8 + 8 in flight = 26 MB. Then the gradient of z and y itself are freed.
@@ -39,7 +39,8 @@ class BackwardMemory:
     """The state of the simulation of backward.
 
     `by_value`: the gradients of values. `kept`: bytes that autograd keeps. `at_work`: the gradients of the operands of the
-    operator at work, by position. `weights` and `weight_bytes`: bytes of the gradients of weights. `at`: the number of the item
+    operator at work, by position. `weights` and `weight_bytes`: bytes of the gradients of weights. `waiting`: bytes of those that
+    autograd holds for a unit that also uses the weight. `at`: the number of the item
     at work, -1 at the end. `inside`: whether the present moment is inside a called block. `begun`: whether the
     item's unit has begun. `released`: whether what autograd kept for the item is freed.
 
@@ -55,6 +56,7 @@ class BackwardMemory:
     at_work: dict[int, Gradient] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     weight_bytes: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)
     at: int = -1
     inside: bool = False
     begun: bool = True
@@ -100,7 +102,8 @@ class BackwardMemory:
 
     def _moment(self, more: int = 0) -> Moment:
         gradients = {*self.by_value.values(), *self.at_work.values()}
-        return Moment(self.kept, self.weight_bytes, sum(g.num_bytes for g in gradients) + more, self.ahead)
+        flying = sum(g.num_bytes for g in gradients) + sum(self.waiting.values())
+        return Moment(self.kept, self.weight_bytes, flying + more, self.ahead)
 
     def _begin(self, number: int) -> Iterator[Moment]:
         """Where a unit begins: the gradients of the one before leave, its own weights arrive, those of the next units are sent for."""
@@ -124,7 +127,7 @@ class BackwardMemory:
         block = self.block_memory.storages.block
         for reduction in self.leaving:
             for value in reduction.weights:
-                self._stands(block.values[value].name, self.block_memory.gradient_bytes[value])
+                self._stands(block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends])
         self._move_on()
         for reduction in (*self.departed, *self.leaving):
             if reduction.late is not None:
@@ -146,9 +149,8 @@ class BackwardMemory:
         self.late[reduction.late] = tuple(n + copies * m for n, m in zip(before, reduction.beside, strict=True))
 
     def _stands(self, name: str, num_bytes: int) -> None:
-        if name not in self.weights:
-            self.weights[name] = num_bytes
-            self.weight_bytes += num_bytes
+        self.weight_bytes += num_bytes - self.weights.get(name, 0)
+        self.weights[name] = num_bytes
 
     def _call(self, number: int, call: Call) -> Iterator[Moment]:
         found = self.block_memory.calls[call.prefix]
@@ -244,21 +246,27 @@ class BackwardMemory:
         v = block.values[value]
         if v.kind != "parameter" or value in block.inputs:
             return self._sum_up(value, gradient)
+        unit, first = self.block_memory.units[self.block_memory.unit_at[self.at]], self.waiting.pop(value, 0)
+        first += 2 * gradient.num_bytes if first else 0  # and this one, and a new tensor of both
+        if value in unit.waits:
+            self.waiting[value] = gradient.num_bytes
+            return self._moment(max(0, first - gradient.num_bytes))
         # A packed gradient lies in its message's buffer already. Only autograd's last one is a tensor of its own until the unit is done.
         packed = any(value in r.weights and r.flat for r in self.leaving)
-        if packed and (v.name not in self.weights or self._gathers(value)):
+        apart = any(use.value == value and use.apart for use in unit.uses.values())
+        if packed and (v.name not in self.weights or apart):
             self.last_packed = gradient.num_bytes
-            return self._moment()
+            return self._moment(first)
         if v.name in self.weights:  # used before: the first waits, and autograd makes a new tensor of both
             return self._moment(2 * gradient.num_bytes)
-        stands = self.block_memory.gradient_bytes.get(value, gradient.num_bytes)
+        stands = (
+            self.block_memory.gradient_bytes[value][0]
+            if value in self.block_memory.gradient_bytes
+            else gradient.num_bytes
+        )
         self._stands(v.name, stands)
-        return self._moment(gradient.num_bytes if stands != gradient.num_bytes else 0)  # it is cast to what stands
-
-    def _gathers(self, value: int) -> bool:
-        """Whether the unit at work has a gathered copy of a weight, which autograd tells from the copies of other units."""
-        unit = self.block_memory.units[self.block_memory.unit_at[self.at]]
-        return any(use.value == value and use.gather for use in unit.uses.values())
+        self.last_packed = gradient.num_bytes if stands != gradient.num_bytes else 0  # it is cast to what stands
+        return self._moment(max(first, self.last_packed))
 
     def _sum_up(self, value: int, gradient: Gradient) -> Moment:
         """Add a gradient to that of a value: in place, or into a new tensor if the old one is also another value's gradient."""

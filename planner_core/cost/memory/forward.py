@@ -113,10 +113,10 @@ class BlockMemory:
         return tuple(dict.fromkeys([own, *(k for v in across if (k := s.at.get(v)) is not None)]))
 
     @cached_property
-    def gradient_bytes(self) -> dict[int, int]:
-        """Of every weight of its own: what its accumulated gradient takes."""
+    def gradient_bytes(self) -> dict[int, tuple[int, int]]:
+        """Of every weight of its own: what its accumulated gradient takes before it is reduced once a step, and after it."""
         s = self.storages
-        return {w.value: w.gradient.num_bytes for w in weight_forms(s.block, s.plan, s.model)}
+        return {w.value: (w.gradient.num_bytes, w.reduced.num_bytes) for w in weight_forms(s.block, s.plan, s.model)}
 
     @property
     def results(self) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def through(
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         backward = (replace(moment, grads=state.grads) for moment in backward)
     return Walk(
-        state, made, of(forward), of(backward), Moment(0, state.grads, at_work(model.workload) * state.largest_param)
+        state, made, of(forward), of(backward), Moment(0, state.reduced, at_work(model.workload) * state.largest_param)
     )
 
 

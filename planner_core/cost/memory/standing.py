@@ -22,7 +22,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class WeightForms:
-    """The forms of one copy of a weight, with the terms of `terms`; `value` is its number in the block.
+    """The forms of one copy of a weight, with the terms of `terms`; `value` is its number in the block. `gradient` is the sum of what
+    backward has made so far, `reduced` what is left of it for the optimizer when it was summed over ranks.
 
     A form that takes no memory has 0 bytes: a working copy that is the stored parameter itself, or that is gathered from it at each use.
     A weight that is not trained has `stored` only.
@@ -32,33 +33,35 @@ class WeightForms:
     stored: Form
     working: Form
     gradient: Form
+    reduced: Form
     moments: Form
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Bytes of all weights on one GPU, and those of the largest."""
+    """Bytes of all weights on one GPU: stored and working copies, gradients before and after they are reduced, moments; and the bytes of
+    the largest stored weight that is trained."""
 
     params: int
     grads: int
+    reduced: int
     moments: int
     largest_param: int
-    largest_gradient: int
 
 
 def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
     """The bytes of all weights: sums over all copies of all blocks."""
-    params = grads = moments = largest_param = largest_gradient = 0
+    params = grads = reduced = moments = largest_param = 0
     for label, bp in blocks.items():
         block = block_of(graph, label)
         for w in weight_forms(block, bp, model):
             params += (w.stored.num_bytes + w.working.num_bytes) * len(bp.prefixes)
             grads += w.gradient.num_bytes * len(bp.prefixes)
+            reduced += w.reduced.num_bytes * len(bp.prefixes)
             moments += w.moments.num_bytes * len(bp.prefixes)
-            largest_gradient = max(largest_gradient, w.gradient.num_bytes)
             if block.values[w.value].grad:
                 largest_param = max(largest_param, w.stored.num_bytes)
-    return Standing(params, grads, moments, largest_param, largest_gradient)
+    return Standing(params, grads, reduced, moments, largest_param)
 
 
 def param_bytes(block: Block, bp: BlockPlan, model: CostModel) -> dict[str, int]:
@@ -84,7 +87,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
             Form(placed, math.prod(largest_part(shape, placed, model.sizes)) * per_element)
             for placed, per_element in (
                 (param.stored, each.stored), (param.working, each.working if copied else 0),
-                (local, each.gradient), (param.stored, each.moments),
+                (local, each.gradient), (param.stored, each.gradient), (param.stored, each.moments),
             )
         ))  # fmt: skip
 

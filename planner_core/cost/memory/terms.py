@@ -4,14 +4,15 @@ Let a weight have `item` bytes per element in compute dtype. On one GPU let w, g
 copy, its accumulated gradient and its stored form. Then
 
     params      s · kept_item, plus w · item if a working copy is held beside the stored parameter
-    gradients   g · kept_item, from the first backward of a step to the optimizer
+    gradients   g · kept_item, from its first backward until it is reduced, and s · kept_item from then to the optimizer
     optimizer   s · moments · kept_item, and 0 if the host's memory keeps the moments
 
 `kept_item` is 4 bytes in mixed precision. A working copy is held beside the stored parameter if the two differ in dtype or in
 placement. If the weight is gathered at each use from the stored parameter itself, the copy is made for the use and then freed.
 
 Example: 1000 elements in bf16, AdamW with fp32 states, DDP: w = g = s = 1000. params are 4000 + 2000 bytes, gradients 4000,
-optimizer 8000: 18 bytes per element. ZeRO-3 on 4 GPUs: g = s = 250 and no working copy: 1000 + 1000 + 2000 bytes.
+optimizer 8000: 18 bytes per element. ZeRO-1 on 4 GPUs: s = 250, so params are 1000 + 2000 bytes and optimizer 2000. The gradient takes
+4000 bytes until it is reduced, and 1000 then. ZeRO-3 on 4 GPUs: g = s = 250 and no working copy: 1000 + 1000 + 2000 bytes.
 """
 
 from __future__ import annotations

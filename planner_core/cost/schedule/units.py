@@ -160,11 +160,11 @@ class _Reader:
         unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
         unit.again = _bucketed(_groups(unit.uses, _again), _again)
         trained = [u for u in unit.uses if u.trained]
-        unit.each = _bucketed(_groups(trained, _reduce), _reduce)
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         held = [u for u in trained if not ends(u) and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
         groups = _groups(ordered, final, lambda u: u in held)
+        unit.each = _bucketed((g for g in groups if g[0].reduce), _reduce)
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
         unit.last = _bucketed(large, final)

@@ -31,7 +31,7 @@ class WorkingCopy:
                 shape[placement.dim] //= mesh.size(axis)
         nothing = torch.empty((), dtype=weight.gradient_dtype, device=weight.local.device)
         self.anchor = nothing.expand(shape).detach().requires_grad_(weight.trained)
-        caught(self.anchor, self._arrived)
+        caught(self.anchor, self)
 
     @torch.no_grad()
     def value(self) -> torch.Tensor:
@@ -48,8 +48,8 @@ class WorkingCopy:
         return used
 
     @torch.no_grad()
-    def _arrived(self, gradient: torch.Tensor) -> None:
-        """Onto the terms of earlier micro-batches; at the end of a step, reduced, to the parameter."""
+    def sink(self, gradient: torch.Tensor) -> None:
+        """Takes autograd's gradient: onto the terms of earlier micro-batches; at the end of a step, reduced, to the parameter."""
         weight = self.weight
         weight.terms = gradient if weight.terms is None else weight.terms.add_(gradient)
         if self.sync():

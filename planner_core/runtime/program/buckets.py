@@ -281,10 +281,10 @@ def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tens
     return found
 
 
-def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor) -> None:
-    """Copy a whole tensor into its slots [ranks, *piece]."""
+def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor, *, add: bool = False) -> None:
+    """Copy a whole tensor into its slots [ranks, *piece], or `add` it to them."""
     for there, here in _pairs(whole, slots, member):
-        here.copy_(there)
+        here.add_(there) if add else here.copy_(there)
 
 
 def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:

@@ -50,17 +50,20 @@ class GradientBucket:
         self.micro = staged(weights, self.shapes, [chain[n:] for chain, n in zip(micro, local, strict=True)])
         landed = _landed(self.micro, self.shapes)
         self.final = staged(weights, landed, [() if holds else w.final for w in weights])
-        self.packs = (
-            bool(self.micro) and self.micro[0][0].step.kind == "reduce_scatter" and bucketed(self.micro[0][0].step)
-        )
-        self.reset()
-
-    def reset(self) -> None:
-        """Get ready for the next backward pass."""
-        self.arrived: set[int] = set()
+        self.packs = _scatters(self.micro)
+        self.ranked = not self.micro and not self.small and _scatters(self.final)
+        """Whether the terms of `final` are packed rank by rank as they come, so that they are not copied to be sent."""
+        self.by_rank = self.micro[0] if self.packs else self.final[0] if self.ranked else []
         self.flat: torch.Tensor | None = None  # of the first stage, packed as its collective takes it
         self.places: list[torch.Tensor] = []
+        self.reset()
+
+    def reset(self, *, keep: bool = False) -> None:
+        """Get ready for the next backward pass; `keep` what is packed."""
+        self.arrived: set[int] = set()
         self.given: dict[int, torch.Tensor] = {}
+        if not keep:
+            self.flat, self.places = None, []
 
     # --- arriving -------------------------------------------------------------------------------------
 
@@ -78,21 +81,30 @@ class GradientBucket:
 
     def _allocate(self) -> None:
         if self.flat is None:
-            length = sum(m.sent for m in self.micro[0]) if self.packs else sum(map(math.prod, self.shapes))
+            length = sum(m.sent for m in self.by_rank) if self.by_rank else sum(map(math.prod, self.shapes))
             self.flat = torch.empty(length, dtype=self.dtype, device=self.device)
-            self.places = rank_slots(self.micro[0], self.flat) if self.packs else unpack(self.flat, self.shapes)
+            self.places = rank_slots(self.by_rank, self.flat) if self.by_rank else unpack(self.flat, self.shapes)
 
     def _add(self, at: int, gradient: torch.Tensor) -> None:
         """Add the gradient to the terms of earlier micro-batches, or write it into a new flat tensor."""
         weight = self.weights[at]
-        if weight.terms is None and not self.final:
+        if self.ranked and weight.terms is not None and weight.packing is None:  # of another unit
+            gradient, weight.terms = weight.terms.add_(gradient), None
+        if weight.packing is not None:
+            assert weight.terms is not None
+            fill(weight.packing, weight.terms, gradient, add=True)
+        elif weight.terms is not None:
+            weight.terms.add_(gradient)
+        elif not self.final:
             weight.terms = gradient.to(self.dtype)  # nothing to pack
-        elif weight.terms is None:
+        else:
             self._allocate()
             weight.terms = self.places[at]
-            weight.terms.copy_(gradient)
-        else:
-            weight.terms.add_(gradient)
+            if self.ranked:
+                weight.packing = self.by_rank[at]
+                fill(weight.packing, weight.terms, gradient)
+            else:
+                weight.terms.copy_(gradient)
 
     # --- reducing -------------------------------------------------------------------------------------
 
@@ -102,7 +114,7 @@ class GradientBucket:
         if self.micro:
             yield from self._scatter(here)
         if self.holds or (self.final and not sync):
-            self.reset()
+            self.reset(keep=self.ranked)
             return
         yield from self.finish(here)
         self.reset()
@@ -122,9 +134,24 @@ class GradientBucket:
 
     def finish(self, here: Sequence[int]) -> Way:
         """Take the chain `final`, and give the gradients to the parameters."""
+        if self.ranked:
+            return _summed(self.weights, self.final, self._all_by_rank(), self.flat)
         tensors = [self._terms(i) for i in here]
         stages = [[stage[i] for i in here] for stage in self.final]
-        return _summed([self.weights[i] for i in here], stages, tensors, self._packed(tensors))
+        in_place = bool(stages) and stages[0][0].step.kind == "all_reduce"
+        return _summed([self.weights[i] for i in here], stages, tensors, self._packed(tensors) if in_place else None)
+
+    def _all_by_rank(self) -> list[torch.Tensor]:
+        """The terms of all weights, packed rank by rank. Those that never came are zero."""
+        self._allocate()
+        for place, weight, member in zip(self.places, self.weights, self.by_rank, strict=True):
+            if weight.terms is None:
+                place.zero_()
+            elif weight.packing is None:
+                fill(member, place, weight.terms)
+            elif weight.terms is not place:
+                place.copy_(weight.terms)
+        return self.places
 
     def _terms(self, at: int) -> torch.Tensor:
         terms = self.weights[at].terms
@@ -141,8 +168,10 @@ class GradientBucket:
         stages = [[stage[i] for i in members] for stage in self.micro]
         flat = self.flat if self.packs else None
         tensors = yield from _taken(stages, [self.given.get(i, self.flat) for i in members], flat)  # type: ignore[misc]
-        for i, tensor in zip(members, tensors, strict=True):
-            weight = self.weights[i]
+        weights = [self.weights[i] for i in members]
+        for i, weight, tensor in zip(
+            members, weights, _apart(tensors, [w.terms is None for w in weights]), strict=True
+        ):
             if i in self.arrived:
                 weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)
 
@@ -152,6 +181,11 @@ class GradientBucket:
             return None
         same = all(t is p for t, p in zip(tensors, self.places, strict=True))
         return self.flat if same else None
+
+
+def _scatters(stages: Sequence[Sequence[Member]]) -> bool:
+    """Whether the first step is a reduce_scatter of all members in one message."""
+    return bool(stages) and stages[0][0].step.kind == "reduce_scatter" and bucketed(stages[0][0].step)
 
 
 def _landed(stages: Sequence[Sequence[Member]], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -176,11 +210,18 @@ def _taken(
 def _summed(
     weights: Sequence[Weight], stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], flat: torch.Tensor | None
 ) -> Way:  # fmt: skip
-    in_place = bool(stages) and stages[0][0].step.kind == "all_reduce"
-    tensors = yield from _taken(stages, tensors, flat if in_place else None)  # type: ignore[assignment]
-    for weight, tensor in zip(weights, tensors, strict=True):
-        weight.terms = None
-        weight.publish(tensor)
+    tensors = yield from _taken(stages, tensors, flat)  # type: ignore[assignment]
+    for weight, tensor in zip(weights, _apart(tensors, [w.gradient is None for w in weights]), strict=True):
+        if weight.terms is not None:
+            weight.terms = weight.packing = None
+            weight.publish(tensor)
+
+
+def _apart(tensors: Sequence[torch.Tensor], stay: Sequence[bool]) -> list[torch.Tensor]:
+    """The results of one message, which are views of one tensor. If some are added to others, those that `stay` are copied, since each
+    view would keep the memory of all."""
+    mixed = any(stay) and not all(stay)
+    return [x.clone() if mixed and stays else x for x, stays in zip(tensors, stay, strict=True)]
 
 
 def together(reductions: Sequence[GradientBucket]) -> list[Way]:

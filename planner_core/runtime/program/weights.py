@@ -11,11 +11,10 @@ Autograd sees only working or gathered tensors, as leaves. Their gradients go to
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -55,10 +54,10 @@ class Weight:
     refresh: tuple[AxisMove, ...] = ()
     final: tuple[AxisMove, ...] = ()
     segments: Segments = field(default_factory=dict)
-    home: object = None
-    """The unit that finishes its gradient: the first that uses it."""
+    home: object = None  # the unit that finishes its gradient: the first that uses it
     terms: torch.Tensor | None = None
     """The sum of the gradients of micro-batches, before it is summed over ranks."""
+    packing: Member | None = None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
     published: torch.Tensor | None = None
     """The gradient that was given to the parameter, until the optimizer has used it."""
 
@@ -68,12 +67,11 @@ class Weight:
         self.alias = not self.refresh and local.dtype == self.dtype
         self.seen: object = None
         self.trained = self.parameter.requires_grad
-        self.form = tuple(local.shape)
-        """Shape of the working copy."""
+        self.form = tuple(local.shape)  # of the working copy
         for step in self.refresh:
             self.form = Member(self.form, self.segments, step).shape_after if step.axis.size > 1 else self.form
+        # The working copy, if a use has asked for it.
         self.kept: torch.Tensor | None = local.detach() if self.alias else None
-        """The working copy, if a use has asked for it."""
         self._leaf: torch.Tensor | None = None
 
     @property
@@ -88,7 +86,7 @@ class Weight:
         """The working copy as autograd sees it."""
         if self._leaf is None:
             self._leaf = self.working.detach().requires_grad_(self.parameter.requires_grad)
-            caught(self._leaf, lambda gradient: self.sink(gradient))
+            caught(self._leaf, self)
         return self._leaf
 
     def used(self) -> torch.Tensor:
@@ -96,7 +94,7 @@ class Weight:
         return self.leaf
 
     def sink(self, gradient: torch.Tensor) -> None:
-        """Takes autograd's gradient of the leaf. The unit to which the weight belongs replaces this function."""
+        """Takes autograd's gradient of the leaf. The weight's unit replaces this function."""
         raise _unplanned(self)
 
     @property
@@ -113,9 +111,9 @@ class Weight:
 
     @property
     def shape_of_terms(self) -> tuple[int, ...]:
-        """Shape of `terms`."""
+        """Shape of the gradient whose terms are `terms`."""
         assert self.terms is not None
-        return tuple(self.terms.shape)
+        return self.packing.shape if self.packing else tuple(self.terms.shape)
 
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient."""
@@ -158,13 +156,20 @@ class Weight:
             self.kept, self._leaf = self.local.detach(), None
 
 
-def caught(leaf: torch.Tensor, sink: Callable[[torch.Tensor], None]) -> None:
-    """Give the gradient of a leaf to `sink` when autograd has completed it. The leaf does not keep it."""
+class Source(Protocol):
+    """What takes the gradients of a leaf."""
+
+    def sink(self, gradient: torch.Tensor) -> None:
+        """Take a gradient of a leaf."""
+
+
+def caught(leaf: torch.Tensor, source: Source) -> None:
+    """Give the gradient of a leaf to its source when autograd has completed it. The leaf does not keep it."""
 
     def hand_over(leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
-        sink(gradient)
+        source.sink(gradient)
 
     if leaf.requires_grad:
         leaf.register_post_accumulate_grad_hook(hand_over)
@@ -232,10 +237,6 @@ class _Kept(torch.autograd.Function):
         """The gradient goes where a leaf's would."""
         ctx.copy.sink(gradient)
         return None, None, None
-
-
-def _given(copy: Gathered, gradient: torch.Tensor) -> None:
-    copy.sink(gradient)
 
 
 def staged(
@@ -311,7 +312,7 @@ class GatherBucket(WeightBucket):
                 copy.leaf, copy.anchor = view.data, torch.empty(0, device=view.device, requires_grad=True)
                 continue
             copy.leaf = view.data.requires_grad_(trained)
-            caught(copy.leaf, functools.partial(_given, copy))
+            caught(copy.leaf, copy)
         self.views = unpack(self.flat, shapes)
         self.num_bytes = self.flat.nbytes
 

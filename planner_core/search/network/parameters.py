@@ -44,9 +44,10 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     elements = states.meta.num_bytes / item / states.shares  # [form, state]
     cost = costs(len(states))
     held = elements[2] * (each.stored + each.moments)
-    gradients = elements[1] * each.gradient
-    cost[Component.AFTER_BACKWARD] = held + gradients
-    cost[Component.AFTER_FORWARD] = held + (gradients if w.accumulate > 1 else 0.0)
+    # With several micro-batches the sums of gradients stay from one to the next. Otherwise each is reduced during backward.
+    sums = w.accumulate > 1
+    cost[Component.AFTER_BACKWARD] = held + elements[1 if sums else 2] * each.gradient
+    cost[Component.AFTER_FORWARD] = held + (elements[1] * each.gradient if sums else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += handed_out_seconds(states.shares[2] / states.shares[0], model)

@@ -60,13 +60,15 @@ class GatherMemory:
 
 @dataclass(frozen=True, slots=True)
 class UnitMemory:
-    """One unit of the step: its label in the plan, its ops' uses of weights (by op and operand), and its messages."""
+    """One unit of the step: its label in the plan, its ops' uses of weights (by op and operand), and its messages. `waits`: the weights
+    whose gradient autograd holds until another unit has made its own, and then gives away the sum of both."""
 
     label: str
     uses: Mapping[tuple[str, int], UseMemory]
     gathers: tuple[GatherMemory, ...]
     copies: tuple[GatherMemory, ...]
     reductions: tuple[ReductionMemory, ...]
+    waits: frozenset[int] = frozenset()
 
     def gathered(self, *, again: bool = False) -> int:
         """Bytes of its weights while it runs, forward or (with `again`) backward."""
@@ -106,9 +108,10 @@ def unit(
     """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
     `shared`."""
     uses = uses_of(block, bp, ops, model)
+    waits = later & {v for op in ops for v in op.inputs} - {u.value for u in uses.values() if u.apart}
     return UnitMemory(
         label, uses, tuple(_gathers(block, uses, model)), tuple(_copies(block, bp, uses, model)),
-        tuple(reductions(block, bp, uses, model, later, shared)),
+        tuple(reductions(block, bp, uses, model, later, shared)), waits,
     )  # fmt: skip
 
 

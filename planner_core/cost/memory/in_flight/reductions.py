@@ -14,12 +14,13 @@ from planner_core.cost.model import SMALL_BYTES, CostModel
 class ReductionMemory:
     """Gradients that are reduced together. `flat`: bytes of the packed tensor, from the first gradient on (0: each gradient stays as it
     was made). `beside`: for each collective on their way, the bytes beside the gradients that are held. `late`: if they are few, with
-    which gradients of other units they travel when backward is over; else None."""
+    which gradients of other units they travel when backward is over; else None. `ends`: what is held is then this GPU's part of the sum."""
 
     weights: frozenset[int]
     flat: int
     beside: tuple[int, ...]
     late: object = None
+    ends: bool = False
 
 
 def reductions(
@@ -31,7 +32,7 @@ def reductions(
     seen: set[int] = set()
     for use in uses.values():
         v = block.values[use.value]
-        if not v.grad or use.value in block.inputs or (not use.gather and use.value in seen):
+        if not v.grad or use.value in block.inputs or (not use.apart and use.value in seen | later):
             continue
         final = _final(bp, block, use.value, model)
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
@@ -45,6 +46,7 @@ def reductions(
 def _reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
 ) -> ReductionMemory:  # fmt: skip
+    shared &= {u.value for u in group if u.apart}  # autograd gives the sum of all uses of a weight that is kept
     ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
     group = [_sliced(use) for use in group]
     micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
@@ -52,26 +54,28 @@ def _reduction(
     landed = [(block, u.value, placed_after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
     weights, sums = frozenset(u.value for u in group), model.workload.accumulate > 1
     packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
+    last = buffer_bytes(landed, model, ratio)
     if group[0].reduce:
         # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
         base = 0 if packs else micro[0]
         held = _sent(micro, group[0].reduce, packs)
-        then = _sent(buffer_bytes(landed, model, ratio), final, packed=False, before=micro[-1])
+        then = _sent(last, final, packed=False, before=micro[-1])
         flat = micro[0] if packs else 0
-        stands = 0 if sums else micro[-1]
-        return ReductionMemory(weights, flat, tuple(flat + base + n - stands for n in (*held, *then)))
-    whole = micro[0]
-    parted = bool(shared & weights)  # its terms came from elsewhere: nothing is packed yet
-    own = 0 if sums or not final or shared >= weights else whole
-    late = (alike(final), item) if final and whole <= SMALL_BYTES else None
-    # An all_reduce sends what is packed as it is. A reduce_scatter takes it rank by rank, and gradients that travel late are packed anew.
-    packed = own > 0 and not parted and late is None
-    beside = _sent(buffer_bytes(landed, model, ratio), final, packed=packed)
-    if parted and late is None:
-        beside = tuple(
-            n + own - sum(_local(block, u, model, ratio) for u in group if u.value not in shared) for n in beside
+        stands = 0 if sums else last[-1] if final else micro[-1]
+        return ReductionMemory(
+            weights, flat, tuple(flat + base + n - stands for n in (*held, *then)), ends=bool(final) and not sums
         )
-    return ReductionMemory(weights, own, beside, late)
+    if final and micro[0] <= SMALL_BYTES:
+        own = 0 if sums or shared >= weights else micro[0]
+        return ReductionMemory(weights, own, _sent(last, final, packed=False), late=(alike(final), item))  # packed anew
+    # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
+    ranked = bool(final) and final[0].collective == "reduce_scatter"
+    own = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
+    packed = ranked or (own > 0 and not shared & weights)
+    terms = 0 if ranked else sum(_local(block, u, model, ratio) for u in group if u.value in shared)
+    more = 0 if sums or not final else own + terms - last[-1]
+    beside = tuple(n + more for n in _sent(last, final, packed=packed))
+    return ReductionMemory(weights, own, beside, ends=bool(final) and not sums)
 
 
 def _sliced(use: UseMemory) -> UseMemory:

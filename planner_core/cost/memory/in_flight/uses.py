@@ -29,6 +29,11 @@ class UseMemory:
     again: bool
     lasting: bool = False
 
+    @property
+    def apart(self) -> bool:
+        """Whether autograd tells this use from those of other units, since the unit gathers the weight or reduces its gradient."""
+        return bool(self.gather or self.reduce)
+
 
 def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
     """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
