@@ -62,8 +62,13 @@ def svg(text: str, *, key: str) -> None:
     """Show a drawing of ours; what stands in it has been escaped by who drew it. One that no page scales keeps its room free
     while it loads, so that nothing below jumps."""
     size = re.search(r'width="(\d+)" height="(\d+)"', text)
-    fits = size is not None and int(size[1]) <= UNSCALED
-    _SVG(key=key, data={"svg": text}, height=int(size[2]) if size is not None and fits else "content")
+    if size is None or int(size[1]) > UNSCALED:
+        _SVG(key=key, data={"svg": text}, height="content")
+        return
+    with st.container(
+        key=f"room_of_{key}", height=int(size[2]), border=False
+    ):  # the component's own room comes with its script
+        _SVG(key=key, data={"svg": text}, height=int(size[2]))
 
 
 def graph(

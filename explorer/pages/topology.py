@@ -220,6 +220,9 @@ def _beside(plans: dict[str, Plan], name: str, result: Result, there: Cluster) -
     return linked.repriced(plans[other], there, stated.home(other, result).graph)
 
 
+DRAWING = 408  # pixels, with the table beside it, in a wide window; the style sheet keeps more in a narrow one
+
+
 def page() -> None:
     """The page."""
     if st.session_state.pop("to_plans", False):
@@ -232,7 +235,7 @@ def page() -> None:
     with right:
         shown = frame.phases()
     st.markdown(f"Mesh {frame.text(words.mesh_words(plan.mesh))}. {frame.text(words.describe(plan))}.")
-    drawing = st.container()
+    drawing = st.container(key="room_of_cluster", height=DRAWING, border=False)
     st.markdown(
         "**Other links**",
         help="What would this plan take on a faster or slower network, and which plan would be best there?",
