@@ -1,0 +1,39 @@
+"""The walk of memory, the traffic and the order of small models under every stated layout are those of the run, to the byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner_core.core import load_cluster
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.verification.api import verify
+from tests.support.tiny_models import tiny_config
+
+LAYOUTS = (
+    "dp=4", "dp=4,zero=1", "dp=4,zero=2", "fsdp=4", "dp=2,fsdp=2", "dp=2,tp=2", "tp=4", "dp=2,tp=2,sp", "dp=2,tp=2,sp,zero=1",
+)  # fmt: skip
+LOSS_BYTES = 8
+"""The run holds the loss; the walk leaves it out."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_memory_traffic_and_order_are_those_of_the_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(name)))
+    pricer = Pricer(str(tmp_path / "config.json"), load_cluster("1x4-h100"))
+    for layout in LAYOUTS:
+        for accumulate in (1, 2):
+            for precision in ("mixed", "pure"):
+                stated = Statement(
+                    parse_layout(layout), micro_batch=2, accumulate=accumulate, seq=32, precision=precision
+                )
+                plan = pricer.plan(stated)
+                assert plan is not None
+                told = verify(plan)
+                assert told["ok"], (stated, told)
+                held = told["memory_bytes"]
+                assert abs(held["predicted"] - held["measured"]) <= LOSS_BYTES, (stated, held)
