@@ -5,16 +5,22 @@ Everything is derived from one `Request`, the same one that the other pages plan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.address.settings import MODELS
 from planner_core.core import Cluster, Graph
+from planner_core.ops import work_of
 from planner_core.planning import Planner, Request, prepare
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""
+ROUTED = "moe_experts"
+"""The operator that sends tokens to experts."""
+WITH_EXPERTS = "mixtral-8x7b"
+"""The model that stands in where the learner's own has no experts."""
 
 
 GATES = {"gate_proj", "gate_up_proj", "wi_1", "w3"}
@@ -36,6 +42,17 @@ class Layer:
     layers: int
     head_dim: int
     gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The width of a token, how many experts a layer has, how many of them a token uses, and the FLOPs of a token forward in the experts
+    of all layers."""
+
+    hidden: int
+    count: int
+    used: int
+    flops: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,20 @@ class Learner:
         return standard(
             self
         ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD]} on your cluster."
+
+    def routed(self) -> tuple[Learner, str]:
+        """This learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
+        if _experts(self.graph) is not None:
+            return self, ""
+        return instead(
+            self, WITH_EXPERTS
+        ), f"{self.name} has no experts, so {MODELS[WITH_EXPERTS]} on your cluster is shown."
+
+    def experts(self) -> Experts:
+        """The model's experts; call it on what `routed` gives."""
+        found = _experts(self.graph)
+        assert found is not None
+        return found
 
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
@@ -110,6 +141,19 @@ def _layer(graph: Graph) -> Layer | None:
     inner = first("intermediate_size", "n_inner", "d_ff") or 4 * hidden
     kv_heads, head_dim = first("num_key_value_heads") or heads, first("head_dim") or hidden // heads
     return Layer(hidden, inner, heads, kv_heads, layers, head_dim, _gated(graph))
+
+
+def _experts(graph: Graph) -> Experts | None:
+    """The experts of the first layer that has some, with the FLOPs of all layers."""
+    first, flops = None, 0.0
+    for name, block in (("", graph.top), *graph.blocks.items()):
+        for op in block.ops:
+            if op.fn != ROUTED:
+                continue
+            hidden, index, _, up = (block.values[v].meta.shape for v in op.inputs[:4])
+            first = first or (hidden[-1], up[0], index[-1])
+            flops += work_of(op, block.values).flops / math.prod(index[:-1]) * (graph.num_repeats[name] if name else 1)
+    return Experts(*first, flops) if first else None
 
 
 def _gated(graph: Graph) -> bool:

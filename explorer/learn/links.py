@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from explorer.learn.learner import Learner, instead
+from explorer.learn.learner import WITH_EXPERTS, Learner, instead
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
 from planner_core.models import fold_steps, weight_nodes
 from planner_core.ops import Kind, operator
 from planner_core.search.candidates import matrices
 
-EXPERTS = "mixtral-8x7b"
 MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"
 
 
@@ -110,8 +109,10 @@ def depth(learner: Learner, values: Values) -> dict[str, str]:
 def experts(learner: Learner, values: Values) -> dict[str, str]:
     """The learner's experts, else those of a model that has some, on the learner's cluster."""
     here = at_op(learner, is_experts, "placement")
-    other = instead(learner, EXPERTS)
-    return here if "node" in here else {"model": EXPERTS, **at_op(other, is_experts, "placement")}
+    if "node" in here:
+        return here
+    other = instead(learner, WITH_EXPERTS)
+    return {**of_model(learner, other), **at_op(other, is_experts, "placement")}
 
 
 def of_model(learner: Learner, shown: Learner) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,11 @@ from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.planners import l20_uneven, l21_long
 from explorer.learn.lessons.times import l09_algorithms, l15_step, l16_zero, l19_measured
-from explorer.text import units
+from explorer.text import recipe, units
+from planner_core.planning import plan, price
 from planner_core.planning.analysis.doubt import doubt_between
 from planner_core.planning.request import Request
+from tests.support.tiny_models import tiny_config
 
 LLAMA = Learner(Request("llama-3-8b"))
 
@@ -147,6 +151,58 @@ def test_21_ways_compare_by_tokens_per_second() -> None:
     assert [x[3] for x in cases.values()] == [16, 4, 4, 4]
     fits = [x[2] for x in cases.values()]
     assert any(fits) and not all(fits) and "Some do not fit." in last.says
+
+
+def test_21_ends_with_the_planners_own_choice() -> None:
+    """The quickest plan that the library finds for the same texts; no stated way is quicker."""
+    own = l21_long.own(LLAMA, 131072, 4)
+    found = plan("llama-3-8b", cluster="2x8-h100", batch=4, seq=131072, recompute="full", accumulate=1)
+    assert own is not None and own.fits
+    assert own.cost.step_time_s == min(p.cost.step_time_s for p in found.plans if p.fits)
+    last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
+    assert f"**{recipe.layout(own)}**" in last.says and "context parallel" in recipe.layout(own)
+    assert last.picture.count("own choice<") == 1
+    assert own.cost.step_time_s <= min(
+        seconds for _, seconds, fits, texts in l21_long.priced(LLAMA, 131072, 4).values() if fits and texts == 4
+    )
+
+
+def test_21_says_where_nothing_fits() -> None:
+    last = LESSONS[20].scene(LLAMA, {**LESSONS[20].defaults(), "tokens": 1048576}).steps[4]
+    assert "needs the least memory (none fits)" in last.says and "None fits" in last.says
+
+
+# --- 12 and 20: experts of the model in the sentence ----------------------------------------------------
+
+
+def test_the_experts_are_those_of_the_sentence(tmp_path: Path) -> None:
+    """A config of its own: four experts, of which a token uses two, of three products of 32 by 32."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("mixtral")))
+    own = Learner(Request(str(tmp_path / "config.json"), batch=16, seq=32))
+    found = own.experts()
+    config = own.graph.config
+    assert own.routed() == (own, "")
+    assert (found.hidden, found.count, found.used) == (
+        config["hidden_size"], config["num_local_experts"], config["num_experts_per_tok"],
+    )  # fmt: skip
+    each = 2 * 3 * config["hidden_size"] * config["intermediate_size"] * config["num_experts_per_tok"]
+    assert found.flops == each * config["num_hidden_layers"]
+    scene = LESSONS[19].scene(own, LESSONS[19].defaults())
+    assert not scene.note and "Mixtral-8x7B" not in "".join(step.says for step in scene.steps)
+    told = price(
+        str(tmp_path / "config.json"), layout=f"fsdp=16,ep={found.count}", micro_batch=64, seq=32, advise=False
+    )
+    assert told.plan is not None
+    assert scene.numbers["dealt_s"] == pytest.approx(told.plan.cost.step_time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("number", [12, 20])
+def test_a_model_without_experts_is_told_which_stands_in(number: int) -> None:
+    lesson = LESSONS[number - 1]
+    assert (
+        lesson.scene(LLAMA, lesson.defaults()).note
+        == "Llama-3-8B has no experts, so Mixtral-8x7B on your cluster is shown."
+    )
 
 
 def _value(shown: str) -> tuple[float, float]:

@@ -15,7 +15,6 @@ from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
-from planner_core.models import ZOO
 
 TOKENS, HIDDEN, WIDE = 16, 3, 4
 CODE = """\
@@ -78,13 +77,18 @@ def bill(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
     return there_and_back, wire_bytes("all_reduce", tokens * hidden * 2, devices)
 
 
+def travelling(learner: Learner) -> tuple[int, int]:
+    """The tokens of a step, and their width in the model with experts."""
+    load = learner.planner.workload
+    return load.batch * load.seq, learner.routed()[0].experts().hidden
+
+
 def scene(learner: Learner, values: Values) -> Scene:
-    """Tokens at home, the table of messages, tokens at their experts, back, and the bill for Mixtral's sizes."""
+    """Tokens at home, the table of messages, tokens at their experts, back, and the bill for the sizes of a model with experts."""
     n, k, seed = int(values["n"]), int(values["k"]), int(values["seed"])
     c = route(n, k, seed)
-    config = ZOO["mixtral-8x7b"].config
-    load = learner.planner.workload
-    tokens, hidden = load.batch * load.seq, int(config["hidden_size"])
+    found, note = learner.routed()
+    tokens, hidden = travelling(learner)
     expert, tensor = bill(n, k, tokens, hidden)
     moved = int(c["sent"].sum() - c["sent"].diagonal().sum())
     busiest, mean = int(c["load"].max()), k * TOKENS / n
@@ -105,8 +109,8 @@ def scene(learner: Learner, values: Values) -> Scene:
             "A second all_to_all brings the results home. Against the same experts without devices the largest "
             f"difference is **{c['error']:.0f}**.", svg(_home(c, n, back=True), "Results at home")),
         Step("Expert or tensor parallel?",
-            f"{n} devices, k = {k} expert{'s' * (k > 1)} a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (Mixtral's "
-            f"width). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
+            f"{n} devices, k = {k} expert{'s' * (k > 1)} a token, {units.whole(tokens)} tokens of {units.whole(hidden)} numbers (the width of "
+            f"{found.name}). Two all_to_alls send {amount(expert)} per GPU and layer forward; cutting every expert and "
             f"summing sends {amount(tensor)}. The ratio is k/n = {k}/{n}: tokens that move need not be copied to "
             "all. But experts must be equally busy, and whole experts must fit.", svg(_bill(expert, tensor), "Bytes of expert and of tensor parallelism")),
     )  # fmt: skip
@@ -118,7 +122,7 @@ def scene(learner: Learner, values: Values) -> Scene:
         "tensor": tensor,
         "tokens": tokens,
     }
-    return Scene(steps, numbers, reveal=4)
+    return Scene(steps, numbers, reveal=4, note=note)
 
 
 def _home(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
@@ -193,8 +197,7 @@ def _bill(expert: int, tensor: int) -> Drawing:
 def question(learner: Learner, values: Values) -> Question:
     """Which sends less?"""
     n, k = int(values["n"]), int(values["k"])
-    load = learner.planner.workload
-    expert, tensor = bill(n, k, load.batch * load.seq, int(ZOO["mixtral-8x7b"].config["hidden_size"]))
+    expert, tensor = bill(n, k, *travelling(learner))
     fact = (
         f"{amount(expert)} against {amount(tensor)}: with k = {k} expert{'s' * (k > 1)} a token, two all_to_alls of k tensors, 2k(n−1)/n², against "
         f"2(n−1)/n; that is k/n = {k}/{n} of it."

@@ -9,13 +9,11 @@ from functools import lru_cache
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import amount, svg, table
 from explorer.learn import links
-from explorer.learn.learner import Learner, instead
+from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
 from explorer.learn.lessons.times.stated import halved, names, stated, texts
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
-from planner_core.core import Cluster
-from planner_core.models import ZOO
 from planner_core.planning.methods import Layout
 
 EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
@@ -72,35 +70,23 @@ def limited(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
 
 
 def experts_s(learner: Learner) -> float:
-    """Seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, two experts each, if all are equally busy."""
-    config = ZOO[links.EXPERTS].config
-    hidden, inner, layers, k = (
-        int(config[x]) for x in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_experts_per_tok")
-    )
-    return (
-        2
-        * 3
-        * hidden
-        * inner
-        * k
-        * GPU_TOKENS
-        * layers
-        / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
-    )
+    """Seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, if all are equally busy."""
+    return learner.experts().flops * GPU_TOKENS / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
 @lru_cache(maxsize=16)
 def planned(learner: Learner) -> float:
-    """Seconds of a step of Mixtral under FSDP on the learner's cluster, as the planner prices it."""
-    found, samples, _ = texts(instead(learner, links.EXPERTS), GPU_TOKENS)
+    """Seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
+    found, samples, _ = texts(learner, GPU_TOKENS)
     made = stated(found, names(found.cluster)["FSDP (ZeRO-3)"], samples)
     assert made, "FSDP splits samples only"
     return made.plan.cost.step_time_s
 
 
-def dealt_to(cluster: Cluster) -> int:
-    """The number of GPUs that share the experts, each with as many; 1 where they cannot be dealt out evenly."""
-    return math.gcd(cluster.num_gpus, EXPERTS)
+def dealt_to(learner: Learner) -> int:
+    """The number of GPUs that share the model's experts, each with as many; 1 where they cannot be dealt out evenly. At most as many as
+    experts are drawn, whose loads the prices take."""
+    return math.gcd(learner.cluster.num_gpus, learner.experts().count, EXPERTS)
 
 
 def fullest(load: tuple[int, ...], devices: int) -> float:
@@ -112,8 +98,8 @@ def fullest(load: tuple[int, ...], devices: int) -> float:
 @lru_cache(maxsize=64)
 def dealt(learner: Learner, imbalance: float) -> float:
     """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
-    fair, samples, _ = texts(instead(learner, links.EXPERTS), GPU_TOKENS)
-    devices, n = dealt_to(fair.cluster), fair.cluster.num_gpus
+    fair, samples, _ = texts(learner, GPU_TOKENS)
+    devices, n = dealt_to(learner), fair.cluster.num_gpus
     found = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)
     made = stated(found, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
     return made.plan.cost.step_time_s if made else 0.0
@@ -121,26 +107,27 @@ def dealt(learner: Learner, imbalance: float) -> float:
 
 def scene(learner: Learner, values: Values) -> Scene:
     """Loads, the hottest, capacity, messages, and what the planner prices."""
-    learner, note = halved(learner)
+    learner, stands_in = learner.routed()
+    learner, numbers_note = halved(learner)
     load, home = (f(int(values["skew"]), int(values["seed"])) for f in (routed, at_home))
-    factor = int(values["factor"])
+    factor, hidden = int(values["factor"]), learner.experts().hidden
     hottest, mean = max(load), TOKENS / EXPERTS
     capacity, dropped, empty = limited(load, factor)
-    balanced, uneven = experts_s(learner), fullest(load, dealt_to(learner.cluster))
+    balanced, uneven = experts_s(learner), fullest(load, dealt_to(learner))
     prices = planned(learner), dealt(learner, 1.0), dealt(learner, uneven)
     steps = (
         _loads(load, mean),
         _hottest(hottest, mean),
-        _waiting(load, mean, balanced),
+        _waiting(load, mean, balanced, learner),
         _capacity(load, factor),
-        _messages(load, home),
-        _planner(prices, dealt_to(learner.cluster), uneven),
+        _messages(load, home, hidden),
+        _planner(prices, learner, uneven),
     )
     numbers = {
         "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
-        "most_arrive": 2 * hidden() * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": prices[0], "dealt_s": prices[1], "uneven_s": prices[2], "tokens": sum(load),
+        "most_arrive": 2 * hidden * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": prices[0], "dealt_s": prices[1], "uneven_s": prices[2], "tokens": sum(load),
     }  # fmt: skip
-    return Scene(steps, numbers, reveal=2, note=note)
+    return Scene(steps, numbers, reveal=2, note=f"{stands_in} {numbers_note}".strip())
 
 
 def _loads(load: tuple[int, ...], mean: float) -> Step:
@@ -170,8 +157,8 @@ def _hottest(hottest: int, mean: float) -> Step:
     return Step("The hottest", says, svg(bars(rows, units.significant), "Tokens of the hottest expert and the mean"))
 
 
-def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
-    hottest = max(load)
+def _waiting(load: tuple[int, ...], mean: float, balanced: float, learner: Learner) -> Step:
+    hottest, used = max(load), learner.experts().used
     items = [
         StackedBar(f"GPU {i}", (BarPiece("computes", x / mean * balanced, COMPUTE), BarPiece("waits", (hottest - x) / mean * balanced, DEVICES[7], True)))
         for i, x in enumerate(load)
@@ -179,7 +166,7 @@ def _waiting(load: tuple[int, ...], mean: float, balanced: float) -> Step:
     idle = 1 - mean / hottest
     says = (
         f"**{units.significant(hottest / mean)} times**: everybody waits for the hottest. {units.percent(idle)} of the GPUs' time is spent waiting. The bars are all "
-        f"experts of Mixtral-8x7B forward, {units.whole(GPU_TOKENS)} tokens per GPU and two experts a token, if both choices were spread like these; equal loads take {units.seconds(balanced)}."
+        f"experts of {learner.name} forward, {units.whole(GPU_TOKENS)} tokens per GPU and {used} expert{'s' * (used > 1)} a token, if every choice were spread like these; equal loads take {units.seconds(balanced)}."
     )
     return Step(
         "Everybody waits",
@@ -208,30 +195,26 @@ def _capacity(load: tuple[int, ...], factor: int) -> Step:
     return Step("Capacity", says, table(head, rows, list(FACTORS).index(factor)))
 
 
-def hidden() -> int:
-    """Numbers of a token of the model with experts."""
-    return int(ZOO[links.EXPERTS].config["hidden_size"])
-
-
-def _messages(load: tuple[int, ...], home: tuple[int, ...]) -> Step:
+def _messages(load: tuple[int, ...], home: tuple[int, ...], hidden: int) -> Step:
     came = [x - y for x, y in zip(load, home, strict=True)]
     items = [
-        StackedBar(f"GPU {i}", (BarPiece("arrives", 2.0 * x * hidden(), COMMUNICATION),)) for i, x in enumerate(came)
+        StackedBar(f"GPU {i}", (BarPiece("arrives", 2.0 * x * hidden, COMMUNICATION),)) for i, x in enumerate(came)
     ]
     most, least = came.index(max(came)), came.index(min(came))
     says = (
-        f"The all_to_all is uneven too. {TOKENS // EXPERTS} of the {TOKENS} tokens live on each GPU, {units.whole(hidden())} numbers of 2 bytes each. GPU {most} works on {load[most]} tokens; "
-        f"{home[most]} are at home there, so {came[most]} arrive: {amount(2 * came[most] * hidden())}. At GPU {least} {amount(2 * came[least] * hidden())} arrive. The exchange ends when the fullest link is done. How much each one gets is known only when the "
+        f"The all_to_all is uneven too. {TOKENS // EXPERTS} of the {TOKENS} tokens live on each GPU, {units.whole(hidden)} numbers of 2 bytes each. GPU {most} works on {load[most]} tokens; "
+        f"{home[most]} are at home there, so {came[most]} arrive: {amount(2 * came[most] * hidden)}. At GPU {least} {amount(2 * came[least] * hidden)} arrive. The exchange ends when the fullest link is done. How much each one gets is known only when the "
         "router has run: the GPUs first tell each other the numbers, which is one more small message."
     )
     return Step("Messages", says, svg(bars(items, amount), "Bytes that arrive at each GPU"))
 
 
-def _planner(prices: tuple[float, float, float], devices: int, uneven: float) -> Step:
+def _planner(prices: tuple[float, float, float], learner: Learner, uneven: float) -> Step:
     fsdp, fair, unfair = map(units.seconds, prices)
+    devices = dealt_to(learner)
     rows = [("FSDP: each GPU gathers all experts", fsdp)]
     says = (
-        "A step of Mixtral-8x7B on your cluster, as the planner prices it. It knows neither capacity nor dropped tokens: what a router does depends on the data, "
+        f"A step of {learner.name} on your cluster, as the planner prices it. It knows neither capacity nor dropped tokens: what a router does depends on the data, "
         "not on the plan. Under FSDP each GPU computes all experts for its own tokens, so their loads do not matter to it. "
     )
     if prices[1]:

@@ -11,10 +11,11 @@ from explorer.figures.svg_tensors import Drawing, amount, at, device, difference
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.times.stated import halved, names, of_batch
+from explorer.learn.lessons.times.stated import best_plan, halved, names, of_batch
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
-from explorer.text import units
+from explorer.text import recipe, units
+from planner_core.core import Plan
 from planner_core.cost.communication import wire_bytes
 from planner_core.planning.methods import Layout
 
@@ -244,6 +245,13 @@ def priced(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float,
     }
 
 
+def own(learner: Learner, tokens: int, n: int) -> Plan | None:
+    """What the planner chooses itself for as many texts as the shared ways have in a step, if there are such ways."""
+    found = Learner(replace(learner.request, seq=tokens))
+    gpus = found.cluster.num_gpus
+    return best_plan(found, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
+
+
 def _planner(learner: Learner, tokens: int, n: int) -> Step:
     head = ("way", "fullest moment", "texts in a step", "step", "tokens per second", "")
     if learner.load is not None or "vocab_size" not in learner.graph.config:
@@ -256,11 +264,18 @@ def _planner(learner: Learner, tokens: int, n: int) -> Step:
         )
         for name, (peak, seconds, fits, texts) in priced(learner, tokens, n).items()
     ]  # fmt: skip
+    free = own(learner, tokens, n)
+    if free:
+        texts, seconds = int(free.workload["batch"]), free.cost.step_time_s
+        rows.append(
+            ("the planner's own choice", units.memory(free.cost.memory_bytes["peak"]), str(texts), units.seconds(seconds),
+             units.whole(texts * tokens / seconds), "fits" if free.fits else "does not fit")
+        )  # fmt: skip
     says = (
         f"**The planner has both ways too.** The table has its prices for texts of {LENGTHS[tokens]} tokens, with recomputation, on all {learner.cluster.num_gpus} GPUs of your cluster: one text for "
         f"each GPU, and a text shared by {n} GPUs. There every GPU has some heads of all tokens "
         "(tensor and sequence parallelism, lesson 7), or a part of the tokens (context parallelism, `cp` in a stated layout, with weights sharded over all GPUs), by the ring or with heads exchanged. A way that your model "
-        f"or cluster cannot follow is left out. {_fitting([row[-1] == 'fits' for row in rows])}{_merged(learner, tokens, n)}"
+        f"or cluster cannot follow is left out. {_fitting([row[-1] == 'fits' for row in rows])}{_merged(learner, tokens, n)}{_chosen(free)}"
     )
     return Step("What the planner prices", says, table(head, rows))
 
@@ -271,6 +286,14 @@ def _merged(learner: Learner, tokens: int, n: int) -> str:
     if took.get("keys in a ring", 0.0) <= took.get("heads exchanged", 0.0) or "heads exchanged" not in took:
         return ""
     return " The ring takes longer than exchanged heads although its sends hide: behind each part of the keys a GPU merges what it has with what is new, which is memory traffic."
+
+
+def _chosen(plan: Plan | None) -> str:
+    """What the planner's own plan is."""
+    if plan is None:
+        return ""
+    which = "has the shortest step" if plan.fits else "needs the least memory (none fits)"
+    return f" The last line is the plan that {which} of all plans on all meshes: **{recipe.layout(plan)}**."
 
 
 def _fitting(fits: list[bool]) -> str:

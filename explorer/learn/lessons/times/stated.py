@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from explorer.address.settings import DTYPES
 from explorer.learn import links
 from explorer.learn.learner import Learner, standard
-from planner_core.core import ITEM_BYTES, Cluster, Plan, slow_numbers
+from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_numbers
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
-from planner_core.planning import Planner
+from planner_core.planning import METHODS, Planner, choose, meshes
 from planner_core.planning.methods import Layout
 from planner_core.search import search
 
@@ -78,8 +79,20 @@ def of_batch(
 
 
 @lru_cache(maxsize=64)
+def best_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
+    """The plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that needs the
+    least memory; None where the learner has set a limit on memory that no plan keeps."""
+    planner = _planner(learner, batch, accumulate, recompute)
+    with suppress(NoPlanFits):
+        return choose(planner, meshes(planner.request, planner.cluster), method=METHODS["exact"])
+    return None
+
+
+@lru_cache(maxsize=64)
 def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
-    found = Learner(replace(learner.request, batch=batch, mesh=None, layout=None), learner.load).planner
+    found = Learner(
+        replace(learner.request, batch=batch, mesh=None, layout=None, objective="time"), learner.load
+    ).planner
     load = replace(
         found.workload, batch=batch * accumulate, accumulate=accumulate, recompute=recompute, precision="mixed", zero=3
     )
