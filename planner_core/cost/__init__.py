@@ -71,7 +71,7 @@ from planner_core.cost.step_time import (
     chunk_waits,
     waited_seconds,
 )
-from planner_core.cost.units import ops_before_the_units, sent_share
+from planner_core.cost.units import Ends, is_small, ops_at_the_ends, sent_share, weights_at_the_ends
 
 __all__ = [
     "BESIDE",
@@ -92,6 +92,7 @@ __all__ = [
     "Component",
     "CostModel",
     "CostVector",
+    "Ends",
     "Event",
     "Exposed",
     "Message",
@@ -109,6 +110,7 @@ __all__ = [
     "cuttable",
     "exposed_parts",
     "in_chunks",
+    "is_small",
     "local_bytes",
     "message_time",
     "message_waits",
@@ -116,7 +118,7 @@ __all__ = [
     "micro_batch",
     "named_mesh",
     "op_seconds",
-    "ops_before_the_units",
+    "ops_at_the_ends",
     "optimizer_bytes",
     "price",
     "recomputed",
@@ -134,5 +136,6 @@ __all__ = [
     "weight_roles",
     "weight_seconds",
     "weight_traffic",
+    "weights_at_the_ends",
     "zero_stage",
 ]  # fmt: skip

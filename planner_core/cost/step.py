@@ -40,7 +40,7 @@ from planner_core.cost.step_messages import (
     recomputed,
 )
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
-from planner_core.cost.units import ops_before_the_units
+from planner_core.cost.units import Ends, ops_at_the_ends, weights_at_the_ends
 from planner_core.ops import CoarseGraph, coarsen, memory_passes
 
 ROUNDING = 1e-12
@@ -51,9 +51,9 @@ ROUNDING = 1e-12
 class Unit:
     """One block variant of a plan as the step's time sees it. Its numbers are those of one copy and one micro-batch.
 
-    `copies` of the `repeats` copies of the block run so. `each` are the collectives of a micro-batch, `once` those of a step.
-    `exposed` are the operators whose weight traffic nothing hides. `optimizer_s` is the optimizer's time of a step. In the top
-    block it also has the seconds that every step takes, whatever the plan.
+    `copies` of the `repeats` copies of the block run so. `each` are the collectives of a micro-batch, `once` those of a step that run
+    beside compute, `alone` those of a step that nothing hides. `ends` are the operators before and after all units. `optimizer_s` is the
+    optimizer's time of a step. In the top block it also has the seconds that every step takes, whatever the plan.
     """
 
     label: str
@@ -64,11 +64,13 @@ class Unit:
     optimizer_s: float
     each: tuple[Message, ...]
     once: tuple[Message, ...]
-    exposed: frozenset[str]
+    alone: tuple[Message, ...]
+    ends: Ends
 
     def beside(self, m: Message) -> bool:
         """Whether a message of a micro-batch runs beside compute."""
-        return m.category == BESIDE and m.site not in self.exposed
+        again = m.phase == "backward" and not m.what.startswith("gradient")
+        return m.category == BESIDE and m.site not in self.ends.before and not (again and m.site in self.ends.after)
 
 
 def price(
@@ -134,19 +136,21 @@ def units_of(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> list[Unit]:  # fmt: skip
     """Every block variant of a plan as a unit."""
-    early = ops_before_the_units(coarse or coarsen(graph))
+    ends = ops_at_the_ends(coarse or coarsen(graph))
     repeats = graph.num_repeats
     found = []
     for label, bp in blocks.items():
-        block = block_of(graph, label)
+        block, mine = block_of(graph, label), Ends() if label else ends
         again = recomputed(block, bp)
         each = [all_seconds(block, op, bp, again, model) for op in block.ops]
+        names = {block.values[i].name for i in weights_at_the_ends(block, mine.before)}
+        once = tuple(once_a_step(block, bp, model))
         found.append(
             Unit(
                 label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each),
                 sum(b for _, b in each), _optimizer(block, bp, model) + (0.0 if label else model.timing.step_s),
-                tuple(one_micro_batch(block, bp, model)), tuple(once_a_step(block, bp, model)),
-                frozenset() if label else early,
+                tuple(one_micro_batch(block, bp, model)), tuple(m for m in once if m.weight not in names),
+                tuple(m for m in once if m.weight in names), mine,
             )
         )  # fmt: skip
     return found
@@ -172,7 +176,9 @@ def unit_totals(unit: Unit, model: CostModel) -> Floats:
         totals[c.FORWARD_ONCE if message.phase == "forward" else c.BACKWARD_ONCE] += seconds
         totals[c.COMMUNICATION] += seconds
         ends += seconds
-    totals[c.STEP] = unit.optimizer_s + (ends / unit.repeats if unit.repeats > 1 else 0.0)
+    alone = sum(message_time(message, model) for message in unit.alone)
+    totals[c.COMMUNICATION] += alone
+    totals[c.STEP] = unit.optimizer_s + alone + (ends / unit.repeats if unit.repeats > 1 else 0.0)
     return totals
 
 

@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from typing import NamedTuple
 
 from planner_core.core import Block, Call, Op
 from planner_core.ops import CoarseGraph
 
+SMALL_WEIGHT_DIMS = 1
+"""Weights of at most this many dims (biases, norms) are never gathered at use. That would save less than a message costs."""
 
-def ops_before_the_units(coarse: CoarseGraph) -> frozenset[str]:
-    """The operators of the top block whose group runs before the first call.
 
-    Nothing runs before them that could hide the gathers of their weights. Nothing runs after them in backward that could hide the
-    reductions of their gradients.
+class Ends(NamedTuple):
+    """The operators of the top block that run before the first unit, and those that run after the last one.
+
+    Nothing runs before the first ones that could hide the gathers of their weights. Nothing runs after them in backward that could hide
+    the reductions of their gradients. The last ones begin backward: their weights, which were freed after forward, are gathered again
+    right after the loss, when nothing runs beside.
     """
-    items = coarse.graph.top.items
-    first = next((i for i, item in enumerate(items) if isinstance(item, Call)), 0)
-    early = (p for group in coarse.top.groups if max(group.items) < first for p in group.items)
-    return frozenset(op.name for p in early if isinstance(op := items[p], Op))
+
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+
+
+def ops_at_the_ends(coarse: CoarseGraph) -> Ends:
+    """The operators of the top block whose group runs before the first call, and those whose group runs after the last one."""
+    top = coarse.graph.top
+    calls = [i for i, item in enumerate(top.items) if isinstance(item, Call)]
+    if not calls:
+        return Ends()
+    groups = [group.items for group in coarse.top.groups]
+    before = (p for items in groups if max(items) < calls[0] for p in items)
+    after = (p for items in groups if min(items) > calls[-1] for p in items)
+    return Ends(*(frozenset(op.name for p in side if isinstance(op := top.items[p], Op)) for side in (before, after)))
+
+
+def is_small(block: Block, value: int) -> bool:
+    """Whether a weight is a bias or a norm's."""
+    return len(block.values[value].meta.shape) <= SMALL_WEIGHT_DIMS
+
+
+def weights_at_the_ends(block: Block, before: Collection[str]) -> frozenset[int]:
+    """The weights whose traffic once a step nothing hides: those that an operator `before` the units reads, and small ones, whose
+    gradients travel when backward is over."""
+    weights = {i for i, v in enumerate(block.values) if v.kind == "parameter"}
+    first = {v for op in block.ops if op.name in before for v in op.inputs}
+    return frozenset(i for i in weights if i in first or is_small(block, i))
 
 
 def bucket_share(block: Block, value: int) -> float:
@@ -26,12 +56,16 @@ def bucket_share(block: Block, value: int) -> float:
     The weights of a unit are gathered in one message, and their gradients are reduced in one message, so they pay one latency. Each
     weight bears its share of the message's time, as if all weights of the unit moved in the same way. If they do, the shares add
     up to one message. A weight that is an input of the block has a bucket of its own.
+
+    Small gradients of all units travel in one message when backward is over. Those of the top block bear its latency.
     """
     passed = set(block.inputs)
     v = block.values[value]
     if value in passed or not v.grad:
         return 1.0
-    own = (i for i, other in enumerate(block.values) if other.kind == "parameter" and other.grad and i not in passed)
+    own = {i for i, other in enumerate(block.values) if other.kind == "parameter" and other.grad and i not in passed}
+    if is_small(block, value) and any(isinstance(item, Call) for item in block.items):
+        own = {i for i in own if is_small(block, i)}
     return math.prod(v.meta.shape) / sum(math.prod(block.values[i].meta.shape) for i in own)
 
 

@@ -18,7 +18,7 @@ from planner_core.core.workload import Workload
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.cost.schedule.exposed import NOT_HIDDEN, WAITED, exposed_parts
-from planner_core.cost.step import price
+from planner_core.cost.step import price, units_of
 from planner_core.cost.step_messages import WAIT, message_time, messages
 from planner_core.models.zoo import ZOO
 from planner_core.planning.pipeline import Result
@@ -39,11 +39,10 @@ def test_lengths_are_the_plans_times(result: Result) -> None:
         assert line.step_s == pytest.approx(cost.step_time_s, rel=1e-9)
         assert line.total("compute") == pytest.approx(cost.compute_time_s, rel=1e-9)
         assert line.total("exposed") == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
-        shows = sum(
-            e.seconds
-            for e in exposed_parts(plan.blocks, result.graph, cost_model_of(plan))
-            if e.why in (WAITED, NOT_HIDDEN)
-        )
+        model = cost_model_of(plan)
+        shows = sum(e.seconds for e in exposed_parts(plan.blocks, result.graph, model) if e.why in (WAITED, NOT_HIDDEN))
+        for unit in units_of(plan.blocks, result.graph, model):
+            shows += unit.copies * sum(message_time(m, model) for m in unit.alone)
         assert line.total("hidden") == pytest.approx(cost.comm_time_s - shows, rel=1e-9, abs=1e-9)
 
 

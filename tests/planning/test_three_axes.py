@@ -42,10 +42,14 @@ def test_where_two_axes_are_enough_there_are_none(changes: dict[str, object]) ->
 
 
 def test_it_wins_where_gpus_share_samples() -> None:
-    """By more than one in a hundred over every mesh of two axes, and it is proven on those that were searched."""
-    planner = prepare(FEW_SAMPLES, None)
+    """By more than one in a hundred over every mesh of two axes, and it is proven on those that were searched.
+
+    Of eight layers: of four, the ends of the step, which no mesh hides, take too large a part.
+    """
+    deeper = replace(FEW_SAMPLES, layers=8)
+    planner = prepare(deeper, None)
     two = choose(planner, meshes(planner.request, planner.cluster))
-    best = searched(FEW_SAMPLES)
+    best = searched(deeper)
     assert len(best.mesh.axis_sizes) == 3 and best.optimal
     assert best.cost.step_time_s < 0.99 * two.cost.step_time_s
 

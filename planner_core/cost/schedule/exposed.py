@@ -3,7 +3,7 @@
 waited for      the next operator needs the result of the collective
 contention      weight traffic beside compute slows the compute
 not hidden      weight traffic lasts longer than the compute beside it
-at the ends     nothing hides the first unit's gather and the last unit's reduction
+at the ends     nothing hides the first unit's gather, the last unit's reduction, and small gradients when backward is over
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
             what = f"{message.kind} of {message.what}"
             seconds = m * message_waits(message, model)
             yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)
-    traffic = weight_traffic(unit, model)
+    for message in unit.alone:
+        what, seconds = f"{message.kind} of {message.what}", message_time(message, model)
+        yield Exposed(unit.label, message.site, message.weight, what, message.phase, ENDS, seconds)
+    traffic, alone = weight_traffic(unit, model), sum(message_time(message, model) for message in unit.alone)
     for phase in ("forward", "backward"):
         mine = [t for t in traffic if t.phase == phase]
         seconds, why = beyond_compute(totals, phase, model)
         yield from _shared_out(unit, mine, why, seconds, m)
-    yield from _shared_out(unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s, m)
+    yield from _shared_out(unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - alone, m)
 
 
 def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:

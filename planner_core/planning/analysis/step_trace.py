@@ -150,6 +150,8 @@ class _Step:
 
     def _micro_batch(self, number: int, first: bool, last: bool) -> None:
         seen: set[str] = set()
+        if first:
+            self._alone(self.parts[0], FORWARD, number)
         for part in self.parts:
             if first and part.label and (block := part.label.partition("#")[0]) not in seen:
                 seen.add(block)
@@ -160,6 +162,8 @@ class _Step:
             self._run(part, BACKWARD, number, last)
             if last and part.label and ends[part.label.partition("#")[0]] == i:
                 self._end(part, BACKWARD, number)
+        if last:
+            self._alone(self.parts[0], BACKWARD, number)
 
     def _run(self, part: _Segment, phase: str, number: int, edge: bool) -> None:
         """One pass of a micro-batch through a part."""
@@ -173,30 +177,13 @@ class _Step:
         traffic = self._traffic(part, phase, edge)
         held = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
         if held > 0:
-            self._note(
-                HELD,
-                "held up by weight traffic",
-                phase,
-                part,
-                number,
-                held,
-                "weights of the units beside are on their way",
-            )
+            note = "weights of the units beside are on their way"
+            self._note(HELD, "held up by weight traffic", phase, part, number, held, note)
         for m in traffic:
             seconds = message_time(m, self.model)
             self.free = max(self.free, begin)
             note = f"{_over(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
-            self._place(
-                WEIGHTS,
-                SENDS,
-                _sent(m),
-                phase,
-                part,
-                number,
-                self.free,
-                seconds,
-                note,
-            )
+            self._place(WEIGHTS, SENDS, _sent(m), phase, part, number, self.free, seconds, note)
             self.free += seconds
         self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
@@ -212,6 +199,15 @@ class _Step:
                 seconds += u.copies * sent / u.repeats
         name = "the first gather of weights" if phase == FORWARD else "the last reduction of gradients"
         self._note(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")
+
+    def _alone(self, part: _Segment, phase: str, number: int) -> None:
+        """Add what is sent once a step with nothing beside it: compute waits for the whole message."""
+        for copies, m in ((u.copies, m) for u in self.units.values() for m in u.alone if m.phase == phase):
+            seconds, name = copies * message_time(m, self.model), f"waits for {m.kind} of {m.what} {m.weight}"
+            note = f"{_over(m, self.plan)}; nothing runs beside it"
+            self._place(WEIGHTS, SENDS, _sent(m), phase, part, number, self.now, seconds, note)
+            self._note(HELD, name, phase, part, number, seconds, note)
+            self.free = max(self.free, self.now)
 
     def _note(
         self, kind: str, name: str, phase: str, part: _Segment, number: int, seconds: float, note: str = ""

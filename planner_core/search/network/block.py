@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, Op, Shard, root
-from planner_core.cost import Component, CostModel, sent_share
+from planner_core.cost import Component, CostModel, is_small, sent_share, weights_at_the_ends
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
@@ -49,9 +49,6 @@ from planner_core.search.network.states import (
     parameter_states,
     tensor_states,
 )
-
-SMALL_WEIGHT_DIMS = 1
-"""Weights of at most this many dims (biases, norms) are never gathered at use. That would save less than a message costs."""
 
 
 def build_block(
@@ -85,6 +82,7 @@ class _Builder:
         self.viewed = viewed(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.passes = memory_passes(coarse.block, model.fused)
+        self.at_the_ends = weights_at_the_ends(coarse.block, self.options.ends.before)
         self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
@@ -157,7 +155,7 @@ class _Builder:
     def _states(self, value: int) -> TensorStates:
         v = self.values[value]
         if v.kind == "parameter":
-            zero = self.model.workload.zero if len(v.meta.shape) > SMALL_WEIGHT_DIMS else 0
+            zero = 0 if is_small(self.block, value) else self.model.workload.zero
             return parameter_states(v.meta, v.grad, self.axes, zero, self.segments(value))
         return tensor_states(v.meta, v.grad, self.axes, self.segments(value))
 
@@ -181,14 +179,19 @@ class _Builder:
     def _storage(self, value: int) -> Factor:
         """What a weight costs apart from its uses."""
         states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
-        cost = self._at_the_ends(storage_cost(states, trained, self._weight_moves(value), self.model))
+        cost = self._unhidden(value, storage_cost(states, trained, self._weight_moves(value), self.model))
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
         return Factor((tensor_name(value),), np.where(free, cost, 0.0), free)
 
-    def _at_the_ends(self, cost: Floats) -> Floats:
-        """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward."""
-        once = cost[Component.FORWARD_ONCE] + cost[Component.BACKWARD_ONCE]
-        cost[Component.STEP] += once / self.options.repeats if self.options.repeats > 1 else 0.0
+    def _unhidden(self, value: int, cost: Floats) -> Floats:
+        """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward; or all."""
+        once = [Component.FORWARD_ONCE, Component.BACKWARD_ONCE]
+        total = cost[once].sum(axis=0)
+        if value in self.at_the_ends:
+            cost[Component.STEP] += total
+            cost[once] = 0.0
+        elif self.options.repeats > 1:
+            cost[Component.STEP] += total / self.options.repeats
         return cost
 
     # --- groups --------------------------------------------------------------------------------------
@@ -355,7 +358,7 @@ class _Builder:
             gathered |= one.gather > 0
             traffic = traffic + one
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.again) & np.isfinite(traffic.scatter)
-        cost = self._traffic_cost(traffic, allowed, s.group.name in self.options.exposed)
+        cost = self._traffic_cost(traffic, allowed, s.group.name)
         if first:
             beside = np.where(allowed, working_copy(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
@@ -381,16 +384,16 @@ class _Builder:
         found: Floats = np.where(gathered, total * self.options.saved_share, 0.0)
         return found
 
-    def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, exposed: bool) -> Floats:
-        """[component, row, state]: the cost of weight traffic at use. It runs beside compute; if `exposed`, compute waits."""
-        cost = costs(*allowed.shape)
-        gather, back = np.where(allowed, (traffic.gather, traffic.again + traffic.scatter), 0.0)
-        c = Component
+    def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, group: str) -> Floats:
+        """[component, row, state]: the cost of weight traffic at use. It runs beside compute. At the ends of the units compute waits."""
+        cost, c = costs(*allowed.shape), Component
+        before, after = (group in side for side in self.options.ends)
+        gather, again, scatter = np.where(allowed, (traffic.gather, traffic.again, traffic.scatter), 0.0)
         cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
-        cost[c.FORWARD if exposed else c.FORWARD_TRAFFIC] += gather
-        cost[c.BACKWARD if exposed else c.BACKWARD_TRAFFIC] += back
-        cost[c.COMMUNICATION] = (gather + back) * self._micro_batches
+        cost[c.FORWARD if before else c.FORWARD_TRAFFIC] += gather
+        cost[c.BACKWARD if before or after else c.BACKWARD_TRAFFIC] += again
+        cost[c.BACKWARD if before else c.BACKWARD_TRAFFIC] += scatter
+        cost[c.COMMUNICATION] = (gather + again + scatter) * self._micro_batches
         if self.options.repeats > 1:
-            ends = np.where(allowed, traffic.gather + traffic.scatter, 0.0)
-            cost[c.STEP] = ends / self.options.repeats
+            cost[c.STEP] = (gather + scatter) / self.options.repeats
         return cost

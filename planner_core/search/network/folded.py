@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block
-from planner_core.cost import NUM_COMPONENTS, Component, CostModel, ops_before_the_units
+from planner_core.cost import NUM_COMPONENTS, Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination import order
@@ -199,9 +199,7 @@ def build_networks(
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
         saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
-    options = UnitOptions(
-        saved_by_calls=saved, skip=inside, exposed=ops_before_the_units(coarse), fixed_s=model.timing.step_s
-    )
+    options = UnitOptions(saved_by_calls=saved, skip=inside, ends=ops_at_the_ends(coarse), fixed_s=model.timing.step_s)
     top_runs = known.setdefault("", Runs(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _whole_results(coarse.top.block, top)

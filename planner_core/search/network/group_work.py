@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, Op, Shard, root
-from planner_core.cost import Component, CostModel, waited_seconds
+from planner_core.cost import Component, CostModel, Ends, waited_seconds
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
@@ -39,6 +39,9 @@ class Runs:
     kernels: KernelTimes = field(default_factory=dict)
 
 
+NO_ENDS = Ends()
+
+
 @dataclass(frozen=True)
 class UnitOptions:
     """What the network of one unit must know beside the block itself.
@@ -52,7 +55,7 @@ class UnitOptions:
     `saved_by_calls`: values that the called blocks keep for backward.
     `skip`: values inside a run of equal calls. They are not variables of this network.
     `kept_results`: results that the operator that reads them keeps.
-    `exposed`: operators whose weight traffic nothing hides, since they run before the first unit.
+    `ends`: the operators that run before the first unit and after the last one.
     `fixed_s`: seconds that every step takes, whatever the plan.
     """
 
@@ -63,7 +66,7 @@ class UnitOptions:
     saved_by_calls: Collection[int] = ()
     skip: Collection[int] = ()
     kept_results: Collection[int] = ()
-    exposed: Collection[str] = ()
+    ends: Ends = NO_ENDS
     fixed_s: float = 0.0
 
     def share(self, op: Op) -> float:
