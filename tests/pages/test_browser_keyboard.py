@@ -141,14 +141,17 @@ def test_somebody_plans_an_own_config_on_own_gpus_beside_their_own_setup(visit: 
 def taken(
     visit: Visit, button: Locator, what: str, kinds: tuple[str, ...] = ("csv", "json")
 ) -> list[list[dict[str, str]]]:
-    """Open a *Data* button by keys and take the rows along, as CSV and as JSON; both as rows of text."""
+    """Open a *Data* button by keys and take the rows along, as CSV and as JSON; both as rows of text. The focus stays where it was."""
     found = []
+    tab_to(visit, button)
     for kind in kinds:
-        button.focus()  # a download takes the focus away
+        expect(button).to_be_focused()
         visit.page.keyboard.press("Enter")
-        tab_to(visit, visit.page.get_by_role("button", name=f"{what} as {kind.upper()}"))
+        download = visit.page.get_by_role("button", name=f"{what} as {kind.upper()}")
+        tab_to(visit, download)
         with visit.page.expect_download() as waiting:
             visit.page.keyboard.press("Enter")
+        expect(download).to_be_focused()
         text = Path(waiting.value.path()).read_text(encoding="utf-8")
         assert waiting.value.suggested_filename.endswith(f".{kind}")
         rows = list(csv.DictReader(io.StringIO(text))) if kind == "csv" else json.loads(text)
