@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from explorer.analysis.filters import LETTERS
 from explorer.analysis.timeline import Timeline
@@ -78,13 +78,15 @@ TOGETHER = "baselines"
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A method's best plan; None if it has none, and then `why`. `minimises`: "time", "communication" or "volume". `search_s`: seconds
-    of its search, without reading the model and building the network; None for usual layouts, which are searched together."""
+    of its search, without reading the model and building the network; None for usual layouts, which are searched together. `size`: log10
+    of the number of plans of its space, at most."""
 
     method: Method
     minimises: str
     plan: Plan | None
     search_s: float | None
     why: str = ""
+    size: float | None = None
 
     def above(self, exact: Plan | None) -> float | None:
         """The share by which its step is longer than the exact plan's; None if one of the two plans does not exist."""
@@ -98,12 +100,14 @@ class Compared:
         return "optimal" if self.plan.optimal else next((n for n in self.plan.notes if "best found" in n), "best found")
 
 
-def compared(found: Mapping[str, Result | str]) -> list[Compared]:
-    """The rows of the results by method's name (in words why there is none), and of the exact search's usual layouts."""
+def compared(found: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[Compared]:
+    """The rows of the results by method's name (in words why there is none), and of the exact search's usual layouts. `sizes`: log10 of
+    the size of each space, by name."""
     made = [_row(METHODS[name], result) for name, result in found.items()]
     exact = found.get("exact")
     usual = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
-    return made + [Compared(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
+    made += [Compared(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
+    return [replace(c, size=sizes.get(c.method.name)) for c in made]
 
 
 def _row(method: Method, found: Result | str) -> Compared:
@@ -122,8 +126,8 @@ def methods(found: Sequence[Compared]) -> list[Row]:
     exact = found[0].plan
     return [
         {
-            "title": c.method.shown, "minimises": c.minimises, "space": c.method.words, "step_above_exact": c.above(exact),
-            "proof": c.proof, "search_s": c.search_s, **_of_method(c),
+            "title": c.method.shown, "minimises": c.minimises, "space": c.method.words, "space_log10": c.size,
+            "step_above_exact": c.above(exact), "proof": c.proof, "search_s": c.search_s, **_of_method(c),
         }
         for c in found
     ]  # fmt: skip

@@ -34,7 +34,7 @@ file for each kind) < `registry` (find one, ask it) < `recomputation` < `groupin
 from planner_core.ops.catalog.attention import CONTEXT, RING
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
-from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, writes_in_place
+from planner_core.ops.operators import MULTIPLYING, Described, Kind, Local, LocalBytes, Operator, writes_in_place
 from planner_core.ops.recomputation import kept_ops, last_saving, recompute_ways
 from planner_core.ops.registry import (
     is_free,
@@ -57,6 +57,7 @@ from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, S
 __all__ = [
     "CONTEXT",
     "DISPATCH",
+    "MULTIPLYING",
     "OWN_KERNEL",
     "RING",
     "Attention",

@@ -40,7 +40,7 @@ def plan(
             "keep-attention", "full", or "auto", the default: the search chooses), `precision` ("mixed": weights, moments and
             gradients in float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None, the default: the search
             chooses, except for a graph, which holds one micro-batch), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap",
-            "taps", "atp") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8", see `price`) adds the plan of your
+            "taps", "atp", "alpa") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8", see `price`) adds the plan of your
             present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only plans that this tool can be told.
             `expert_imbalance` (1.0): how many times the mean the fullest GPU computes and gets, where experts are dealt out over
             GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so that the sum of one part over GPUs hides behind the
@@ -73,7 +73,7 @@ def compare(
         model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.
 
     Returns:
-        The result of `plan`. Its `plans` also hold the plan of least communication, and those of TAP, TAPS and ATP. The notes of
+        The result of `plan`. Its `plans` also hold the plan of least communication, and those of TAP, TAPS, ATP and Alpa-like. The notes of
         each plan say what its restrictions cost, compared with the exact search.
 
     Raises:
@@ -82,7 +82,7 @@ def compare(
     Example:
         >>> result = shardscope.compare("gpt2-xl", cluster="1x8-h100", layers=2)
         >>> sorted({plan.method for plan in result.plans})
-        ['atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
+        ['alpa', 'atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
     """
     _without_size(options)
     request, graph = _asked(model, inputs, cluster, options)

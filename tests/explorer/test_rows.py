@@ -9,13 +9,15 @@ import json
 from explorer.analysis import rows as table_rows
 from explorer.text.tables import csv_text, json_text
 from planner_core.planning import METHODS, Request
+from planner_core.planning.analysis import space_sizes
 from planner_core.planning.methods import BASELINES
 from tests.support.plans import planned
 
 
 def test_every_method_stands_beside_the_exact_plan() -> None:
     found = {m: planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method=m)) for m in METHODS}
-    made = table_rows.compared(found)
+    sizes = {m: n for result in reversed(found.values()) for m, n in space_sizes(result).items()}
+    made = table_rows.compared(found, sizes)
     usual = [p.method for p in found["exact"].plans if p.method in BASELINES]
     assert [c.method.name for c in made] == [*METHODS, *usual] and len(usual) >= 2
     assert [c.minimises for c in made[:4]] == ["time", "volume", "communication", "communication"]
@@ -28,6 +30,7 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
         assert row["step_above_exact"] == plan.cost.step_time_s / best - 1
         assert row["search_s"] == (home.timings_s["search"] if home else None)
         assert (row["proof"] == "optimal") == plan.optimal
+        assert row["space_log10"] == sizes[c.method.name] >= 0
         if plan.fits:
             assert plan.cost.step_time_s >= best * (1 - 1e-9), "none that fits is better than the exact plan"
     told = list(csv.DictReader(io.StringIO(csv_text(rows))))
@@ -40,6 +43,6 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
 
 def test_a_method_without_a_plan_says_why() -> None:
     exact = planned(Request("gpt2-xl", cluster="1x8-h100", layers=4))
-    made = table_rows.compared({"exact": exact, "atp": "ATP suits no mesh here."})
+    made = table_rows.compared({"exact": exact, "atp": "ATP suits no mesh here."}, {})
     assert made[1].plan is None and made[1].above(exact.fastest) is None and made[1].proof == ""
     assert table_rows.methods(made)[1]["why"] == "ATP suits no mesh here."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -12,13 +13,16 @@ from bench.baselines import SAME, compare
 from planner_core.core.cluster import cluster_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
-from planner_core.cost import zero_stage
+from planner_core.cost import block_of, zero_stage
 from planner_core.models.zoo import ZOO
+from planner_core.ops import MULTIPLYING, operator
+from planner_core.planning.analysis import log10_size, space_sizes, unfold_problem
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import choose, no_worse
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.search import objective_of
 from tests.support.plans import planned, searched
 
 HIDDEN = {
@@ -187,6 +191,43 @@ def test_topology_saves_communication_over_volume(name: str, cluster: str, least
     assert by_time.fits
     assert by_volume.fits
     assert by_time.cost.comm_time_s <= (1 - least) * by_volume.cost.comm_time_s
+
+
+@pytest.mark.parametrize("mesh", ["8", "2x4"])
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b"])
+def test_alpas_plan_does_no_product_twice(name: str, mesh: str) -> None:
+    """Every product is split on every axis. On one axis data parallelism splits all of them too, and communicates no less."""
+    planner, usual = plans(name, 2, mesh)
+    plan = searched(Request(name, cluster="1x8-h100", mesh=mesh, layers=2, method="alpa", memory_gb=10**3))
+    for label, block in plan.blocks.items():
+        ops = {op.name: op for op in block_of(planner.graph, label).ops}
+        for site, how in block.sites.items():
+            if operator(ops[site].fn).kind in MULTIPLYING:
+                ends = [*(e.dst.forward for e in how.inputs), *(e.src.forward for e in how.outputs)]
+                for axis in range(len(plan.mesh.axis_sizes)):
+                    assert any(isinstance(end[axis], Shard) for end in ends), (label, site, axis)
+    if mesh == "8":
+        assert plan.cost.comm_time_s <= usual["data-parallel"].cost.comm_time_s * (1 + 1e-6)
+
+
+def test_the_size_of_a_space_grows_with_the_copies_that_may_differ() -> None:
+    """Two more layers of GPT-2 are as many more choices every time; where all copies are alike they are none."""
+    for method, more in (("exact", True), ("alpa", True), ("tap", False)):
+        size = [
+            space_sizes(planned(Request("gpt2-xl", cluster="1x8-h100", mesh="8", layers=n, method=method)))[method]
+            for n in (2, 4, 6)
+        ]
+        assert size[1] - size[0] == pytest.approx(size[2] - size[1], abs=1e-6)
+        assert (size[1] - size[0] > 1) == more
+
+
+def test_the_size_of_a_space_counts_the_unfolded_variables() -> None:
+    """Every variable of the unfolded network once, by the states that some plan has."""
+    planner = plans("gpt2-xl", 3)[0]
+    problem = planner.problem(meshes(planner.request, planner.cluster)[0])
+    written = unfold_problem(problem, objective_of(problem, "time"))
+    states = sum(math.log10(len(v["states"])) for v in written["variables"])
+    assert 0.5 * states < log10_size(problem) <= states
 
 
 def test_a_baseline_that_the_search_missed_is_taken() -> None:

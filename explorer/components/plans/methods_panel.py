@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -13,7 +14,8 @@ from explorer.components.plans.choice import figure
 from explorer.session import state
 from explorer.text import units, words
 from planner_core.core import PlannerError
-from planner_core.planning import METHODS, Result
+from planner_core.planning import METHODS, Request, Result
+from planner_core.planning.analysis import space_sizes
 
 GOALS = {"time": "step time", "communication": "time of communication", "volume": "bytes sent"}
 
@@ -21,7 +23,9 @@ GOALS = {"time": "step time", "communication": "time of communication", "volume"
 def panel(result: Result) -> None:
     """A button, then the table and its data."""
     asked = {m: settings.request({**state.values(), "method": m, "objective": "time", "tool": ""}) for m in METHODS}
-    with st.expander("Every method side by side: exact, TAP, TAPS, ATP and the usual layouts", key="methods"):
+    with st.expander(
+        "Every method side by side: exact, TAP, TAPS, ATP, Alpa-like and the usual layouts", key="methods"
+    ):
         if st.session_state.get("methods_wanted") != asked["exact"]:
             st.caption(
                 "Each method searches its own space for what it minimises. A few seconds for each; what has been found is kept."
@@ -37,7 +41,16 @@ def panel(result: Result) -> None:
                     found[name] = state.plan(request)
                 except PlannerError as error:
                     found[name] = state.in_words(str(error))
-        _show(rows.compared(found), found)
+            sizes = {m: n for m, result in reversed(found.items()) for m, n in _sizes(asked[m], result).items()}
+        _show(rows.compared(found, sizes), found)
+
+
+def _sizes(asked: Request, result: Result | str) -> Mapping[str, float]:
+    """The sizes of the spaces of a result's plans, kept for this visit."""
+    known: dict[Request, Mapping[str, float]] = st.session_state.setdefault("space_sizes", {})
+    if asked not in known and isinstance(result, Result):
+        known[asked] = space_sizes(result)
+    return known.get(asked, {})
 
 
 def _show(made: list[rows.Compared], found: dict[str, Result | str]) -> None:
@@ -55,6 +68,7 @@ def _show(made: list[rows.Compared], found: dict[str, Result | str]) -> None:
             "search": units.seconds(c.search_s) if c.search_s is not None else "together" if c.plan else "",
             "proof": c.proof,
             "mesh": words.mesh_words(c.plan.mesh) if c.plan else "",
+            "plans": "" if c.size is None else f"10^{c.size:.0f}",
             "space": c.method.words,
         }
         for c in made
@@ -84,6 +98,9 @@ def _columns() -> dict[str, Any]:
         "proof": text(
             width=250,
             help="optimal: proven the best of its own space by what it minimises; else how much better another may be",
+        ),
+        "plans": text(
+            help="How many plans its space holds at most on this mesh: strategies of operators, and placements of tensors and weights"
         ),
         "space": text(width=420, help="What a plan of this method may be"),
     }

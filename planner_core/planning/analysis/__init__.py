@@ -28,6 +28,7 @@ from planner_core.planning.analysis.reporting import (
 )
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
+from planner_core.planning.analysis.space_size import log10_size, space_sizes
 from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
@@ -57,6 +58,7 @@ __all__ = [
     "front_report",
     "front_text",
     "grow",
+    "log10_size",
     "network_json",
     "price_report",
     "price_text",
@@ -67,6 +69,7 @@ __all__ = [
     "resized",
     "sensitivity",
     "simulated_s",
+    "space_sizes",
     "step_work",
     "table",
     "text",

@@ -62,7 +62,7 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
     writer.unit({name: name for name in top.sizes}, top, top.factors)
     for number, (call, variant) in enumerate(_calls(problem, found)):
         net = problem.blocks[call.block][variant].net
-        names = _names(problem, call, net)
+        names = outer_names(problem, call, net)
         writer.unit({v: names.get(v, f"{number}:{call.prefix}:{v}") for v in net.sizes}, net, net.factors)
     for outer, net, port in _between(problem):
         kept = np.zeros((len(Component), net.sizes[port]))
@@ -82,7 +82,7 @@ def _calls(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, s
         yield call, found.copies[number].variant if found else next(iter(problem.blocks[call.block]))
 
 
-def _names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
+def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
     """For each boundary variable of the block: the name of the top block's variable."""
     block = problem.coarse.graph.blocks[call.block]
     pairs = zip((*block.inputs, *block.outputs), (*call.inputs, *call.outputs), strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, Shard
+from planner_core.ops import MULTIPLYING, operator
 from planner_core.planning.methods.restrictions import residual_shapes
 from planner_core.search.network import Network, Restriction, only
 
@@ -35,6 +36,29 @@ class SplitWeights(Restriction):
             for axis in range(states.index.shape[1]):
                 ok &= np.array(good, dtype=bool)[states.index[:, axis]]
             net.factors.append(only(name, ok))
+
+
+@dataclass
+class SplitWork(Restriction):
+    """Alpa's space for operators (its section 4.2): on no axis do two GPUs compute the same product. Lighter operators may be computed by
+    all. A product that cannot be split on every axis may be computed in any way."""
+
+    graph: Graph
+
+    def apply(self, block: str, net: Network) -> None:
+        """Add a factor that forbids the other rows."""
+        for name, node in net.nodes.items():
+            s = node.strategy
+            heavy = [i for i, op in enumerate(s.ops) if operator(op.fn).kind in MULTIPLYING]
+            split = np.array([all(row[i].splits_work for i in heavy) for row in s.rows], dtype=bool)
+            ok = np.asarray(split[node.index].all(axis=1))
+            if heavy and ok.any():
+                net.factors.append(only(name, ok))
+
+
+def alpa(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+    """Alpa's space for operators (see `SplitWork`), on any mesh."""
+    return SplitWork(graph)
 
 
 def atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:

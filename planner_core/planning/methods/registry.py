@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from planner_core.planning.methods.baselines import data_parallel, fsdp, megatron
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
-from planner_core.planning.methods.papers import atp
+from planner_core.planning.methods.papers import alpa, atp
 from planner_core.planning.methods.restrictions import sequence_split, whole
 
 EXACT = Method(
@@ -34,6 +34,11 @@ METHODS: Mapping[str, Method] = {
             name="atp", title="ATP", words="every matrix split over a 2-D mesh, row- or column-first", plan_title="ATP’s plan",
             restrict=atp, objective="communication", zero=0, uniform=True, chunks=True,
             space="splits every matrix of a block on every mesh axis, and never the batch",
+        ),
+        Method(
+            name="alpa", title="Alpa-like", plan_title="Alpa-like plan", restrict=alpa, objective="communication", zero=0,
+            words="least communication time, hidden or not, weights kept, copies of a block apart, as Alpa plans operators",
+            space="never does a product twice",
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,44 @@
+"""The size of the space that a method searches: how many plans an enumeration of it would have to price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from planner_core.planning.analysis.unfolded_network import outer_names
+from planner_core.planning.methods import ALL
+from planner_core.planning.pipeline import Result
+from planner_core.planning.session import prepare
+from planner_core.search.network import Problem
+
+
+def space_sizes(result: Result) -> Mapping[str, float]:
+    """log10 of the size of the space of each method and baseline that has a plan in the result, on the mesh of its plan and with its
+    micro-batches, by the method's name."""
+    planner = prepare(result.request, result.graph)
+    found: dict[str, float] = {}
+    for plan in result.plans:
+        if plan.method in ALL and plan.method not in found:
+            sizes = [log10_size(build()) for build in planner.builders(ALL[plan.method], plan.mesh)]
+            found[plan.method] = max(sizes) + math.log10(sum(10 ** (size - max(sizes)) for size in sizes))
+    return found
+
+
+def log10_size(problem: Problem) -> float:
+    """log10 of the number of assignments of states to the variables of the unfolded network.
+
+    Variables are the strategy of each group of operators, the placement of each tensor and each weight, and what each copy of a block
+    recomputes. States that no plan of the method has are not counted; of two states that exclude each other every pair is. So it is a
+    bound from above. Copies count apart, unless all copies of a run are equal.
+
+    Example: an operator of 3 strategies between two tensors of 4 placements, in 10 copies that hand the second tensor on: the first
+    tensor, and 10 times operator and tensor: log10(4 · 12^10) = 11.4; alike, with one placement handed on, log10(4 · 12) = 1.7.
+    """
+    sizes = dict(problem.top.sizes)
+    for run in problem.runs:
+        unit, variants = problem.compiled(run.block), len(problem.blocks[run.block])
+        for call in run.calls[:1] if problem.uniform else run.calls:
+            names = outer_names(problem, call, unit.net)
+            sizes |= {names.get(v, f"{call.prefix}:{v}"): n for v, n in unit.sizes.items()}
+            sizes[f"{call.prefix}:recomputes"] = variants
+    return math.fsum(math.log10(n) for n in sizes.values())
