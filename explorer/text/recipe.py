@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from explorer.text import words
 from planner_core.core import Partial, Plan, Shard
@@ -70,13 +71,25 @@ def _axes(plan: Plan) -> list[str]:
     if repeated > 1:
         found.append(f"the same work on {repeated} GPUs")
     found = found or ["one GPU"]
-    apart = [
-        text
+    apart = {
+        axis: _apart(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
-        for text in _apart(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
-    ]
-    return [*found[:-1], f"{found[-1]} with {', '.join(dict.fromkeys(apart))}"] if apart else found
+    }
+    told = _by_axis({axis: CONTEXT if axis in context else roles[axis] for axis in apart}, apart)
+    return [*found[:-1], f"{found[-1]} with {', '.join(told)}"] if told else found
+
+
+AXIS = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
+"""How an axis of each kind is called."""
+
+
+def _by_axis(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) -> list[str]:
+    """What goes another way, each text once; with its axis where one axis does other things than the next."""
+    said = {axis: texts for axis, texts in apart.items() if texts}
+    if len({tuple(texts) for texts in said.values()}) <= 1 or len({kinds[axis] for axis in said}) < len(said):
+        return list(dict.fromkeys(text for texts in said.values() for text in texts))
+    return [f"{text} on the {AXIS[kinds[axis]]} axis" for axis, texts in said.items() for text in texts]
 
 
 WAY = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}

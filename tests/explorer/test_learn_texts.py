@@ -161,6 +161,9 @@ def test_21_ends_with_the_planners_own_choice() -> None:
     assert own.cost.step_time_s == min(p.cost.step_time_s for p in found.plans if p.fits)
     last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
     assert f"**{recipe.layout(own)}**" in last.says and "context parallel" in recipe.layout(own)
+    assert recipe.layout(own).endswith(
+        "with embedding split on the FSDP axis, embedding and head split on the context axis"
+    )
     assert last.picture.count("own choice<") == 1
     assert own.cost.step_time_s <= min(
         seconds for _, seconds, fits, texts in l21_long.priced(LLAMA, 131072, 4).values() if fits and texts == 4

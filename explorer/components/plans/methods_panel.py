@@ -66,9 +66,9 @@ def _show(made: list[rows.Compared], found: dict[str, Result | str]) -> None:
             "memory, GiB": figure(c.plan.cost.memory_bytes["peak"] / units.GIB) if c.plan else None,
             "fits": ("yes" if c.plan.fits else "no") if c.plan else c.why,
             "search": units.seconds(c.search_s) if c.search_s is not None else "together" if c.plan else "",
+            "plans": "" if c.size is None else f"10^{c.size:.0f}",
             "proof": c.proof,
             "mesh": words.mesh_words(c.plan.mesh) if c.plan else "",
-            "plans": "" if c.size is None else f"10^{c.size:.0f}",
             "space": c.method.words,
         }
         for c in made
