@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from planner_core.core import InputError
 
@@ -56,7 +57,9 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
         seeded(seed + zlib.crc32(name.encode()))
         own: Any = getattr(model, "_init_weights", None)
         plain: Any = getattr(module, "reset_parameters", None)
-        if own is not None:
+        if isinstance(module, ParametrizationList):
+            _originals(module)
+        elif own is not None:
             module.__dict__.pop("_is_hf_initialized", None)
             try:
                 own(module)
@@ -71,3 +74,10 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
             for param in module._parameters.values():
                 if param is not None:
                     param.normal_(std=0.02)
+
+
+def _originals(module: ParametrizationList) -> None:
+    """Give a weight that a module computes (weight norm: a direction and its lengths) originals from which a usual weight follows. A
+    model's own `_init_weights` writes into the computed weight, which nothing keeps."""
+    *_, last = module.parameters()
+    module.right_inverse(torch.empty_like(last).normal_(std=0.02))

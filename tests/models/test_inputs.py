@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from torch.nn.utils.parametrize import ParametrizationList
 
 from planner_core.core import InputError, Op
 from planner_core.models.loading import capture_graph
@@ -36,6 +37,31 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
         {"vocab_size": 64, "pad_token_id": 0, "encoder_config": {**HEARD, "num_mel_bins": 16}},
         {"input_features": (2, 64, 16)},
     ),
+    "patchtst": (
+        {
+            "context_length": 16,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "d_model": 32,
+            "num_hidden_layers": 1,
+            "num_input_channels": 3,
+        },
+        {"past_values": (2, 16, 3)},
+    ),
+    "patchtsmixer": (
+        {
+            "architectures": ["PatchTSMixerForPrediction"],
+            "context_length": 16,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "d_model": 8,
+            "num_layers": 1,
+            "num_input_channels": 3,
+            "prediction_length": 5,
+        },
+        {"past_values": (2, 16, 3), "future_values": (2, 5, 3)},
+    ),
+    "sew-d": ({**HEARD, "vocab_size": 64, "conv_dim": [16, 16], "conv_stride": [5, 4], "conv_kernel": [10, 4]}, {}),
 }
 
 
@@ -70,3 +96,19 @@ def test_a_model_that_cannot_make_its_own_weights_is_refused_in_a_sentence() -> 
     parts = {"text_config": TEXT, "vision_config": {**IMAGE, "patch_size": 16}}
     with pytest.raises(InputError, match=r"Aimv2Model cannot give first values .*verify its plan with --fake"):
         whole_model({"model_type": "aimv2", **parts}, "float32", 0)
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2", "sew-d"])
+def test_a_weight_that_a_module_computes_begins_as_a_usual_one(kind: str) -> None:
+    """The weight norm of the convolution that stands for positions: zeros, as once, give no numbers."""
+    config = {
+        "model_type": kind,
+        **MODELS["sew-d"][0],
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+    }
+    module, parsed = whole_model(config, "float64", seed=0)
+    (computed,) = [m for m in module.modules() if isinstance(m, ParametrizationList)]
+    assert 0.01 < float(computed().std()) < 0.03
+    out = module(**example_inputs(module, parsed, {"batch": 2, "seq": 16, "dtype": "float64"}, seed=0))
+    assert out.logits.isfinite().all()

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner_core.models.hooks.meta_kernels import numbers_on_meta
 from planner_core.models.hooks.wrappers import opened
 
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
@@ -366,7 +367,8 @@ def _entry(cls: type, plain: Any) -> Callable[..., Any]:
         operands = tuple(tensors((args, kwargs)))
         if torch.overrides.has_torch_function(operands):
             return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
-        return plain.__get__(None, cls)(*args, **kwargs)
+        with numbers_on_meta():
+            return plain.__get__(None, cls)(*args, **kwargs)
 
     entry.__name__ = cls.__name__
     return entry

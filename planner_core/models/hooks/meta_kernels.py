@@ -7,9 +7,12 @@ A model is captured on tensors without values, and so are its traffic and memory
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _META = torch.library.Library("aten", "IMPL", "Meta")
 """Kept for the life of the process, since the registered kernels end with this object."""
@@ -46,3 +49,23 @@ _KERNELS: Sequence[tuple[str, Any]] = (
 )  # fmt: skip
 for _name, _kernel in _KERNELS:
     _META.impl(_name, _kernel)
+
+
+class _NumbersOnMeta(TorchDispatchMode):
+    """Beside tensors on meta, a tensor of one number on the CPU is on meta too. Beside a GPU's tensors torch lets it be on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op, with such numbers moved."""
+        given = tree_leaves((args, kwargs or {}))
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
+            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def numbers_on_meta() -> AbstractContextManager[Any]:
+    """See `_NumbersOnMeta`."""
+    return _NumbersOnMeta()
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta or tensor.dim() else tensor.to("meta")

@@ -14,6 +14,8 @@ from planner_core.core import CaptureError
 _SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 _VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
 """Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
+_SERIES = ("patchtst", "patchtsmixer")
+"""Types that read series of numbers as they are."""
 _READ_BOTH = ("git", "blip", "blip-2", "instructblip")
 _CLAP_FRAMES = 1001
 """Frames of the ten seconds of sound that CLAP's feature extractor gives."""
@@ -69,11 +71,20 @@ def _further(model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.d
         sound = config.audio_config
         frames = min(_CLAP_FRAMES, sound.spec_size**2 // sound.num_mel_bins)
         found["input_features"] = torch.empty(batch, 1, frames, sound.num_mel_bins, dtype=dtype, device="meta")
+    if model_type in _SERIES:
+        found.update(_series(config, kind, batch, dtype))
     if (
         kind.startswith("Siglip2") and "text_model" not in model_type
     ):  # patches in a row, and how many there are in each direction
         found.update(_patches_in_rows(getattr(config, "vision_config", config), batch, dtype))
     return found
+
+
+def _series(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Series of numbers, [batch, times, channels]: those that are known, and for a model that predicts those to come."""
+    times = {"past_values": config.context_length}
+    times |= {"future_values": config.prediction_length} if kind.endswith("ForPrediction") else {}
+    return {n: torch.empty(batch, t, config.num_input_channels, dtype=dtype, device="meta") for n, t in times.items()}
 
 
 def _patches_in_rows(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
