@@ -17,6 +17,8 @@ from planner_core.planning import Request
 
 PAUSE_S, BREATH_S = 1.0, 0.05
 """Before the work begins, and between its parts: the page comes first."""
+QUIET_S, PATIENCE_S = 1.5, 8.0
+"""A part begins when nobody has used a lesson for so long; in a class, where somebody always does, after the latter at most."""
 ONE_AT_A_TIME = threading.Lock()
 OFF = "SHARDSCOPE_PREFETCH"
 """Environment variable that turns the work ahead off if it is 0: it takes some 20 s of processor time for each model and workload."""
@@ -37,10 +39,21 @@ def _import() -> None:
     torch.autograd.grad((x @ x).sum(), x)  # the first backward pass sets autograd up
 
 
-@lru_cache(maxsize=64)
+class _Use:
+    """When a lesson of this process was last used, in seconds of the monotonic clock."""
+
+    at = 0.0
+
+
 def prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -> threading.Thread:
     """While lesson `number` is read, once: the other settings of its sliders, the first pictures of the lessons to come, and
-    the plans that links name. Returns the thread that does it."""
+    the plans that links name. Returns the thread that does it. Each call tells that a lesson is used."""
+    _Use.at = time.monotonic()
+    return _prefetch(number, learner, plan)
+
+
+@lru_cache(maxsize=64)
+def _prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -> threading.Thread:
     thread = threading.Thread(target=_ahead, args=(number, learner, plan), name=f"lesson {number}", daemon=True)
     thread.start()
     return thread
@@ -60,6 +73,14 @@ def _ahead(number: int, learner: Learner, plan: Callable[[Request], object]) -> 
         work += [partial(shown, *at), partial(seen, *at)]
     work.append(partial(plan, learner.request))
     for do in work:
+        _let_pass()
         with suppress(PlannerError), ONE_AT_A_TIME:  # told on the page when it is asked for
             do()
+        time.sleep(BREATH_S)
+
+
+def _let_pass() -> None:
+    """Wait while lessons are used."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < min(end, _Use.at + QUIET_S):
         time.sleep(BREATH_S)

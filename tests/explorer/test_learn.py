@@ -743,7 +743,7 @@ def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
 
 
 def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("PAUSE_S", "BREATH_S"):
+    for pause in ("PAUSE_S", "BREATH_S", "QUIET_S"):
         monkeypatch.setattr(warm, pause, 0.0)
     some = LESSONS[:5]
     monkeypatch.setattr(warm, "LESSONS", some)
@@ -758,6 +758,23 @@ def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.
     for batch in l01_memory.BATCHES:
         recent.shown(1, learner, {**LESSONS[0].defaults(), "batch": batch})
     assert recent._shown.cache_info().misses == misses
+
+
+def test_what_is_done_ahead_lets_the_reader_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits until a lesson has not been used for a while, and not for ever where one is always used."""
+    now = [100.0]
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(warm.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    warm._Use.at = now[0]
+    warm._let_pass()
+    assert now[0] == pytest.approx(100 + warm.QUIET_S, abs=2 * warm.BREATH_S)
+    monkeypatch.setattr(
+        warm.time, "sleep", lambda seconds: [now.__setitem__(0, now[0] + seconds), setattr(warm._Use, "at", now[0])]
+    )
+    begun = warm._Use.at = now[0]
+    warm._let_pass()
+    assert now[0] == pytest.approx(begun + warm.PATIENCE_S, abs=2 * warm.BREATH_S)
+    warm._Use.at = 0.0
 
 
 def test_the_lessons_load_without_torch() -> None:
