@@ -100,10 +100,10 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     for op in block.ops:
         for row in table[op.name]:
             for i, sizes in row.segments.items():
-                placement = row.inputs[i][0]
+                placement, parts = row.inputs[i][0], tuple(n for n in sizes if n)  # an empty part needs no place
                 assert isinstance(placement, Shard)
-                if len(sizes) > 1:
-                    segments[op.inputs[i], placement.dim] = sizes
+                if len(parts) > 1:
+                    segments[op.inputs[i], placement.dim] = parts
     grown = bool(segments)
     while grown:
         grown = False

@@ -455,6 +455,25 @@ def test_calls_in_a_loop_pass_the_shared_weights():
     }
 
 
+class Casting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.a(x).float()
+        return (y * (y.detach() > 0).half()).double()
+
+
+def test_a_cast_has_the_same_name_in_every_dtype():
+    """A plan is made in bfloat16 and verified in float32, where one of the casts changes nothing."""
+    names = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        net = capture_module(Casting().to(dtype), {}, args=(torch.zeros(2, 4, dtype=dtype),))
+        names[dtype] = [op.name for op in net.top.ops if op.name.startswith("/to")]
+    assert names[torch.bfloat16] == ["/to", "/to.1", "/to.2"] and names[torch.float32] == ["/to.1", "/to.2"]
+
+
 # --- loss, bad models ------------------------------------------------------------------------------------
 
 

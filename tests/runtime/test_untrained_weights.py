@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.request import Request
+from planner_core.verification.api import verify
 from planner_core.verification.fake_group import verify_fake_all
 from tests.support.plans import planned
 
@@ -42,3 +43,47 @@ def test_weights_that_are_not_trained_have_no_master_copy(tmp_path: Path) -> Non
         assert trained == {"up": False, "down": False, "scores": False, "adapter": True}
         assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
         assert report["ok"] and report["memory_bytes"]["rel_error"] < 0.02, report
+
+
+LAYERS = """
+import torch
+from torch import nn
+
+class Chosen(nn.Module):  # scores choose what the layer sees; no gradient comes to them
+    def __init__(self):
+        super().__init__()
+        self.scores, self.up, self.down = nn.Linear(64, 64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        seen = self.scores(x).topk(32).indices
+        mask = torch.zeros_like(x).scatter(-1, seen, 1.0)
+        kept, rest = self.down(torch.relu(self.up(x * mask))).split([64, 0], -1)
+        return x + kept
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Chosen() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+def model():
+    return Model(), (torch.randn(8, 16, 64),)
+"""
+
+
+def test_what_runs_again_in_backward_has_all_its_weights(tmp_path: Path) -> None:
+    """Also those that get no gradient: a layer that is computed again computes its choice again. An empty part is not a part of a
+    fused weight, whose plan would be invalid."""
+    (tmp_path / "model.py").write_text(LAYERS)
+    found = planned(Request(f"{tmp_path}/model.py:model", cluster="1x2-h100", recompute="full"))
+    plan = next(p for p in found.plans if p.method == "fsdp")
+    assert {b.recompute for label, b in plan.blocks.items() if label} == {"full"}
+    gathered = [n for b in plan.blocks.values() for n, p in b.params.items() if p.gathered and "scores" in n]
+    assert gathered, "the weights of the choice are gathered at use"
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    assert verify(plan)["ok"]
+    assert verify(plan, ranks=2)["ok"]

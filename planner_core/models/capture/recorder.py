@@ -197,7 +197,7 @@ class Recorder(TorchFunctionMode):
         packed, self.packed = self.packed, []
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # a value of its own
-        results = sites.outputs(fn, moved, out)
+        results = self._results(fn, moved, out)
         if not results:
             return out
         attrs = describe(fn, func, moved, moved_kw, results)
@@ -212,6 +212,13 @@ class Recorder(TorchFunctionMode):
         self.scope_stack[-1].items.append(record)
         sites.took_part(fn, args, out)
         return args[0] if written and not args[0].is_meta else out
+
+    def _results(self, fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
+        """The tensors that a call made. A cast without effect made none, but has one in another dtype, so it counts in the names."""
+        made = sites.outputs(fn, args, out)
+        if not made and fn == "to":
+            self.scopes.site(fn)
+        return made
 
     def _on_meta(self, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
         """The arguments, with every constant that has values replaced by its form on meta."""

@@ -56,6 +56,10 @@ class FunctionWriter:
         self.made = {n for c in self.calls for n in c.outputs}
         self.saved = {n for c in self.calls for n in c.saved}
         self.makers = {n: c for c in self.tape.calls for n in c.outputs}
+        saving = (now for now, call in enumerate(self.calls) if call.saved)
+        self.last_again = (
+            max(saving, default=-1) if self.recomputed else -1
+        )  # the last line that runs again in backward
         self._last_uses()
         self.names = Names(RESERVED | self.moves.taken)
         self.body: list[str] = []
@@ -115,7 +119,8 @@ class FunctionWriter:
             gather, reduce = self.shared[number, self.calls[now].site]
             users = [self.calls[now]] if key[1] == now else self.users[number]
             live = any(n in self.layout.reached for call in users for n in call.outputs)
-            again = live and (self.recomputed or any(number in call.saved for call in users))
+            first = now if key[1] == now else min(self.uses[number])
+            again = (live and any(number in call.saved for call in users)) or first <= self.last_again
             lasting = live and not self.recomputed and any(self._keeps(call, number) for call in users)
             trained = live and self.tape.tensors[number].grad
             argument = self._argument(self.layout.parameters[number])
