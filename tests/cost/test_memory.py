@@ -17,7 +17,7 @@ import planner_core as shardscope
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import Placements, local_shape
+from planner_core.core.placement import Placements, Shard, local_shape
 from planner_core.core.plan import Plan, Step
 from planner_core.core.workload import Workload
 from planner_core.cost.communication.links import AxisLink
@@ -242,6 +242,19 @@ class Choosing(nn.Module):  # without gradients, the copies of the keys and the 
             wanted = (scores.sum(2) > 0).to(x.dtype)
         return self.out(wanted).square().mean()
 
+class Head(nn.Module):  # a loss of logits in bf16, of which all but the last of a text are used
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 65536, bias=False)
+
+    def forward(self, x, labels):
+        logits = self.head(x)
+        used = logits[:, :-1].contiguous().view(-1, 65536)
+        return torch.nn.functional.cross_entropy(used, labels[:, 1:].reshape(-1)), logits
+
+def head():
+    return Head().bfloat16(), (torch.randn(2, 129, 64, dtype=torch.bfloat16), torch.zeros(2, 129, dtype=torch.long))
+
 def choosing():
     return Choosing().bfloat16(), (torch.randn(8, 256, 256, dtype=torch.bfloat16),)
 
@@ -262,6 +275,15 @@ def test_what_is_used_inside_an_operator_takes_what_was_predicted(name: str, tmp
     for plan, report in zip(plans, verify_fake_all(plans), strict=True):
         assert report["collectives_ok"] and not report["dispatched"], plan.name
         assert report["memory_bytes"]["rel_error"] < 0.001, (plan.name, report["memory_bytes"], plan.cost.memory_bytes)
+
+
+def test_a_loss_over_a_sharded_vocabulary_makes_no_float32_copy_of_the_logits(tmp_path: Path) -> None:
+    """Where no cast stands between head and loss. The copy was not in the plan, and made the loss's forward the peak."""
+    (tmp_path / "model.py").write_text(INSIDE)
+    plan = planned(Request(f"{tmp_path}/model.py:head", cluster="1x4-a100-pcie")).best
+    assert plan.blocks[""].sites["/cross_entropy"].inputs[0].dst.forward == (Shard(1),)
+    (report,) = verify_fake_all([plan])
+    assert report["memory_bytes"]["rel_error"] < 0.001, (report["memory_bytes"], plan.cost.memory_bytes)
 
 
 @pytest.mark.parametrize("layout", ["dp=2,tp=2,zero=1", "dp=4,zero=1", "dp=4"])

@@ -73,7 +73,7 @@ class _ClassParallel(torch.autograd.Function):
         top = logits.amax(1).to(wide)
         for axis in axes:
             top = axis.all_reduce(top, "max")
-        shifted = logits.to(wide) - top.unsqueeze(1)
+        shifted = logits - top.unsqueeze(1)  # in the wide dtype of `top`, without a copy of the logits in it
         picked = shifted.gather(1, index).squeeze(1).where(own, 0)  # not a product: a masked class is -inf
         weights = shifted.exp_()
         norm = _sum(weights.sum(1), axes)
