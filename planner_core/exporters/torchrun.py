@@ -111,7 +111,7 @@ def _told(plan: Plan, blocks: Blocks) -> list[str]:
     )
     if str(plan.model.get("loss", "")).startswith("stand-in"):
         lines.append(
-            "The model returns no loss: put yours into loss_of; the plan is for the mean of its squared output."
+            "The model returns no loss: put yours into loss_of; the plan is for the mean of its output to the fourth power."
         )
     if blocks.why:
         lines += [

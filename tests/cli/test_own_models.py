@@ -81,7 +81,7 @@ def test_a_stand_in_loss_reaches_no_export_in_silence(
 ) -> None:
     plan, script = tmp_path / "plan.json", tmp_path / "train.py"
     assert main(["plan", f"{file}:logits", *WHERE, "-o", str(plan)]) == 0
-    assert "trained on stand-in: mean of the squared output" in capsys.readouterr().out
+    assert "trained on stand-in: mean of the output to the fourth power" in capsys.readouterr().out
     assert main(["export", str(plan), "--to", "torchrun", "-o", str(script)]) == 0
     assert "the model returns no loss, so the plan is for a stand-in" in capsys.readouterr().out
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, unfold
 from planner_core.core.graph_json import graph_from_json, graph_to_json
-from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS
+from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import moe
@@ -853,3 +853,15 @@ def test_a_real_run_has_the_captured_sites(kind):
     with sites.Scopes(model) as scopes, Tracker(model, scopes) as mode:
         model(**inputs)
     assert mode.sites == [op.name for op in captured.top.ops]
+
+
+def test_a_stand_in_loss_sends_gradients_through_a_last_norm():
+    """The mean square of a normalised output is 1 whatever the weights: they would get rounding errors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).double()
+    x = torch.randn(8, 16, dtype=torch.float64)
+    standin_loss(model(x)).backward()
+    new = model[0].weight.grad.abs().max()
+    model.zero_grad()
+    model(x).pow(2).mean().backward()
+    assert new > 1e-3 and model[0].weight.grad.abs().max() < 1e-4 * new

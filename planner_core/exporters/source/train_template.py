@@ -49,7 +49,7 @@ def options() -> argparse.Namespace:
     add("--no-blocks", action="store_true", help="make the blocks anew instead of running those below")
     add("--tiny", action="store_true", help="a small model of this architecture under this plan, on any number of CPUs")
     add("--model", help="path.py:function, where a model of your own has moved")
-    add("--stand-in-loss", action="store_true", help="train a model without a loss on its mean squared output")
+    add("--stand-in-loss", action="store_true", help="train a model without a loss on its output to the fourth power")
     return parser.parse_args()
 
 

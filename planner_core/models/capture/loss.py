@@ -11,7 +11,7 @@ from planner_core.core import CaptureError
 
 OWN_LOSS = "the model's own loss"
 FIRST_LOSS = "the first of the model's results, a number"
-STANDIN_LOSS = "stand-in: mean of the squared output in float32"
+STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 
 
 def own_loss(out: Any) -> torch.Tensor | None:
@@ -28,10 +28,14 @@ def is_first(out: Any) -> bool:
 
 
 def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
-    """The mean of the squared first output in float32, for models that do not return a loss."""
+    """The mean of the first output to the fourth power in float32, for models that do not return a loss.
+
+    Not of its square: that of a normalised output is 1, so the weights before a last norm would get gradients of rounding errors only,
+    and a fault in their backward would not be seen.
+    """
     for tensor in _outputs(out):
         if tracked(tensor) and tensor.is_floating_point():
-            return tensor.float().pow(2).mean()
+            return tensor.float().pow(4).mean()
     raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
 
 
