@@ -78,8 +78,8 @@ def scene(learner: Learner, values: Values) -> Scene:
     steps.append(
         Step(
             "The result",
-            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows. TAP scores each kind of block, and what "
-            "stands outside, apart from the others, and puts the best of each together: between them a tensor lies in one agreed way."
+            f"{_plural(len(shared), 'shared subgraph')}. Each is planned once, and every copy follows. TAP scores each kind of block apart from "
+            "the others, and what stands outside too. Then it puts the best of each together. Between them a tensor lies in one agreed way."
             if shared
             else f"No block has {values['least']} copies, so nothing is kept and every copy would be planned apart.",
             table(("names", "copies", "weights in each, norms too", "why"), rows),
