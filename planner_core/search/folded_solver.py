@@ -36,6 +36,8 @@ from planner_core.search.units.unit_points import ALL_WORK, least_by_points
 
 MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
+SETTLED_IN_VAIN = 2
+"""Times that entries are settled at shares whose bound stays below a known one."""
 
 TIGHTEN, TOGETHER = 2, (10, 40, 160)
 """After round TIGHTEN the bounds of shared states are raised. After the rounds TOGETHER all shared states that may be in the best
@@ -173,7 +175,7 @@ class FoldedTables:
         totals: list[Floats] = []
         bound = -np.inf
         for _ in range(MAX_TOP_SHARES):
-            exact = self._exact_below(abandon_above)
+            exact = self._exact_below(abandon_above, bound)
             if exact is None:
                 return None
             states, least = exact
@@ -218,10 +220,14 @@ class FoldedTables:
             found = mine
         return found, bound
 
-    def _exact_below(self, abandon_above: float) -> tuple[dict[str, int], float] | None:
-        """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound."""
+    def _exact_below(self, abandon_above: float, known: float) -> tuple[dict[str, int], float] | None:
+        """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound.
+
+        Shares that give less than the bound that is `known` are only tried to find better ones. Any states serve that, so few
+        copies are made exact for them.
+        """
         top = self.problem.top
-        rounds = 0
+        rounds = settled = 0
         while True:
             result = solved(top, self.tables)
             if not np.isfinite(result.table):
@@ -237,8 +243,10 @@ class FoldedTables:
                     self._work_out_more(states)
                 continue
             least = float(result.table)
-            if least > abandon_above or not self._settle(states, abandon_above * (1 + TIE) - least):
+            in_vain = least < known and settled >= SETTLED_IN_VAIN
+            if least > abandon_above or in_vain or not self._settle(states, abandon_above * (1 + TIE) - least):
                 return states, least
+            settled += 1
 
     def _settle(self, states: Mapping[str, int], room: float) -> bool:
         """Settle what the states of the top variables use, until their cost rose by `room`. Returns whether it rose at all."""
