@@ -176,6 +176,16 @@ def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torc
 # --- dropout ------------------------------------------------------------------------------------------
 
 
+class Widened(TorchFunctionMode):
+    """Inside, code that asks for float32 gets float64. So a cast of a model in float64 does nothing where that of the same model in
+    float32, which the plan describes, does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = pytree.tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 class DropNothing(TorchFunctionMode):
     """Inside, every call of dropout in the model's own code (`F.dropout(x, self.rate)`) returns its operand.
 

@@ -17,6 +17,7 @@ from planner_core.runtime import CountCollectives, HostStates, Parallel, PlanMis
 from planner_core.verification.build_models import (
     ARGS,
     DropNothing,
+    Widened,
     example_inputs,
     loss_of,
     single_loss,
@@ -120,9 +121,9 @@ def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
     if within(found):
         return found
     try:
-        with _default_dtype(torch.float64):  # of tensors that forward makes
+        with _default_dtype(torch.float64), Widened():  # the former of tensors that forward makes
             exact = compare(plan, seed, "float64")
-    except PlanMismatch:  # the model casts to float32 only where it is not in it already
+    except PlanMismatch:  # the model's code takes another way in float64
         return found
     return {
         **exact,
