@@ -28,6 +28,7 @@ from planner_core.planning.fitting.promise import Promise, by_promise, less, tel
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused, same_work
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import with_third_axis
+from planner_core.planning.fitting.uncounted import uncounted
 from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
@@ -115,7 +116,7 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
     assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
     own = same_work(chosen) if chosen.fits else chosen.notes
-    notes = (*told, *own, *slow, *assumed, *without(planner, usual))
+    notes = (*told, *own, *uncounted(chosen, planner.graph), *slow, *assumed, *without(planner, usual))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
