@@ -91,6 +91,13 @@ class LocalBytes:
 
 
 BytesFn: TypeAlias = Callable[[LocalBytes], int]
+
+
+def operands(count: int) -> BytesFn:
+    """The bytes of `count` tensors of the first operand's size."""
+    return lambda local: count * local.ins[0]
+
+
 KeptFn: TypeAlias = Callable[[str, tuple[int, ...], Shapes], bool]
 
 

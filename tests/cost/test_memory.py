@@ -242,6 +242,25 @@ class Choosing(nn.Module):  # without gradients, the copies of the keys and the 
             wanted = (scores.sum(2) > 0).to(x.dtype)
         return self.out(wanted).square().mean()
 
+class Directions(nn.Module):  # the length of each row is kept once, and expanded
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(8, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 64)
+
+    def forward(self, x):
+        once = torch.nn.functional.normalize(self.first(x), dim=-1)
+        return self.out(torch.nn.functional.normalize(self.second(once), dim=-1)).square().mean()
+
+class Branches(nn.Module):  # statistics over all samples, of branches whose sum hands its gradient to each
+    def __init__(self):
+        super().__init__()
+        self.stem, self.one, self.two = (nn.Conv2d(n, 16, 3, padding=1) for n in (3, 16, 16))
+        self.first, self.second, self.third = (nn.BatchNorm2d(16) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.relu(self.stem(x))
+        return torch.relu(self.first(self.one(x)) + self.second(self.two(x)) + self.third(x)).square().mean()
+
 class Head(nn.Module):  # a loss of logits in bf16, of which all but the last of a text are used
     def __init__(self):
         super().__init__()
@@ -255,6 +274,12 @@ class Head(nn.Module):  # a loss of logits in bf16, of which all but the last of
 def head():
     return Head().bfloat16(), (torch.randn(2, 129, 64, dtype=torch.bfloat16), torch.zeros(2, 129, dtype=torch.long))
 
+def directions():
+    return Directions().bfloat16(), (torch.randn(8, 512, 8, dtype=torch.bfloat16),)
+
+def branches():
+    return Branches().bfloat16(), (torch.randn(8, 3, 64, 64, dtype=torch.bfloat16),)
+
 def choosing():
     return Choosing().bfloat16(), (torch.randn(8, 256, 256, dtype=torch.bfloat16),)
 
@@ -266,9 +291,10 @@ def repeated():
 """
 
 
-@pytest.mark.parametrize("name", ["softmax", "repeated", "choosing"])
+@pytest.mark.parametrize("name", ["softmax", "repeated", "choosing", "directions", "branches"])
 def test_what_is_used_inside_an_operator_takes_what_was_predicted(name: str, tmp_path: Path) -> None:
-    """Softmax's operand and gradient in the dtype in which it computes, and the copies that a matmul makes of a broadcast factor."""
+    """Softmax's operand and gradient in the dtype in which it computes, the copies that a matmul makes of a broadcast factor, what is
+    kept expanded, and what batch norm computes with in float32."""
     (tmp_path / "model.py").write_text(INSIDE)
     found = planned(Request(f"{tmp_path}/model.py:{name}", cluster="1x4-a100-pcie"))
     plans = [p for p in found.plans if p.method in ("exact", "data-parallel")][:2]

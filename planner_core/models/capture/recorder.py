@@ -275,7 +275,9 @@ class Recorder(TorchFunctionMode):
             seen.add((key, tuple(tensor.shape), tensor.storage_offset()))
             root = self.roots.get(key)
             if root is None:
-                extra.append(TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+                # an expanded dim takes no memory
+                shape = tuple(1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+                extra.append(TensorMeta(shape, str(tensor.dtype).removeprefix("torch.")))
                 continue
             values = self.recording.values
             same = [v for v in near if values[v].storage == values[root].storage]

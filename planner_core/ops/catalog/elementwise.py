@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, operators
+from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, operands, operators
 from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits, split
 
 
@@ -49,9 +49,12 @@ def _of_broadcast_factor(local: LocalBytes) -> int:
     return local.outs[0] if spread else 0
 
 
-def _of_power(local: LocalBytes) -> int:
-    """Bytes of x^(n-1), and of n times that."""
-    return 2 * local.ins[0]
+def _of_quotient(local: LocalBytes) -> int:
+    """The divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
+    if len(local.ins) < 2 or not local.grads[1]:
+        return _of_broadcast_factor(local)
+    made = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)
+    return max(0, 4 * local.outs[0] - made)
 
 
 UNARY = (
@@ -61,6 +64,16 @@ UNARY = (
     "rad2deg frac trunc sgn angle i0 digamma lgamma erfc erfinv logit tanhshrink softshrink hardshrink special_i0e special_i1 special_i1e "
     "special_ndtr special_ndtri special_log_ndtr special_entr special_erfcx"
 )
+_USED = {
+    1: "sqrt abs sin log1p expm1 log2 exp2 sinh cosh log10 i0 digamma lgamma tanhshrink",
+    2: "rsqrt cos square reciprocal atan tan",
+    3: "softsign acosh asinh atanh special_entr special_erfcx",
+    4: "erf asin erfc erfinv special_i0e special_ndtri",
+    5: "acos special_ndtr",
+    6: "special_log_ndtr",
+    7: "sinc",
+}
+"""Tensors of the operand's size that torch's formula of a gradient makes beside the gradient. All others have a kernel of their own."""
 COMPLEX = "conj conj_physical resolve_conj resolve_neg"
 BINARY = (
     "maximum minimum eq ne lt le gt ge fmod remainder floor_divide rfloordiv logical_and logical_or logical_xor addcmul addcdiv "
@@ -93,7 +106,8 @@ def _arithmetic(name: str, rule: RuleFn, *spellings: str, **fields: Any) -> Oper
 OPERATORS = (
     *_alike("neg", linear_unary),
     *_alike("positive", linear_unary, hands_on=True),
-    *_alike(UNARY.replace("gelu ", ""), elementwise),
+    *_alike(" ".join(n for n in UNARY.split() if n not in (*" ".join(_USED.values()).split(), "gelu")), elementwise),
+    *(op for count, names in _USED.items() for op in _alike(names, elementwise, own_backward=operands(count))),
     *_alike("gelu", elementwise, arguments="input"),
     *_alike(BINARY, elementwise),
     *_alike(COMPLEX, elementwise),
@@ -110,11 +124,9 @@ OPERATORS = (
     _arithmetic(
         "mul", _scaled, "multiply", "rmul", arguments="input other", own_backward=_of_broadcast_factor, title="multiply"
     ),
-    _arithmetic(
-        "div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_of_broadcast_factor
-    ),
-    _arithmetic("rdiv", elementwise, "rtruediv"),
-    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=_of_power),
+    _arithmetic("div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_of_quotient),
+    _arithmetic("rdiv", elementwise, "rtruediv", own_backward=operands(3)),
+    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=operands(2)),
     _arithmetic("rpow", elementwise),
     Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=Local.MEMORY),
     # it is the identity on every rank, since capture and the runtime switch it off (p = 0)

@@ -40,8 +40,9 @@ def _statistics_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
 
 def _statistics_exchanged(local: LocalBytes) -> int:
     """Bytes that backward uses if the batch is sharded: our own operators exchange the statistics in 32-bit, with four tensors of the
-    operand's shape."""
-    return 4 * 4 * local.ins[0] // local.item_bytes[0] if "d0" in local.splits else 0
+    operand's shape, the last of which becomes the gradient in the operand's dtype."""
+    size = local.item_bytes[0]
+    return (4 * 4 - size) * local.ins[0] // size if "d0" in local.splits else 0
 
 
 def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
