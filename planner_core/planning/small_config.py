@@ -47,7 +47,7 @@ LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), 
          "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
 """The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
 DERIVED = frozenset({"out_features", "out_indices", "stage_names"})
-"""Fields that a config computes from its depth."""
+"""Fields that a config computes from its depth. A config of stages keeps its stages, and so the features that are asked for."""
 
 
 def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
@@ -76,7 +76,8 @@ class _Form:
         """The small config."""
         kept = _layers_to_keep(config, layers)
         width = self.heads * _head(config) if self.whole_heads and _head(config) else WIDTH
-        small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in DERIVED}
+        left_out = DERIVED if "depths" not in config else {"stage_names"}
+        small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in left_out}
         if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
             small["num_key_value_heads"] = small["num_attention_heads"]
         if not self.wide:

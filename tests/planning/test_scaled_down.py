@@ -48,6 +48,15 @@ def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:
     assert whole_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
 
 
+def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
+    asked = {"out_features": ["stage2", "stage4"], "out_indices": [2, 4], "stage_names": ["stem"]}
+    staged = shrink({"backbone_config": {"depths": [3, 4, 6, 3], **asked}})["backbone_config"]
+    assert staged == {"depths": [2, 2, 2, 2], "out_features": ["stage2", "stage4"], "out_indices": [2, 4]}
+    assert shrink({"backbone_config": {"num_hidden_layers": 12, **asked}})["backbone_config"] == {
+        "num_hidden_layers": 2
+    }
+
+
 def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))

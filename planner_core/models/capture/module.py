@@ -6,7 +6,7 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,13 +56,27 @@ def capture_module(
     workload = {"batch": batch, "seq": seq}
     graph = reached(with_result(Graph(name, source, top, blocks, workload, loss, dict(config or {}))))
     check(graph)
-    return replace(graph, assumptions=(*notes, *_opened(recorder.scopes.wrappers), *idle_parameters(graph, trained)))
+    told = (
+        *notes,
+        *_opened(recorder.scopes.wrappers),
+        *_finite(recorder.taken_finite),
+        *idle_parameters(graph, trained),
+    )
+    return replace(graph, assumptions=told)
 
 
 def _opened(wrappers: Collection[str]) -> tuple[str, ...]:
     if "torch.utils.checkpoint" not in wrappers:
         return ()
     return ("the model's own torch.utils.checkpoint is run as a plain call: --recompute says what is computed again",)
+
+
+def _finite(lines: Sequence[str]) -> tuple[str, ...]:
+    if not lines:
+        return ()
+    return (
+        f"the model asks whether its numbers are finite{lines[0]}: they are taken to be, so what it does else is left out",
+    )
 
 
 def to_meta(module: nn.Module) -> None:

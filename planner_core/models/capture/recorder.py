@@ -35,13 +35,17 @@ from planner_core.models.capture.refusals import (
     check_origin,
     check_transform,
     explain,
+    line,
     refuse,
     without_autocast,
 )
 from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.writes import KEPT, Writes
+from planner_core.models.hooks import (
+    TakenFinite,
+    meta_kernels,  # noqa: F401 - registers
+)
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks import meta_kernels  # noqa: F401 - registers
 
 
 class Recorder(TorchFunctionMode):
@@ -63,6 +67,12 @@ class Recorder(TorchFunctionMode):
         self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
         self.given: set[int] = set()  # values that are inputs of the model
         self.unknown = 0  # elements of the largest constant that was too large to be computed
+        self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
+        self.finite = TakenFinite(
+            lambda t: id(t) in self.tracked,
+            lambda func, x: self.__torch_function__(func, (), (x,)),
+            lambda: self.taken_finite.append(line()),
+        )
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
@@ -117,6 +127,9 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
+            return answer
+        args, kwargs = self.finite.made(args, kwargs)
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
         target, kwargs = sites.without_out(kwargs)

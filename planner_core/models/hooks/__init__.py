@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         without_out,
         wrote_part,
     )
+    from planner_core.models.hooks.finite import TakenFinite
 
 __all__ = [
     "DROPOUTS",
     "Frame",
     "Scopes",
+    "TakenFinite",
     "canonical",
     "drops",
     "is_inplace",
@@ -41,6 +43,7 @@ _HOME = {
     "DROPOUTS": "planner_core.models.hooks.callsites",
     "Frame": "planner_core.models.hooks.callsites",
     "Scopes": "planner_core.models.hooks.callsites",
+    "TakenFinite": "planner_core.models.hooks.finite",
     "canonical": "planner_core.models.hooks.callsites",
     "drops": "planner_core.models.hooks.callsites",
     "is_inplace": "planner_core.models.hooks.callsites",

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from planner_core.models.hooks import (
     Frame,
     Scopes,
+    TakenFinite,
     canonical,
     drops,
     is_inplace,
@@ -106,6 +107,9 @@ class Steering(TorchFunctionMode):
         self.recompute, self.kept = set(recomputed_prefixes(plan)), kept_sites(plan)
         self.scopes = Scopes(model, self._module_call)
         self.written: dict[int, tuple[torch.Tensor, Steered]] = {}  # constants that this step has written
+        self.finite = TakenFinite(
+            lambda t: isinstance(t, Steered), lambda func, x: self.__torch_function__(func, (), (x,)), lambda: None
+        )
         self.active = False
         self.inferring = False  # global tensors on meta are in use, which take no memory
         self._recomputed = False
@@ -158,6 +162,9 @@ class Steering(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
+            return answer
+        args, kwargs = self.finite.made(args, kwargs)
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
         target, kwargs = without_out(kwargs)
