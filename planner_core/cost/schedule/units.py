@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.core import ITEM_BYTES, Block, Call, Cluster, Graph, Op, Plan, Workload
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
 
@@ -34,10 +34,12 @@ Identity = tuple[str, int]
 
 @dataclass(eq=False)
 class ScheduledUse:
-    """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch."""
+    """One weight in one unit: how it is gathered, gathered again for backward, and what its gradient does in each micro-batch. `dtype`
+    is that in which it computes, `gradient_dtype` that in which its gradient is summed."""
 
     weight: Identity
     dtype: str
+    gradient_dtype: str
     trained: bool
     gather: Chain = ()
     again: Chain = ()
@@ -77,6 +79,9 @@ class _Reader:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
         model = cost_model_of(plan, _cluster_of(plan))
+        load = model.workload
+        masters = ITEM_BYTES[load.dtype] < load.kept_item(ITEM_BYTES[load.dtype])
+        self.summed_in = {load.dtype: "float32"} if masters else {}  # a weight of another dtype keeps it
         self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
         self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
         self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
@@ -129,7 +134,8 @@ class _Reader:
             back = [m for m in mine if m.phase == "backward"]
             unit.uses.append(
                 ScheduledUse(
-                    ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype, value.grad,
+                    ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype,
+                    self.summed_in.get(value.meta.dtype, value.meta.dtype), value.grad,
                     _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
                     _chain(m for m in back if _gradient(m)),
                 )
@@ -163,7 +169,7 @@ class _Reader:
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         held = [u for u in trained if not ends(u) and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
-        groups = _groups(ordered, final, lambda u: u in held)
+        groups = _groups(ordered, final, lambda u: u in held, _gradient_dtype)
         unit.each = _bucketed((g for g in groups if g[0].reduce), _reduce)
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
@@ -172,7 +178,7 @@ class _Reader:
             [s.kind for s in final(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
             for g in large
         ]
-        unit.small = [(g[0].dtype, joined(map(final, g))) for g in small]
+        unit.small = [(g[0].gradient_dtype, joined(map(final, g))) for g in small]
 
     def _once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
@@ -188,6 +194,7 @@ def _cluster_of(plan: Plan) -> Cluster:
 
 
 _gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
+_dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
 
 
 def _gradient(m: Message) -> bool:
@@ -202,14 +209,15 @@ Chained = Callable[[ScheduledUse], Chain]
 
 
 def _groups(
-    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], bool] = lambda use: False
+    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], bool] = lambda use: False,
+    dtype_of: Callable[[ScheduledUse], str] = _dtype,
 ) -> list[list[ScheduledUse]]:  # fmt: skip
-    """The weights of each bucket: those that take the same steps, in order of their first use."""
+    """The weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
     groups: dict[object, list[ScheduledUse]] = {}
     for use in uses:
         chain = chain_of(use)
         if chain:
-            groups.setdefault((apart(use), tuple(s[:2] for s in chain), use.dtype), []).append(use)
+            groups.setdefault((apart(use), tuple(s[:2] for s in chain), dtype_of(use)), []).append(use)
     return list(groups.values())
 
 
