@@ -151,9 +151,12 @@ class _Retarget:
     def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
         name = join_name(prefix, op.name)
         old = self.sites.get(self._there(name))
-        if old is None or len(old.inputs) != len(op.inputs) or len(old.outputs) != len(op.outputs):
+        taken = () if old is None else old.inputs
+        if len({e.dst for e in taken}) == 1:  # what stacks the results of all layers has other layers to stack
+            taken = taken[:1] * len(op.inputs)
+        if old is None or len(taken) != len(op.inputs) or len(old.outputs) != len(op.outputs):
             raise InputError(f"the plan does not say how to run {name}; plan this model again")
-        inputs = tuple(self._operand(name, block, v, e, delivered) for v, e in zip(op.inputs, old.inputs, strict=True))
+        inputs = tuple(self._operand(name, block, v, e, delivered) for v, e in zip(op.inputs, taken, strict=True))
         outputs = []
         for v, e in zip(op.outputs, old.outputs, strict=True):
             table = self._moves(block, v)

@@ -137,7 +137,8 @@ def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
     depths = {
         v for k, v in config.items() if re.fullmatch(DEPTHS, k) and isinstance(v, int) and not isinstance(v, bool)
     }
-    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) in depths and _by_layer(k, v)]
+    several = {n for n in depths if n > 1}
+    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) in several and _by_layer(k, v)]
     numbered = next((v for k, v in config.items() if k == "per_layer_config" and isinstance(v, Mapping)), None)
     if numbered is not None and depths:
         lists.append([i in {int(k) for k in numbered} for i in range(max(depths))])

@@ -36,7 +36,7 @@ MAX_POINTS = 400_000
 """Points that are held at once (about 0.1 GB); a search that needs more gives up."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
-MAX_WORK = 1_000_000
+MAX_WORK = 2_000_000
 """Points that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
 same plan."""
 CHUNK = 200_000
@@ -67,8 +67,9 @@ class Allowance:
     left: int = MAX_WORK
 
     def take(self, points: int) -> None:
-        """Use up the work of forming `points` points. Raises TooMuch if none is left."""
-        self.left -= points
+        """Use up the work of forming `points` points. Raises TooMuch if there is not as much left; all of it is used up then, and no
+        more, since the points are not formed."""
+        self.left = max(self.left - points, -1)
         if self.left < 0:
             raise TooMuch("the partial plans of this part")
 

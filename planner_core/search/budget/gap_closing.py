@@ -35,7 +35,7 @@ from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
 """If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
-PER_PASS, QUICKLY = 500_000, 100_000
+PER_PASS, QUICKLY = 1_500_000, 100_000
 """Points that may be formed for one part of the gap, and for the first attempt at the whole gap."""
 MORE, AT_LEAST = 6, 30_000
 """A part of the gap may form MORE times the points of the part before, or AT_LEAST; more of them say that the part is too wide."""
