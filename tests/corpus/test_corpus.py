@@ -53,6 +53,7 @@ def test_what_no_plan_can_hold_is_refused_with_a_sentence(entry: Entry) -> None:
     assert "\n" not in str(error.value) and ";" in str(error.value)  # what is wrong; what would help
 
 
+@pytest.mark.slow
 def test_the_page_says_what_comes_of_each_module() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.support.coverage_page"
 

@@ -20,7 +20,7 @@ def two_plans(seed: int) -> tuple[Plan, ...]:
     return plans[0], *(p for p in plans if p.name == "FSDP")
 
 
-QUICK = (1, 2, 18)
+QUICK = (18,)
 LONG = [n for n in range(64) if n not in QUICK]
 
 
@@ -31,4 +31,4 @@ def test_they_run_as_predicted(seeds: Sequence[int]) -> None:
     found = run({f"seed_{s}": two_plans(s) for s in seeds}, 2, timeout_s=900)
     wrong = [f"{name}, {r['plan']}: {r['error']}" for name, rows in found.items() for r in rows if not r["ok"]]
     assert not wrong, "\n".join(wrong)
-    assert sum(r["messages"] for rows in found.values() for r in rows) > 100
+    assert sum(r["messages"] for rows in found.values() for r in rows) > 30 * len(seeds)
