@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from planner_core.core import InputError
+from planner_core.core import InputError, join_name
+from planner_core.models.sources import first_buffers
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """Gives the whole value of a parameter, for its name and the parameter itself (which may be on meta)."""
@@ -22,10 +23,14 @@ Init = Callable[[str, torch.Tensor], torch.Tensor]
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
     """Give buffers on meta their values now. Returns `init(name, parameter)`, which makes the value of a parameter."""
+    known = first_buffers(model)
     for name, module in model.named_modules():
         meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for short, buffer in meta.items():
-            module._buffers[short] = torch.zeros_like(buffer, device="cpu")
+            made = known.get(join_name(name, short))
+            module._buffers[short] = (
+                torch.zeros_like(buffer, device="cpu") if made is None else made.to(buffer.dtype).clone()
+            )
         if meta:
             params = dict(module._parameters)
             _values(model, module, name, seed, "cpu")

@@ -30,7 +30,7 @@ def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
     if "callable" in config:
         made = python_source(config["callable"])
         return made.module, made
-    module, parsed, _ = build(config, dtype)
+    module, parsed, _ = build(config, dtype, to_run=True)
     return module, parsed
 
 

@@ -20,6 +20,7 @@ from planner_core.core import InputError, Plan
 from planner_core.runtime import training
 from planner_core.runtime.training.data import Noise, TokenFile, own_place
 from planner_core.runtime.training.keeping import Checkpoints, whole
+from planner_core.runtime.training.start import from_safetensors
 from planner_core.runtime.write import wrapped
 
 CPU = torch.device("cpu")
@@ -174,6 +175,24 @@ def test_safetensors_give_every_weight_or_say_which_is_missing(plan: Plan, tmp_p
         short.init("lm_head.weight", short.model.get_parameter("lm_head.weight"))
     with pytest.raises(InputError, match=r"holds no \*.safetensors file"):
         training.model_of(plan, weights=tmp_path / "nowhere")
+
+
+def test_safetensors_give_buffers_too(tmp_path: Path) -> None:
+    """Running statistics, without which a model that was trained before would begin with those of none."""
+    from safetensors.torch import save_file
+
+    trained = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    trained(torch.randn(16, 4) + 3)
+    save_file(dict(trained.state_dict()), tmp_path / "model.safetensors")
+    fresh = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    from_safetensors(fresh, tmp_path)
+    assert (
+        all(torch.equal(b, trained.get_buffer(n)) for n, b in fresh.named_buffers())
+        and fresh[1].running_mean.abs().max() > 0.1
+    )
+    save_file({**trained.state_dict(), "1.running_mean": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"1.running_mean in .* has shape \(3,\), the model needs \(4,\)"):
+        from_safetensors(fresh, tmp_path)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------

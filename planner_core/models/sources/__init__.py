@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
     from planner_core.models.sources.defaults import with_defaults
+    from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
     from planner_core.models.sources.in_memory import module_source
     from planner_core.models.sources.inputs import training_inputs
@@ -17,6 +18,7 @@ __all__ = [
     "_MAPPINGS",
     "ModelSource",
     "build",
+    "first_buffers",
     "huggingface",
     "module_source",
     "own_config",
@@ -27,6 +29,7 @@ __all__ = [
 _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
     "build": "planner_core.models.sources.huggingface",
+    "first_buffers": "planner_core.models.sources.first_values",
     "own_config": "planner_core.models.sources.huggingface",
     "training_inputs": "planner_core.models.sources.inputs",
     "with_defaults": "planner_core.models.sources.defaults",

@@ -12,7 +12,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
 from planner_core.models.sources.depth import with_layers
+from planner_core.models.sources.first_values import FirstValues
 
 _NOT_FIELDS = (
     "model_type",
@@ -38,9 +39,10 @@ _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICA
 
 
 def build(
-    config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None
+    config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None, *, to_run: bool = False
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """The model in training mode without dropout, its config object, and the config dict with `layers` applied."""
+    """The model on meta, in training mode without dropout, its config object, and the config dict with `layers` applied. `to_run`: it
+    will get values, so those that constructors give to buffers are kept (`first_buffers`)."""
     with _quiet():
         import transformers
 
@@ -53,8 +55,11 @@ def build(
         scans.register_scans()
         loops.register_loops()
         try:
-            with torch.device("meta"), without_values(cls.__name__):
+            follow = FirstValues() if to_run else None
+            with torch.device("meta"), without_values(cls.__name__), follow or nullcontext():
                 model = _without_values(_construct(cls, parsed, getattr(torch, dtype)))
+            if follow is not None:
+                follow.note(model)
         except CaptureError:
             raise
         except ImportError as error:

@@ -81,7 +81,7 @@ def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: 
     if "callable" in config or source:
         return _own(source or str(config["callable"]), weights, seed)
     load = plan.workload
-    model, parsed, _ = build(config, load["dtype"])
+    model, parsed, _ = build(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
     inputs = training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
     where = device()
@@ -140,7 +140,8 @@ def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = Fal
 
 
 def from_safetensors(model: nn.Module, folder: Path) -> Init:
-    """An `init` that reads whole weights by name from a folder of safetensors files, one at a time."""
+    """An `init` that reads whole weights by name from a folder of safetensors files, one at a time. The model's buffers are read at
+    once, those that the files hold."""
     from safetensors import safe_open
 
     where: dict[str, Path] = {}
@@ -149,6 +150,10 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
             where.update(dict.fromkeys(opened.keys(), file))
     if not where:
         raise InputError(f"--weights {folder} holds no *.safetensors file")
+    for name, buffer in model.named_buffers():
+        if name in where:  # running statistics, and what a frozen norm scales by
+            with safe_open(str(where[name]), "pt") as opened:
+                buffer.copy_(_of_shape(opened.get_tensor(name), name, buffer, folder))
     aliases: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(name)
@@ -158,14 +163,15 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
         if found is None:
             raise InputError(f"--weights {folder} holds no weight {name}")
         with safe_open(str(where[found]), "pt") as opened:
-            value: torch.Tensor = opened.get_tensor(found)
-        if value.shape != param.shape:
-            raise InputError(
-                f"{found} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(param.shape)}"
-            )
-        return value
+            return _of_shape(opened.get_tensor(found), found, param, folder)
 
     return init
+
+
+def _of_shape(value: torch.Tensor, name: str, wanted: torch.Tensor, folder: Path) -> torch.Tensor:
+    if value.shape != wanted.shape:
+        raise InputError(f"{name} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(wanted.shape)}")
+    return value
 
 
 def run(main: Callable[[], None]) -> None:
