@@ -21,6 +21,7 @@ def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
         help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
         "again. It needs no network and prints on paper.",
     )
+    budget = money.budget()  # the report is made after this script has ended, when there is no session to read
     st.download_button(
         "Download report",
         lambda: report_page.report(
@@ -29,7 +30,7 @@ def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
             datetime.now().astimezone(),
             {n: homes[n].graph for n in shown},
             {n: limit_bytes(homes[n]) for n in shown},
-            money.budget(),
+            budget,
         ),
         file_name=report_page.file_name(shown),
         mime="text/html",

@@ -192,8 +192,9 @@ def _money(speed: Speed, result: Result) -> dict[str, float]:
 
 def _take_along(result: Result, listed: Plans) -> None:
     """The rows as data, and a notebook that makes them."""
+    homes = {n: stated.home(n, result) for n in listed}  # now: files are made when there is no session to read
     with st.container(horizontal=True):
-        frame.data("the plans", "plans", lambda: table_rows.plans(listed, {n: stated.home(n, result) for n in listed}))
+        frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
             key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
