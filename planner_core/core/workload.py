@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner_core.core.errors import InputError
+from planner_core.core.graph import ITEM_BYTES
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
@@ -100,6 +101,12 @@ class Workload:
         """Bytes per element of a stored parameter, of its gradient and of each moment. `item_bytes` is that of the compute dtype."""
         masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
         return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
+
+    def summed_in(self, dtype: str) -> str:
+        """The dtype in which the gradient of a weight that computes in `dtype` is summed. A weight of another dtype than the workload's
+        keeps it."""
+        item = ITEM_BYTES[self.dtype]
+        return "float32" if dtype == self.dtype and self.kept_item(item) > item else dtype
 
     def moment_bytes(self, item_bytes: int) -> int:
         """Bytes of the optimizer's moments per parameter element, wherever they are kept."""

@@ -28,7 +28,8 @@ class Guarded(nn.Module):
             if self.how == "stops" and (torch.isnan(x).any().item() or torch.all(x.isinf())):
                 raise ValueError("not a number")
             if self.how == "masks":
-                x = x.masked_fill(torch.isnan(x), 0.0)
+                bad = torch.isnan(x)
+                x = x.masked_fill(bad, 0.0) + bad
             if self.how == "clamps by value":
                 x = torch.where(torch.isinf(x).any(), x.clamp(-1e4, 1e4), x)
             if self.how == "decides" and (x > 0).all():

@@ -147,7 +147,8 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         st.info("No plan passes the filter.")
         return
     tied = choosing.ties(plans)
-    speeds = {n: speed_of(p, model_flops(stated.home(n, result).graph), result.cluster) for n, p in listed.items()}
+    homes = {n: stated.home(n, result) for n in listed}
+    speeds = {n: speed_of(p, model_flops(homes[n].graph), result.cluster) for n, p in listed.items()}
     unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {
@@ -179,7 +180,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
         column_config=_columns(unit), alt="The plans as a table",
     )  # fmt: skip
-    _take_along(result, listed)
+    _take_along(result, listed, homes)
     st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
 
 
@@ -190,9 +191,8 @@ def _money(speed: Speed, result: Result) -> dict[str, float]:
     return {name: figure(amount) for name in ("days", "cost") if (amount := run.get(name)) is not None}
 
 
-def _take_along(result: Result, listed: Plans) -> None:
-    """The rows as data, and a notebook that makes them."""
-    homes = {n: stated.home(n, result) for n in listed}  # now: files are made when there is no session to read
+def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
+    """The rows as data, and a notebook that makes them. These files are made when there is no session to read any more."""
     with st.container(horizontal=True):
         frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
         st.download_button(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from planner_core.core import ITEM_BYTES, Block, Call, Cluster, Graph, Op, Plan, Workload
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
 
@@ -79,19 +79,15 @@ class _Reader:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
         model = cost_model_of(plan, _cluster_of(plan))
-        load = model.workload
-        masters = ITEM_BYTES[load.dtype] < load.kept_item(ITEM_BYTES[load.dtype])
-        self.summed_in = {load.dtype: "float32"} if masters else {}  # a weight of another dtype keeps it
+        self.workload = model.workload
         self.labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
         self.sites: dict[tuple[str, str], list[Message]] = defaultdict(list)
         self.once: dict[tuple[str, str], list[Message]] = defaultdict(list)
         for m in messages(plan.blocks, graph, model):
-            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(
-                self._of_one_copy(m, model.workload)
-            )
+            (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(self._of_one_copy(m))
 
-    def _of_one_copy(self, m: Message, workload: Workload) -> Message:
-        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else workload.accumulate)
+    def _of_one_copy(self, m: Message) -> Message:
+        copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else self.workload.accumulate)
         return replace(m, count=m.count // copies)
 
     def units(self) -> list[ScheduledUnit]:
@@ -135,7 +131,7 @@ class _Reader:
             unit.uses.append(
                 ScheduledUse(
                     ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype,
-                    self.summed_in.get(value.meta.dtype, value.meta.dtype), value.grad,
+                    self.workload.summed_in(value.meta.dtype), value.grad,
                     _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
                     _chain(m for m in back if _gradient(m)),
                 )

@@ -20,15 +20,16 @@ JOINED = frozenset({"all", "any"})
 ASKED = frozenset({"__bool__", "item", "is_nonzero"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Open:
-    """A call that was not made: the constant that stands for it, the value of its elements, how to make it, and the call that it takes
-    the result of, by id."""
+    """A call that was not made: the constant that stands for its result, the value of its elements, the function and its operand, which
+    may stand for another call; and the result, if it was needed after all."""
 
     stands: torch.Tensor
     value: bool
-    make: Callable[[], Any]
-    of: int = 0
+    func: Callable[[torch.Tensor], Any]
+    operand: torch.Tensor
+    result: Any = None
 
 
 class TakenFinite:
@@ -36,7 +37,7 @@ class TakenFinite:
 
     `computed(tensor)` says which tensors have no values yet, `call(func, tensor)` makes a call, and `asked()` is called at each
     question. Until the question is asked, the result of `torch.isfinite(x)` is a constant that stands for the call. If it is used for
-    anything else, as a mask, the call is made after all.
+    anything else, as a mask, the call is made after all, once. `open` holds operands, so it is to be emptied after a pass.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class TakenFinite:
             return NotImplemented
         x = args[0]
         if name in ANSWERS and self.computed(x):
-            return self._stands(ANSWERS[name], tuple(x.shape), lambda: self._called(func, x))
+            return self._stands(ANSWERS[name], tuple(x.shape), func, x)
         known = self.open.get(id(x))
         if known is not None and name in JOINED:
-            return self._stands(known.value, (), lambda: self._called(func, known.make()), id(x))
+            return self._stands(known.value, (), func, x)
         if known is not None and name in ASKED:
             del self.open[id(x)]
-            self.open.pop(known.of, None)
+            self.open.pop(id(known.operand), None)
             self.asked()
             return known.value
         return NotImplemented
@@ -71,16 +72,18 @@ class TakenFinite:
         return pytree.tree_map_only(torch.Tensor, self._made, (args, kwargs))  # type: ignore[no-any-return]
 
     def _made(self, tensor: torch.Tensor) -> Any:
-        return self.open[id(tensor)].make() if id(tensor) in self.open else tensor
+        known = self.open.get(id(tensor))
+        if known is None:
+            return tensor
+        if known.result is None:
+            operand, self.calling = self._made(known.operand), True
+            try:
+                known.result = self.call(known.func, operand)
+            finally:
+                self.calling = False
+        return known.result
 
-    def _called(self, func: Any, tensor: torch.Tensor) -> Any:
-        self.calling = True
-        try:
-            return self.call(func, tensor)
-        finally:
-            self.calling = False
-
-    def _stands(self, value: bool, shape: tuple[int, ...], make: Callable[[], Any], of: int = 0) -> torch.Tensor:
+    def _stands(self, value: bool, shape: tuple[int, ...], func: Any, operand: torch.Tensor) -> torch.Tensor:
         constant = torch.full((), value).expand(shape)
-        self.open[id(constant)] = Open(constant, value, make, of)
+        self.open[id(constant)] = Open(constant, value, func, operand)
         return constant

@@ -128,6 +128,7 @@ class Steering(TorchFunctionMode):
                 yield self.scopes
         finally:
             self.active = False
+            self.finite.open.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
