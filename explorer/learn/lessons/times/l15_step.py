@@ -276,7 +276,7 @@ def _whole(case: Stated) -> Step:
     says = (
         f"All layers, what lies around them and the optimizer, {units.whole(_tokens(case))} tokens per GPU: **{units.seconds(total)}**. All communication takes "
         f"{units.seconds(case.plan.cost.comm_time_s)}, of which {units.seconds(exposed)} show. The first layer's gather and the last "
-        f"layer's sum have no compute to hide behind. Every step takes {units.seconds(found['every step'])} of it for its loader, its logging and the host's part of clipping, whatever the model (fitted)."
+        f"layer's sum have no compute to hide behind. Whatever the model, every step has {units.seconds(found['every step'])} for its loader, its logging and the host's part of clipping (fitted)."
     )
     return Step("The whole step", says, svg(bars(items, units.seconds), "Parts of a step"))
 
