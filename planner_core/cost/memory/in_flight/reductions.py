@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan
+from planner_core.core import Block, BlockPlan
 from planner_core.cost.memory.in_flight.uses import Steps, UseMemory, alike, buffer_bytes, gathering, placed_after
 from planner_core.cost.model import SMALL_BYTES, CostModel
 
@@ -38,7 +38,8 @@ def reductions(
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
         holds = use.value in seen or (use.value in later and bool(final))
         seen.add(use.value)
-        groups.setdefault((holds, alike(use.reduce), alike(final), v.meta.dtype), []).append(use)
+        summed = model.workload.summed_in(v.meta.dtype)
+        groups.setdefault((holds, alike(use.reduce), alike(final), summed), []).append(use)
     for (holds, *_), group in groups.items():  # type: ignore[misc]
         yield _reduction(block, bp, group, model, holds, shared)
 
@@ -47,14 +48,14 @@ def _reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
 ) -> ReductionMemory:  # fmt: skip
     shared &= {u.value for u in group if u.apart}  # autograd gives the sum of all uses of a weight that is kept
-    ratio = model.workload.kept_item(item := ITEM_BYTES[block.values[group[0].value].meta.dtype]) / item
+    dtype = model.workload.summed_in(block.values[group[0].value].meta.dtype)
     group = [_sliced(use) for use in group]
-    micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, ratio)
+    micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, gradients=True)
     final = () if holds else _final(bp, block, group[0].value, model)
     landed = [(block, u.value, placed_after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
     weights, sums = frozenset(u.value for u in group), model.workload.accumulate > 1
     packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
-    last = buffer_bytes(landed, model, ratio)
+    last = buffer_bytes(landed, model, gradients=True)
     if group[0].reduce:
         # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
         base = 0 if packs else micro[0]
@@ -67,12 +68,14 @@ def _reduction(
         )
     if final and micro[0] <= SMALL_BYTES:
         own = 0 if sums or shared >= weights else micro[0]
-        return ReductionMemory(weights, own, _sent(last, final, packed=False), late=(alike(final), item))  # packed anew
+        return ReductionMemory(
+            weights, own, _sent(last, final, packed=False), late=(alike(final), dtype)
+        )  # packed anew
     # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
     ranked = bool(final) and final[0].collective == "reduce_scatter"
     own = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
     packed = ranked or (own > 0 and not shared & weights)
-    terms = 0 if ranked else sum(_local(block, u, model, ratio) for u in group if u.value in shared)
+    terms = 0 if ranked else sum(_local(block, u, model) for u in group if u.value in shared)
     more = 0 if sums or not final else own + terms - last[-1]
     beside = tuple(n + more for n in _sent(last, final, packed=packed))
     return ReductionMemory(weights, own, beside, ends=bool(final) and not sums)
@@ -84,8 +87,8 @@ def _sliced(use: UseMemory) -> UseMemory:
     return replace(use, sent_from=placed_after(use.sent_from, use.reduce[:local]), reduce=use.reduce[local:])
 
 
-def _local(block: Block, use: UseMemory, model: CostModel, ratio: float) -> int:
-    return buffer_bytes([(block, use.value, use.sent_from, ())], model, ratio)[0]
+def _local(block: Block, use: UseMemory, model: CostModel) -> int:
+    return buffer_bytes([(block, use.value, use.sent_from, ())], model, gradients=True)[0]
 
 
 def _final(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:

@@ -100,12 +100,14 @@ def gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Ste
 
 
 def buffer_bytes(
-    members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, ratio: float = 1.0
+    members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, *, gradients: bool = False
 ) -> list[int]:  # fmt: skip
-    """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write."""
+    """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write. The
+    members are weights in the dtype in which they compute, or their `gradients` in that in which they are summed."""
     total: list[int] = []
     for block, value, start, steps in members:
         meta = block.values[value].meta
-        each = buffers(meta.shape, ITEM_BYTES[meta.dtype], start, steps, model.sizes)
+        item = ITEM_BYTES[model.workload.summed_in(meta.dtype) if gradients else meta.dtype]
+        each = buffers(meta.shape, item, start, steps, model.sizes)
         total = [a + b for a, b in zip(total or [0] * len(each), each, strict=True)]
-    return [int(n * ratio) for n in total]
+    return total
