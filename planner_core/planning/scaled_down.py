@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from planner_core.core import (
     ITEM_BYTES,
     Block,
@@ -25,6 +27,7 @@ from planner_core.core import (
     Placements,
     Plan,
     R,
+    Shard,
     SitePlan,
     State,
     Step,
@@ -118,7 +121,17 @@ class _Retarget:
             for i, v in enumerate(block.values)
             if v.kind == "parameter" and i not in block.inputs
         )
-        return {i: self.params[name] for i, name in named if name in self.params}
+        return {i: self._storable(block, i, self.params[name]) for i, name in named if name in self.params}
+
+    def _storable(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:
+        """The same forms of a weight; if the small weight cannot be cut so, along another dim of it that can."""
+        table, forms = self._moves(block, value), (old.stored, old.working, old.gradient)
+        others = range(table.rank) if old.refresh is None and old.reduce is None else ()
+        for dim in (None, *others):
+            cut = [tuple(p if dim is None or not isinstance(p, Shard) else Shard(dim) for p in form) for form in forms]
+            if all(np.isfinite(table.cost[code, code]) for code in map(table.code, cut)):
+                return replace(old, stored=cut[0], working=cut[1], gradient=cut[2])
+        return old
 
     def _there(self, name: str) -> str:
         """The full name in the plan of an operator or parameter of the new graph."""

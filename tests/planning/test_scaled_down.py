@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from planner_core.core import Shard
 from planner_core.models import whole_config
 from planner_core.planning.request import Request
 from planner_core.planning.small_config import shrink
@@ -61,3 +62,17 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
     assert scaled(found.best, 2).model["params"] < 1_000_000
+
+
+def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path) -> None:
+    """A table of 49 rows for 3 heads has no equal parts on 8 GPUs; the small one, for 2 heads, has two along its other dim."""
+    sizes = {"depths": [1, 1], "num_heads": [3, 6], "embed_dim": 48, "image_size": 64, "window_size": 4, "num_labels": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", **sizes}))
+    found = planned(Request(str(tmp_path), cluster="1x8-h100"))
+    (plan,) = (p for p in found.plans if p.name == "FSDP")
+    stored = [
+        {name: param.stored for block in p.blocks.values() for name, param in block.params.items()}
+        for p in (plan, scaled(plan, 2))
+    ]
+    tables = [name for name in stored[0] if name.endswith("bias_table")]
+    assert tables and all(stored[0][name] == (Shard(0),) and stored[1][name] == (Shard(1),) for name in tables)
