@@ -20,9 +20,9 @@ QUICK = [e for i, e in enumerate(PLANNED) if i % 120 == 0 or e.name in TOLD]
 Reports = dict[str, list[dict[str, Any]]]
 
 
-def reports(chosen: list[Entry], ranks: int, fakes: int | None = None) -> Reports:
-    """Every plan of every module, run by the same processes; `fakes` as in `run`."""
-    plans = {e.name: plans_of(e, captured(e), ranks) for e in chosen}
+def reports(chosen: list[Entry], ranks: int, fakes: int | None = None, most: int | None = None) -> Reports:
+    """Every plan of every module (or `most` of them), run by the same processes; `fakes` as in `run`."""
+    plans = {e.name: plans_of(e, captured(e), ranks)[:most] for e in chosen}
     return run(plans, ranks, timeout_s=1500, fakes=fakes)
 
 
@@ -39,10 +39,10 @@ def test_the_corpus_is_large_and_varied() -> None:
 
 
 def test_a_sample_runs_as_predicted_on_two_processes() -> None:
-    found = reports(QUICK, 2, fakes=1)  # of each plan, the processes count what is sent
+    found = reports(QUICK, 2, fakes=1, most=2)  # of each plan, the processes count what is sent
     check(found)
     split = [r for rows in found.values() for r in rows if r["messages"] > 0]
-    assert len(split) > 2 * len(QUICK)  # plans that talk, not copies of one process
+    assert len(split) > len(QUICK)  # plans that talk, not copies of one process
 
 
 @pytest.mark.parametrize("entry", [e for e in ALL if e.refused], ids=lambda e: e.name)
