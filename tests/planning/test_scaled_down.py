@@ -66,7 +66,14 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
 
 def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path) -> None:
     """A table of 49 rows for 3 heads has no equal parts on 8 GPUs; the small one, for 2 heads, has two along its other dim."""
-    sizes = {"depths": [1, 1], "num_heads": [3, 6], "embed_dim": 48, "image_size": 64, "window_size": 4, "num_labels": 8}
+    sizes = {
+        "depths": [1, 1],
+        "num_heads": [3, 6],
+        "embed_dim": 48,
+        "image_size": 64,
+        "window_size": 4,
+        "num_labels": 8,
+    }
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", **sizes}))
     found = planned(Request(str(tmp_path), cluster="1x8-h100"))
     (plan,) = (p for p in found.plans if p.name == "FSDP")

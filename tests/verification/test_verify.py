@@ -243,6 +243,34 @@ def test_gradients_that_are_scattered_at_each_use_run_as_scheduled(tied: bool, a
     assert told["order"]["ok"], told["order"]
 
 
+def test_one_norm_is_summed_at_its_use_and_the_other_once_a_step(tmp_path: Path) -> None:
+    """Both take one all_reduce. They were scheduled as one message, though the first leaves with its unit and the second at the end."""
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama")))
+    plan = Pricer(str(tmp_path / "config.json"), load_cluster("1x4-h100")).plan(Statement(parse_layout("dp=4"), seq=32))
+    assert plan is not None
+    blocks = {label: _summed_at_use(block, "input_layernorm.weight") for label, block in plan.blocks.items()}
+    assert blocks != plan.blocks
+    told = verify(replace(plan, blocks=blocks))
+    assert told["collectives_ok"] and told["order"]["ok"], told["order"]
+
+
+def _summed_at_use(block: BlockPlan, weight: str) -> BlockPlan:
+    """The plan of a block in which the gradient of one weight is summed where an operator makes it."""
+    if weight not in block.params:
+        return block
+    params = {**block.params, weight: replace(block.params[weight], gradient=(R,))}
+    sites = {
+        name: replace(site, inputs=tuple(_summed(e) if (e.src.gradient, e.dst.gradient) == ((P,), (P,)) else e for e in site.inputs))
+        if name.startswith(weight.removesuffix(".weight") + "/") else site
+        for name, site in block.sites.items()
+    }  # fmt: skip
+    return replace(block, params=params, sites=sites)
+
+
+def _summed(edge: Edge) -> Edge:
+    return replace(edge, src=replace(edge.src, gradient=(R,)), backward=(Step(0, P, R),))
+
+
 @pytest.mark.parametrize(
     ("model", "layout", "accumulate"),
     [

@@ -7,7 +7,7 @@ bucket. `events` says in what order a rank issues them.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -165,7 +165,8 @@ class _Reader:
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         held = [u for u in trained if not ends(u) and self._once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
-        groups = _groups(ordered, final, lambda u: u in held, _gradient_dtype)
+        # What is reduced in each micro-batch does not travel with what is reduced once a step.
+        groups = _groups(ordered, final, lambda u: (u in held, len(u.reduce)), _gradient_dtype)
         unit.each = _bucketed((g for g in groups if g[0].reduce), _reduce)
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
@@ -205,7 +206,7 @@ Chained = Callable[[ScheduledUse], Chain]
 
 
 def _groups(
-    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], bool] = lambda use: False,
+    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], Hashable] = lambda use: None,
     dtype_of: Callable[[ScheduledUse], str] = _dtype,
 ) -> list[list[ScheduledUse]]:  # fmt: skip
     """The weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
