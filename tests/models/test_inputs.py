@@ -25,6 +25,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
         {"text_config": TEXT, "vision_config": {**IMAGE, "patch_size": 16}},
         {"input_ids": (2, 16), "labels": (2, 16), "pixel_values": (2, 3, 32, 32)},
     ),
+    "videoprism_vision_model": (
+        {**IMAGE, "tubelet_size": [1, 16, 16], "num_frames": 4},
+        {"pixel_values_videos": (2, 4, 3, 32, 32)},
+    ),
     "clap": (
         {"text_config": {**TEXT, "max_position_embeddings": 64}, "audio_config": SOUND},
         {"input_ids": (2, 16), "input_features": (2, 1, 256, 16)},
