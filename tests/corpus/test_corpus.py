@@ -45,6 +45,24 @@ def test_a_sample_runs_as_predicted_on_two_processes() -> None:
     assert len(split) > len(QUICK)  # plans that talk, not copies of one process
 
 
+@pytest.mark.parametrize(
+    ("name", "plan", "ranks"),
+    [
+        (
+            "triplets",
+            "trade-off 2",
+            2,
+        ),  # gloo wrote a gradient again at a second wait for one launch, over what was added to it
+        ("tied_autoencoder", "trade-off 3", 4),  # samples were cut by the inner axis before the outer one
+    ],
+)
+def test_a_plan_that_once_computed_something_else(name: str, plan: str, ranks: int) -> None:
+    (entry,) = (e for e in PLANNED if e.name == name)
+    chosen = tuple(p for p in plans_of(entry, captured(entry), ranks) if p.name == plan)
+    assert len(chosen) == 1
+    check(run({name: chosen}, ranks, timeout_s=300, fakes=0))
+
+
 @pytest.mark.parametrize("entry", [e for e in ALL if e.refused], ids=lambda e: e.name)
 def test_what_no_plan_can_hold_is_refused_with_a_sentence(entry: Entry) -> None:
     with pytest.raises(PlannerError) as error:

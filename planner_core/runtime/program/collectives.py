@@ -225,20 +225,20 @@ class Pending:
 
     def issue(self, others: Sequence[Pending] = ()) -> None:
         """Issue it, and others of its kind, axis and dtype in the same launch."""
-        axis = self.axis
-        axis.packed = self.packed + sum(p.packed for p in others)
-        manager = dist._coalescing_manager(axis.group, async_ops=True) if others else contextlib.nullcontext()  # type: ignore[attr-defined]
-        with manager as merged:
+        self.axis.packed, group = self.packed + sum(p.packed for p in others), self.axis.group
+        with dist._coalescing_manager(group, async_ops=True) if others else contextlib.nullcontext() as merged:  # type: ignore[attr-defined]
             for p in (self, *others):
-                work = p.call(*p.args, group=axis.group, async_op=True)
+                work = p.call(*p.args, group=group, async_op=True)
                 p.work = merged or work
-        axis.packed = 1
+        self.axis.packed = 1
 
     def wait(self) -> None:
         """Wait for its end."""
         if self.work is None:
             _leave()
         self.work.wait()
+        # Those of one launch are waited for once: at a second wait gloo writes results again, over what was added to them.
+        getattr(self.work, "works", []).clear()
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ class RuntimeUnit:
             if use.trained and use.weight.parameter.requires_grad and "sink" not in vars(source):
                 if use.weight.home is None:
                     use.weight.home = self
-                holds = use.weight in seen or (use.weight.home is not self and bool(use.weight.final))
+                holds = bool(use.weight.final) and (use.weight in seen or use.weight.home is not self)
                 seen.add(use.weight)
                 key = (holds, alike(use.reduce), alike(use.weight.final), use.weight.gradient_dtype)
                 groups.setdefault(key, []).append((use, source))

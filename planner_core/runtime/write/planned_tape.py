@@ -38,6 +38,8 @@ class PlannedTape:
     parameters: dict[int, str] = field(default_factory=dict)
     data_axes: tuple[int, ...] = ()
     """At first the axes along which ranks may hold different samples; then those along which they do."""
+    batches: list[tuple[Shard, Placements]] = field(default_factory=list)
+    """For each constant of the batch that an operator reads: the cut of its samples, and its placements there."""
 
     def __post_init__(self) -> None:
         self.whole: Placements = (Replicate(),) * len(self.sizes)
@@ -48,6 +50,7 @@ class PlannedTape:
             if tensor.kind == PARAMETER:
                 self.parameters[number] = tensor.name
         self._walk()
+        self.data_axes = self._outermost()
         self.reached = self._reached()
 
     @property
@@ -99,6 +102,17 @@ class PlannedTape:
         dim = self.samples[number]
         if dim is not None:
             self.data_axes = tuple(a for a in self.data_axes if edge.dst[a] == Shard(dim))
+            self.batches.append((Shard(dim), edge.dst))
+
+    def _outermost(self) -> tuple[int, ...]:
+        """The data axes that cut samples before any other axis does. A mesh cuts a dim by its outer axis first: of 8 samples on 2 x 2
+        the ranks hold 01, 23, 45, 67. If an operator alone cuts by the outer axis, who holds the samples of the inner one, 0123 or 4567,
+        would cut 01, 45, 23, 67."""
+        kept: list[int] = []
+        for a in self.data_axes:
+            if all(o in kept or self.sizes[o] == 1 or dst[o] != cut for cut, dst in self.batches for o in range(a)):
+                kept.append(a)
+        return tuple(kept)
 
     def _reached(self) -> set[int]:
         """The tensors that get a gradient: from the planned loss, and from other results whose edges let a gradient through."""

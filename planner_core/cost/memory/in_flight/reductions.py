@@ -36,7 +36,7 @@ def reductions(
             continue
         final = _final(bp, block, use.value, model)
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
-        holds = use.value in seen or (use.value in later and bool(final))
+        holds = bool(final) and use.value in seen | later
         seen.add(use.value)
         summed = model.workload.summed_in(v.meta.dtype)
         groups.setdefault((holds, alike(use.reduce), alike(final), summed), []).append(use)
