@@ -149,7 +149,9 @@ def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) ->
     if name == "pixel_values_videos" and hasattr(config, "frames_per_clip"):
         shape: tuple[int, ...] = (batch, config.frames_per_clip, config.in_chans, config.crop_size, config.crop_size)
     elif name.startswith("pixel_values"):
-        size = getattr(vision, "image_size", None) or getattr(getattr(vision, "backbone_config", None), "image_size", 224)
+        size = getattr(vision, "image_size", None) or getattr(
+            getattr(vision, "backbone_config", None), "image_size", 224
+        )
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
         moves = name == "pixel_values_videos" or getattr(vision, "model_type", "") in _VIDEO
         frames = (getattr(vision, "num_frames", 1),) if moves else ()

@@ -107,7 +107,9 @@ def _changed(a: TapeCall, b: TapeCall) -> bool:
 
 
 def _is_value(call: TapeCall, mine: object, other: object) -> bool:
-    """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes."""
+    """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes. A convolution may have a group
+    for each sample."""
     if isinstance(mine, bool) or not isinstance(mine, (int, float)) or not isinstance(other, (int, float)):
         return False
-    return mine != other and (isinstance(mine, float) or operator(call.fn).kind is Kind.ELEMENTWISE)
+    counts = operator(call.fn).kind in (Kind.ELEMENTWISE, Kind.CONVOLUTION)
+    return mine != other and (isinstance(mine, float) or counts)
