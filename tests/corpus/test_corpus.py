@@ -61,7 +61,7 @@ def test_a_sample_runs_as_predicted_on_two_processes() -> None:
         ),  # a convolution of the whole batch had a group for each of a rank's own samples
     ],
 )
-def test_a_plan_that_once_failed(name: str, plan: str, ranks: int) -> None:
+def test_a_plan_that_once_computed_something_else(name: str, plan: str, ranks: int) -> None:
     (entry,) = (e for e in PLANNED if e.name == name)
     chosen = tuple(p for p in plans_of(entry, captured(entry), ranks) if p.name == plan)
     assert len(chosen) == 1

@@ -106,7 +106,11 @@ def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
     saved = {v for op in ops for v in op.saved}
     frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
-    return {root(block, v) for v in own & (later | set(block.outputs))} | frozen, {root(block, v) for v in own & saved}
+    # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
+    views = {v for op in ops for v in own.intersection(op.inputs) if root(block, v) in op.saved}
+    return {root(block, v) for v in own & (later | set(block.outputs))} | frozen, {
+        root(block, v) for v in own & saved | views
+    }
 
 
 def parts(block: Block) -> list[list[Op]]:

@@ -129,7 +129,10 @@ class FunctionWriter:
     def _keeps(self, call: TapeCall, number: int) -> bool:
         """Whether autograd keeps a view that `call` makes of a gathered parameter."""
         root = self.tape.tensors[number].root
-        return self.tape.views(call, number) and any(self.tape.tensors[n].root == root for n in self.saved & self.made)
+        views = {n for n in self.made if self.tape.tensors[n].root == root}
+        # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
+        kept = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
+        return self.tape.views(call, number) and (kept or not views.isdisjoint(self.saved))
 
     def _constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst)
