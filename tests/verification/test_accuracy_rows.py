@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import pytest
 from bench import accuracy
 from bench.support import kept_rows
 
-OLD, TODAY = "2026-01-01", f"{datetime.date.today()}"
+OLD, LATER, NEW = "2026-01-01", "2026-01-02", "new"
 MEASURED = {
     "ok": True,
     "collectives_ok": True,
@@ -39,7 +38,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep(monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
-    """The day of each plan's row after a sweep."""
+    """The day of each plan's row after a sweep, as `days` says it."""
     asked = ["accuracy", "--only", "8x8", "--models", "gpt2-xl", *more]
     monkeypatch.setattr("sys.argv", asked)
     accuracy.main()
@@ -47,18 +46,19 @@ def sweep(monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, str]:
 
 
 def days() -> dict[str, str]:
-    return {plan: row["date"] for (_, _, _, plan), row in accuracy.ROWS.read().items()}
+    """`OLD`, or `NEW` for any later day: a day may end while the tests run."""
+    return {plan: OLD if row["date"] == OLD else NEW for (_, _, _, plan), row in accuracy.ROWS.read().items()}
 
 
 def test_rows_of_all_plans_are_made_anew_without_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sweep(monkeypatch, "--before", TODAY) == {"best": TODAY, "TAP": TODAY}
+    assert sweep(monkeypatch, "--before", LATER) == {"best": NEW, "TAP": NEW}
     assert "| TAP |" in accuracy.TABLE.read_text(encoding="utf-8")
     assert len(accuracy.ROWS.path.read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_a_plan_without_a_row_is_run_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sweep(monkeypatch) == {"best": OLD, "TAP": OLD, "gone": OLD}
-    assert sweep(monkeypatch, "--all") == {"best": OLD, "TAP": OLD, "gone": OLD, "ATP": TODAY}
+    assert sweep(monkeypatch, "--all") == {"best": OLD, "TAP": OLD, "gone": OLD, "ATP": NEW}
 
 
 def test_an_interrupted_sweep_keeps_its_old_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,5 @@ def test_an_interrupted_sweep_keeps_its_old_rows(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(accuracy, "_fake", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep(monkeypatch, "--before", TODAY)
+        sweep(monkeypatch, "--before", LATER)
     assert days() == {"best": OLD, "TAP": OLD, "gone": OLD}
