@@ -15,14 +15,14 @@ PLANNED = [e for e in ALL if e.refused is None]
 TOLD = ("skip_over_layers", "in_vain", "selective_kernels", "functional_dropout", "function_across_the_batch", "learned_start",
         "start_without_grad", "phases", "signs", "scale_without_grad", "mixed_types")  # fmt: skip
 """Modules that once ran otherwise than planned, one for each cause."""
-QUICK = [e for i, e in enumerate(PLANNED) if i % 120 == 0 or e.name in TOLD]
+QUICK = [e for i, e in enumerate(PLANNED) if i % 60 == 0 or e.name in TOLD]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
 Reports = dict[str, list[dict[str, Any]]]
 
 
-def reports(chosen: list[Entry], ranks: int, fakes: int | None = None, most: int | None = None) -> Reports:
-    """Every plan of every module (or `most` of them), run by the same processes; `fakes` as in `run`."""
-    plans = {e.name: plans_of(e, captured(e), ranks)[:most] for e in chosen}
+def reports(chosen: list[Entry], ranks: int, fakes: int | None = None) -> Reports:
+    """Every plan of every module, run by the same processes; `fakes` as in `run`."""
+    plans = {e.name: plans_of(e, captured(e), ranks) for e in chosen}
     return run(plans, ranks, timeout_s=1500, fakes=fakes)
 
 
@@ -39,29 +39,25 @@ def test_the_corpus_is_large_and_varied() -> None:
 
 
 def test_a_sample_runs_as_predicted_on_two_processes() -> None:
-    found = reports(QUICK, 2, fakes=1, most=2)  # of each plan, the processes count what is sent
+    found = reports(QUICK, 2, fakes=1)  # of each plan, the processes count what is sent
     check(found)
     split = [r for rows in found.values() for r in rows if r["messages"] > 0]
-    assert len(split) > len(QUICK)  # plans that talk, not copies of one process
+    assert len(split) > 2 * len(QUICK)  # plans that talk, not copies of one process
 
 
+# One for each cause: gloo wrote a gradient again at a second wait for one launch, over what was added to it; samples were cut by the
+# inner axis before the outer one; a convolution of the whole batch had a group for each of a rank's own samples; a weight of which a view
+# was kept was freed.
 @pytest.mark.parametrize(
     ("name", "plan", "ranks"),
     [
-        (
-            "triplets",
-            "trade-off 2",
-            2,
-        ),  # gloo wrote a gradient again at a second wait for one launch, over what was added to it
-        ("tied_autoencoder", "trade-off 3", 4),  # samples were cut by the inner axis before the outer one
-        (
-            "style_convolution",
-            "trade-off 2",
-            2,
-        ),  # a convolution of the whole batch had a group for each of a rank's own samples
+        ("triplets", "trade-off 2", 2),
+        ("tied_autoencoder", "trade-off 3", 4),
+        ("style_convolution", "trade-off 2", 2),
+        ("matrix_functions", "trade-off 2", 2),
     ],
 )
-def test_a_plan_that_once_computed_something_else(name: str, plan: str, ranks: int) -> None:
+def test_a_plan_that_once_ran_otherwise(name: str, plan: str, ranks: int) -> None:
     (entry,) = (e for e in PLANNED if e.name == name)
     chosen = tuple(p for p in plans_of(entry, captured(entry), ranks) if p.name == plan)
     assert len(chosen) == 1

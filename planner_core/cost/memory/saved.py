@@ -108,9 +108,8 @@ def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
     # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
     views = {v for op in ops for v in own.intersection(op.inputs) if root(block, v) in op.saved}
-    return {root(block, v) for v in own & (later | set(block.outputs))} | frozen, {
-        root(block, v) for v in own & saved | views
-    }
+    passed_on = own & (later | set(block.outputs))
+    return {root(block, v) for v in passed_on} | frozen, {root(block, v) for v in own & saved | views}
 
 
 def parts(block: Block) -> list[list[Op]]:

@@ -128,11 +128,13 @@ class FunctionWriter:
 
     def _keeps(self, call: TapeCall, number: int) -> bool:
         """Whether autograd keeps a view that `call` makes of a gathered parameter."""
+        if not self.tape.views(call, number):
+            return False
         root = self.tape.tensors[number].root
         views = {n for n in self.made if self.tape.tensors[n].root == root}
         # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
         kept = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
-        return self.tape.views(call, number) and (kept or not views.isdisjoint(self.saved))
+        return kept or not views.isdisjoint(self.saved)
 
     def _constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst)

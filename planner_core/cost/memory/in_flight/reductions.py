@@ -68,9 +68,8 @@ def _reduction(
         )
     if final and micro[0] <= SMALL_BYTES:
         own = 0 if sums or shared >= weights else micro[0]
-        return ReductionMemory(
-            weights, own, _sent(last, final, packed=False), late=(alike(final), dtype)
-        )  # packed anew
+        anew = _sent(last, final, packed=False)
+        return ReductionMemory(weights, own, anew, late=(alike(final), dtype))
     # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
     ranked = bool(final) and final[0].collective == "reduce_scatter"
     own = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
