@@ -1,0 +1,199 @@
+"""Collectives along one mesh axis, which are issued early and waited for late, and the moves of a tensor that are made of them."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner_core.cost import Event
+from planner_core.runtime.dispatch.kept import replaying
+from planner_core.runtime.program.collectives.dim_parts import (
+    NO_SEGMENTS,
+    Segments,
+    cut,
+    joined,
+    neighbours,
+    own_length,
+    own_share,
+    padded,
+    part_of,
+    parts,
+    shares,
+    uneven,
+)
+from planner_core.runtime.program.collectives.launches import Pending
+
+Finish = Callable[[], torch.Tensor]
+"""Waits for a collective, and returns its result."""
+
+
+@dataclass
+class Trace:
+    """The events of one rank, in order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, what: str, kind: str, axis: str = "", num_bytes: int = 0, packed: int = 0) -> None:
+        """Add one event."""
+        self.events.append(Event(what, kind, axis, num_bytes, packed))
+
+
+class Axis:
+    """One mesh axis as this rank sees it. `start_*` issues a collective, and returns a function that waits for it. An axis with
+    only a name is a placeholder, whose ranks are not known yet."""
+
+    def __init__(self, name: str, group: dist.ProcessGroup | None = None, size: int = 1, rank: int = 0) -> None:
+        self.name, self.group, self.size, self.rank = name, group, size, rank
+        self.group_name = "" if group is None else group.group_name
+        self.trace: Trace | None = None
+        self.packed = 1
+        """Number of tensors that the collective that is being issued carries."""
+
+    def __repr__(self) -> str:
+        return f"Axis({self.name}, size={self.size}, rank={self.rank})"
+
+    # --- issuing --------------------------------------------------------------------------------------
+
+    def start_all_gather(self, x: torch.Tensor, packed: int = 0) -> Finish:
+        """The tensors of all ranks, one after the other along dim 0."""
+        x = x.contiguous()
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return self._issue("all_gather", packed, dist.all_gather_single, out, out, x)
+
+    def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
+        """This rank's part, along dim 0, of the sum of all ranks' tensors."""
+        x = x.contiguous()
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name))
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        return self._issue("reduce_scatter", packed, dist.reduce_scatter_single, x, out, x)
+
+    def start_all_reduce(
+        self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0
+    ) -> Finish:
+        """The sum (or max) of all ranks' tensors. `owned`: the result may overwrite `x`."""
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
+        out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
+        op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+        return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
+
+    def start_all_to_all(
+        self,
+        x: torch.Tensor,
+        counts: list[int] | None = None,
+        received: list[int] | None = None,
+        *,
+        back: bool = False,
+        packed: int = 0,
+    ) -> Finish:
+        """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r (by default an equal part), and `received[r]` come from it (by
+        default as many). The bytes that are recorded are those sent; or, if the pieces go `back`, those received."""
+        x = x.contiguous()
+        counts = counts or [x.shape[0] // self.size] * self.size
+        received = received or counts
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name))
+        out = x.new_empty((sum(received), *x.shape[1:]))
+        counted = out if back else x
+        return self._issue("all_to_all", packed, dist.all_to_all_single, counted, out, x, received, counts)
+
+    def exchange(
+        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
+    ) -> torch.Tensor:
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
+        return pieces if self.size == 1 else self.start_all_to_all(pieces, counts, received, back=back)()
+
+    def start_send_recv(self, x: torch.Tensor) -> Finish:
+        """Send a flat tensor to the next rank, and receive one as long from the rank before."""
+        there, here = neighbours(x.numel(), self.size, self.rank)
+        if torch.compiler.is_compiling():
+            return _traced(torch.ops._c10d_functional.all_to_all_single(x, here, there, self.group_name))
+        out = torch.empty_like(x)
+        return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
+
+    def _issue(self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any) -> Finish:  # fmt: skip
+        """Issue a collective of `packed` weights, or add it to a launch. Its bytes are those of `counted`; `args` begin with its result."""
+        if replaying():
+            out: torch.Tensor = args[0]
+            return lambda: out
+        trace, work = self.trace, Pending(self, kind, packed, collective, args)
+        work.start()
+        num_bytes = counted.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
+        if trace is not None:
+            trace.add("issue", kind, self.name, num_bytes, packed)
+
+        def finish() -> torch.Tensor:
+            work.wait()
+            if trace is not None:
+                trace.add("wait", kind, self.name, num_bytes, packed)
+            out: torch.Tensor = args[0]
+            return out
+
+        return finish
+
+    # --- moves of one tensor --------------------------------------------------------------------------
+
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """The sum (or max) of every rank's tensor."""
+        return x if self.size == 1 else self.start_all_reduce(x, reduction)()
+
+    def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """The whole tensor, of which each rank has a part along `dim`."""
+        whole = uneven(segments, dim)
+        gathered = self.start_all_gather(x if whole is None else padded(x, dim, part_of(whole, self.size)))()
+        if whole is not None:
+            return joined(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
+        if dim == 0 and len(segments.get(0, ())) < 2:
+            return gathered
+        return joined(gathered.chunk(self.size), dim, segments)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """This rank's part, along `dim`, of the sum of all ranks' tensors."""
+        whole = uneven(segments, dim)
+        if whole is not None:
+            pieces = [padded(piece, dim, part_of(whole, self.size)) for piece in cut(x, dim, self.size)]
+            own = self.start_reduce_scatter(torch.cat(pieces))()
+            return own.narrow(dim, 0, own_length(whole, self.size, self.rank)).contiguous()
+        if dim == 0 and len(segments.get(0, ())) < 2:
+            return self.start_reduce_scatter(x)()
+        return self.start_reduce_scatter(torch.cat(shares(x, dim, self.size, segments)))()
+
+    def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """From a part along `src` to a part along `dst`."""
+        pieces = torch.stack(shares(x, dst, self.size, segments))
+        return joined(self.start_all_to_all(pieces)().unbind(0), src, segments)
+
+    def slice(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """This rank's part of a whole tensor."""
+        return own_share(x, dim, self.size, self.rank, segments).contiguous()
+
+    def view(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part of a whole tensor, as a view."""
+        return own_share(x, dim, self.size, self.rank)
+
+    def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """A tensor of the whole size: this rank's part in its place, and zeros elsewhere."""
+        shape = list(x.shape)
+        shape[dim] *= self.size
+        whole = x.new_zeros(shape)
+        places = [part.chunk(self.size, dim)[self.rank] for part in parts(whole, dim, segments)]
+        for place, piece in zip(places, parts(x, dim, segments), strict=True):
+            place.copy_(piece)
+        return whole
+
+    def divide(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""
+        return x / self.size
+
+
+def _traced(out: torch.Tensor) -> Finish:
+    """The finish of a functional collective in a compiled function, which needs no wait."""
+    return lambda: torch.ops._c10d_functional.wait_tensor(out)

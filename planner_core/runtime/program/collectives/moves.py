@@ -1,0 +1,80 @@
+"""Redistributions of one tensor along one mesh axis, and their gradients.
+
+P>R all_reduce    P>S reduce_scatter    S>R all_gather    S>S all_to_all    R>S slice    S>P pad with zeros    R>P divide
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner_core.runtime.program.collectives.axis import Axis
+from planner_core.runtime.program.collectives.dim_parts import NO_SEGMENTS, Segments
+
+
+@dataclass(frozen=True)
+class AxisMove:
+    """One move along one axis, from placement `src` to `dst`: the number of a sharded dim, or R (None) or P ("P")."""
+
+    axis: Axis
+    kind: str
+    src: int | None = None
+    dst: int | None = None
+
+    def take(self, x: torch.Tensor, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """The tensor after the step."""
+        axis, kind = self.axis, self.kind
+        if axis.size == 1:
+            return x
+        if kind == "all_reduce":
+            return axis.all_reduce(x)
+        if kind == "divide":
+            return axis.divide(x)
+        if kind == "all_to_all":
+            return axis.all_to_all(x, sharded(self.src), sharded(self.dst), segments)
+        if kind in ("slice", "reduce_scatter"):
+            move = axis.slice if kind == "slice" else axis.reduce_scatter
+            return move(x, sharded(self.dst), segments)
+        move = axis.all_gather if kind == "all_gather" else axis.pad
+        return move(x, sharded(self.src), segments)
+
+    @property
+    def collective(self) -> bool:
+        """Whether the step communicates."""
+        return self.kind not in ("slice", "pad", "divide")
+
+
+def sharded(dim: int | None) -> int:
+    """The dim of a move from or to Shard; a move from or to Replicate or Partial has none there."""
+    assert dim is not None
+    return dim
+
+
+def take(x: torch.Tensor, steps: Iterable[AxisMove], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+    """The tensor after all steps, in order."""
+    for step in steps:
+        x = step.take(x, segments)
+    return x
+
+
+def move(
+    forward: Sequence[AxisMove], backward: Sequence[AxisMove], segments: Segments = NO_SEGMENTS
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that takes a tensor along the steps `forward`, and its gradient along `backward`, which may be other steps."""
+    ahead, back = tuple(forward), tuple(backward)
+
+    class Move(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            moved = take(x, ahead, segments)
+            return x.view_as(x) if moved is x else moved
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return take(gradient, back, segments)
+
+    return Move.apply
