@@ -81,7 +81,7 @@ class _Retarget:
         }
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
         self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
-        self.others = _other_layers(_op_names(graph), self.sites)
+        self.others = _other_layers(_operands(graph), ((name, len(site.inputs)) for name, site in self.sites.items()))
         self.segments: dict[str, SegmentMap] = {
             name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
         }
@@ -199,12 +199,13 @@ class _Retarget:
             ) from None
 
 
-def _op_names(graph: Graph) -> Iterator[str]:
+def _operands(graph: Graph) -> Iterator[tuple[str, int]]:
+    """The operators of a graph by their full names, and the number of operands of each."""
     for item in graph.top.items:
         if isinstance(item, Op):
-            yield item.name
+            yield item.name, len(item.inputs)
         else:
-            yield from (join_name(item.prefix, op.name) for op in graph.blocks[item.block].ops)
+            yield from ((join_name(item.prefix, op.name), len(op.inputs)) for op in graph.blocks[item.block].ops)
 
 
 def _in_layer(name: str) -> tuple[str, str]:
@@ -213,11 +214,15 @@ def _in_layer(name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", name)
 
 
-def _other_layers(names: Iterable[str], planned: Iterable[str]) -> dict[str, str]:
-    """For each layer of `names` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
-    here, there = _by_layer(names), _by_layer(planned)
+Operands = Iterable[tuple[str, int]]
+"""Operators by name, and the number of operands of each: attention of one layer may have a mask, and that of another none."""
+
+
+def _other_layers(here: Operands, planned: Operands) -> dict[str, str]:
+    """For each layer of `here` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
+    mine, there = _by_layer(here), _by_layer(planned)
     others = {}
-    for layer, inner in here.items():
+    for layer, inner in mine.items():
         stack = layer.rpartition(".")[0]
         like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and inner <= found]
         if layer and like and layer not in like:
@@ -225,10 +230,11 @@ def _other_layers(names: Iterable[str], planned: Iterable[str]) -> dict[str, str
     return others
 
 
-def _by_layer(names: Iterable[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for layer, inner in map(_in_layer, names):
-        found.setdefault(layer, set()).add(inner)
+def _by_layer(operands: Operands) -> dict[str, set[tuple[str, int]]]:
+    found: dict[str, set[tuple[str, int]]] = {}
+    for name, number in operands:
+        layer, inner = _in_layer(name)
+        found.setdefault(layer, set()).add((inner, number))
     return found
 
 

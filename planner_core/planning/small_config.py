@@ -46,6 +46,9 @@ STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_he
 LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), "num_attention_heads": (4,),
          "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
 """The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
+WINDOWS = r"sliding_window(_size|_length)?|local_attention|attention_chunk_size"
+SMALL_WINDOW = 16
+"""Tokens of a window of attention that is shorter than the plan's samples. Samples of a small model are longer, so masks are as there."""
 DERIVED = frozenset({"out_features", "out_indices", "stage_names"})
 """Fields that a config computes from its depth. A config of stages keeps its stages, and so the features that are asked for."""
 
@@ -56,21 +59,23 @@ def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
     return _Form().of(config, layers)
 
 
-def shrinks(config: Mapping[str, Any], layers: int = 2) -> Iterator[dict[str, Any]]:
+def shrinks(config: Mapping[str, Any], layers: int = 2, seq: int = 0) -> Iterator[dict[str, Any]]:
     """Small configs, each less small than the one before. They are for architectures whose sizes depend on each other in ways that
-    names do not show. First heads keep their size; at last every width stays the same."""
-    yield shrink(config, layers)
-    yield _Form(heads=4, whole_heads=True).of(config, layers)
-    yield _Form(wide=True).of(config, layers)
+    names do not show. First heads keep their size; at last every width stays the same. `seq`: tokens of a sample of the whole model."""
+    yield _Form(seq=seq).of(config, layers)
+    yield _Form(heads=4, whole_heads=True, seq=seq).of(config, layers)
+    yield _Form(wide=True, seq=seq).of(config, layers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How small a config becomes: at most `heads` heads; with `whole_heads` they keep their size; with `wide` all widths stay."""
+    """How small a config becomes: at most `heads` heads; with `whole_heads` they keep their size; with `wide` all widths stay. Windows
+    of attention that are shorter than `seq` tokens become short."""
 
     heads: int = 8
     whole_heads: bool = False
     wide: bool = False
+    seq: int = 0
 
     def of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         """The small config."""
@@ -94,6 +99,8 @@ class _Form:
             return value
         if re.fullmatch(DEPTHS, key):
             return min(value, len(kept) if kept is not None else layers)
+        if re.fullmatch(WINDOWS, key):
+            return min(value, SMALL_WINDOW) if value < self.seq else value
         return min(value, 4) if key == "num_experts_per_tok" else self._size(key, value, width)
 
     def _part(self, key: str, value: Mapping[str, Any], kept: list[int] | None, layers: int) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     failed: PlannerError | None = None
     first: Plan | None = None
     lengths = dict.fromkeys((SMALL_SEQ, w["seq"]))
-    for batch, small, seq in itertools.product(_batches(plan, ranks), _small_forms(config), lengths):
+    for batch, small, seq in itertools.product(_batches(plan, ranks), _small_forms(config, w["seq"]), lengths):
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
@@ -114,12 +114,13 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     )
 
 
-def _small_forms(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too."""
-    yield from shrinks(config)
+def _small_forms(config: Mapping[str, Any], seq: int) -> Iterator[dict[str, Any]]:
+    """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
+    of a sample of the plan."""
+    yield from shrinks(config, seq=seq)
     whole = whole_config(config)
     if len(whole) > len(config):
-        yield from shrinks(whole)
+        yield from shrinks(whole, seq=seq)
 
 
 def _batches(plan: Plan, ranks: int) -> list[int]:

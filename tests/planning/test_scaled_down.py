@@ -8,7 +8,8 @@ from pathlib import Path
 from planner_core.core import Shard
 from planner_core.models import whole_config
 from planner_core.planning.request import Request
-from planner_core.planning.small_config import shrink
+from planner_core.planning.scaled_down import _other_layers
+from planner_core.planning.small_config import shrink, shrinks
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -83,3 +84,26 @@ def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path
     ]
     tables = [name for name in stored[0] if name.endswith("bias_table")]
     assert tables and all(stored[0][name] == (Shard(0),) and stored[1][name] == (Shard(1),) for name in tables)
+
+
+def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
+    """Two layers see all tokens before theirs, two a window of 40. These have a mask as a further operand, also when they are small."""
+    config = {
+        "model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 40,
+        "layer_types": [*["full_attention"] * 2, *["sliding_attention"] * 2],
+        "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 512, "vocab_size": 1024,
+    }  # fmt: skip
+    windows = [next(shrinks(config, seq=seq))["sliding_window"] for seq in (0, 40, 64)]
+    assert windows == [40, 40, 16]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64)).best
+    small = scaled(plan, 2)
+    assert small.model["config"]["layer_types"] == ["full_attention", "sliding_attention"]
+    (numbers,) = verify_all([small])
+    assert numbers["ok"], numbers["grad"]
+
+
+def test_a_layer_is_matched_by_the_operands_of_its_operators() -> None:
+    plan = [("layers.1.attn/sdpa", 3), ("layers.1.mlp/mul", 2), ("layers.4.attn/sdpa", 4), ("layers.4.mlp/mul", 2)]
+    assert _other_layers([("layers.1.attn/sdpa", 4), ("layers.1.mlp/mul", 2)], plan) == {"layers.1": "layers.4"}
+    assert _other_layers([("layers.1.attn/sdpa", 3)], plan) == {}
