@@ -27,7 +27,8 @@ import numpy as np
 from planner_core.core import Block, P, Placement, R, Shard
 from planner_core.cost import Component, CostVector
 from planner_core.ops import CoarseGraph
-from planner_core.search.algebra.elimination import TooWide, eliminate, lower_bound
+from planner_core.search.algebra.elimination import eliminate, lower_bound
+from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
 from planner_core.search.network.factors import Factor, Network, only, tensor_name

@@ -15,7 +15,8 @@ from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.search.algebra.elimination import TooWide, eliminate, order
+from planner_core.search.algebra.elimination import eliminate
+from planner_core.search.algebra.elimination_order import TooWide, order
 from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import NUM_COMPONENTS, rows_of

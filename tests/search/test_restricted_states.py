@@ -13,8 +13,9 @@ from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.search.algebra import elimination as eliminate
-from planner_core.search.algebra.elimination import TooWide, lower_bound, order
+from planner_core.search.algebra import elimination_order
+from planner_core.search.algebra.elimination import eliminate, lower_bound
+from planner_core.search.algebra.elimination_order import TooWide, order
 from planner_core.search.lagrangian import search
 from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
 from planner_core.search.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
@@ -96,7 +97,7 @@ def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pyte
     assert best.optimal
     wide = 0
     for entries in (100_000, 20_000, 4_000, 1_500):
-        monkeypatch.setattr(eliminate, "MAX_TABLE", entries)
+        monkeypatch.setattr(elimination_order, "MAX_TABLE", entries)
         planner.problems.clear()
         plan = choose(planner, options)
         if not plan.fits:
@@ -125,7 +126,7 @@ def test_no_assignment_is_below_the_bound_in_parts() -> None:
             for p in pairs
         ]
         sequence = order(sizes, pairs, ())
-        exact = float(eliminate.eliminate(sizes, tables, sequence, ()).table)
+        exact = float(eliminate(sizes, tables, sequence, ()).table)
         bounds = [lower_bound(sizes, tables, sequence, largest) for largest in (4, 16, 64, 1e9)]
         assert all(b <= exact + 1e-12 for b in bounds)
         assert bounds[-1] == pytest.approx(exact)

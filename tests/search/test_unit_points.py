@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.cost.step_time import StepTime
-from planner_core.search.algebra.elimination import order
+from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import Allowance
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import Compiled

@@ -16,35 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import PlannerError
+from planner_core.search.algebra.elimination_order import entries
 
 Floats = NDArray[np.float64]
 ZERO = np.zeros(1)
 Table = tuple[tuple[str, ...], Floats]
 Steps = list[tuple[str, list[Table]]]
 """Each variable in the order of elimination, with the tables in which it stood. The minimum of their sum gives its state."""
-MAX_TABLE = 70_000_000
-"""Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
-
 AT_ONCE = 1_000_000
 """Up to this many entries, the tables of a variable are added up for all its states together; beyond it, state by state."""
-
-
-class TooWide(PlannerError):
-    """Elimination would need a table that is too large; `entries` is its size."""
-
-    def __init__(self, entries: float) -> None:
-        super().__init__(
-            f"planning this model exactly needs a table of {entries:.2g} numbers ({MAX_TABLE:.2g} are allowed): too many tensors "
-            "are shared between its parts; use a mesh of one axis, for example --mesh 16"
-        )
-        self.entries = entries
 
 
 class HasSteps(Protocol):
@@ -75,56 +60,6 @@ class Elimination:
             )
             found[name] = int(costs.argmin())
         return found
-
-
-def order(
-    sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
-) -> list[str]:
-    """A greedy order of elimination: the next variable is the one whose table is smallest.
-
-    Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
-    """
-    largest = MAX_TABLE if largest is None else largest
-    if (entries := _entries(keep, sizes)) > largest:
-        raise TooWide(entries)
-    near = _neighbours(sizes, scopes)
-    kept, found = set(keep), []
-    weight = {v: _entries((v, *near[v]), sizes) for v in sizes if v not in kept}
-    queue = [(entries, v) for v, entries in weight.items()]  # old weights stay, and are passed over
-    heapify(queue)
-    while weight:
-        entries, v = heappop(queue)
-        if weight.get(v) != entries:
-            continue
-        if weight.pop(v) > largest:
-            raise TooWide(_entries((v, *near[v]), sizes))
-        found.append(v)
-        others = near.pop(v)
-        for o in others:
-            near[o] = (near[o] | others) - {o, v}
-        for o in others:
-            if o in weight and weight[o] != (now := _entries((o, *near[o]), sizes)):
-                weight[o] = now
-                heappush(queue, (now, o))
-    return found
-
-
-def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> dict[str, set[str]]:
-    """The other variables with which each variable stands in a table."""
-    near: dict[str, set[str]] = {v: set() for v in sizes}
-    for scope in scopes:
-        for v in scope:
-            near[v].update(scope)
-    for v, others in near.items():
-        others.discard(v)
-    return near
-
-
-def _entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
-    total = 1.0
-    for v in scope:
-        total *= sizes[v]
-    return total
 
 
 def eliminate(
@@ -180,7 +115,7 @@ def _parts(
     parts: list[tuple[list[Table], set[str]]] = []
     for table in sorted(tables, key=lambda t: -t[1].size):
         for part, scope in parts:
-            if _entries(scope | {*table[0]}, sizes) <= largest:
+            if entries(scope | {*table[0]}, sizes) <= largest:
                 part.append(table)
                 scope.update(table[0])
                 break
@@ -191,7 +126,7 @@ def _parts(
 
 def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
     """[others]: the minimum over the states of `v` of the sum of the tables. Large sums are formed state by state."""
-    if _entries((v, *others), sizes) <= AT_ONCE:
+    if entries((v, *others), sizes) <= AT_ONCE:
         return np.asarray(add(tables, (v, *others), sizes).min(axis=0))
     best = add(given(tables, {v: 0}), others, sizes)
     for s in range(1, sizes[v]):

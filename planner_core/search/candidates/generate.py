@@ -20,7 +20,8 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, CostVector
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, hull, slope
-from planner_core.search.algebra.elimination import Elimination, order
+from planner_core.search.algebra.elimination import Elimination
+from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import Pruning, TooMuch
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled

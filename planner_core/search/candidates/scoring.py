@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from planner_core.core import Block, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.ops import BlockStrategies, CoarseBlock
-from planner_core.search.algebra.elimination import order
+from planner_core.search.algebra.elimination_order import order
 from planner_core.search.candidates.generate import generate
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import tensor_name

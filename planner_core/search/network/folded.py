@@ -24,7 +24,7 @@ from planner_core.core import Block
 from planner_core.cost import NUM_COMPONENTS, Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
-from planner_core.search.algebra.elimination import order
+from planner_core.search.algebra.elimination_order import order
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions

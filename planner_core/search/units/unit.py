@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Shares
-from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given, order
+from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given
+from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import Allowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled

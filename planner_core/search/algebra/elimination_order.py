@@ -1,0 +1,161 @@
+"""The order in which the variables of a network are eliminated. It decides how large the tables become.
+
+The best order is NP-hard to find. Greedy rules find good ones, and none is the best for every network (Koller & Friedman 2009, section
+9.4.3). So where the first rule leads to large tables, others are tried, and then random variations of the last. The order of fewest
+entries is kept. Each try costs a few hundredths of a second, and a large elimination is done many times.
+
+Example: a star of the variable c and the leaves x, y and z, each of 10 states. If c is first, its table has 10 * 10 * 10 * 10 entries.
+If the leaves are first, each table has 100.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from heapq import heapify, heappop, heappush
+from itertools import combinations
+
+from planner_core.core import PlannerError
+
+MAX_TABLE = 70_000_000
+"""Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
+LARGE = 3_000_000
+"""Entries of all tables of an order, from which on other orders are looked for: the time of some tries."""
+TRIES = 8
+"""Random variations that are tried."""
+
+Near = Mapping[str, set[str]]
+Rule = Callable[[str, Near, Mapping[str, int]], float]
+"""What it costs to eliminate a variable next, from its neighbours and the number of states of each. The least is taken."""
+
+
+class TooWide(PlannerError):
+    """Elimination would need a table that is too large; `entries` is its size."""
+
+    def __init__(self, entries: float) -> None:
+        super().__init__(
+            f"planning this model exactly needs a table of {entries:.2g} numbers ({MAX_TABLE:.2g} are allowed): too many tensors "
+            "are shared between its parts; use a mesh of one axis, for example --mesh 16"
+        )
+        self.entries = entries
+
+
+def order(
+    sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
+) -> list[str]:
+    """An order in which all variables except `keep` are eliminated. `sizes` are their numbers of states, `scopes` the variables of
+    each table.
+
+    Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
+    """
+    largest = MAX_TABLE if largest is None else largest
+    if (kept := entries(keep, sizes)) > largest:
+        raise TooWide(kept)
+    network = tuple(sizes.items()), tuple(dict.fromkeys(tuple(scope) for scope in scopes)), tuple(keep)
+    found = _first(*network)
+    if found.total > LARGE or found.largest > largest:
+        found = min(found, *_others(*network), key=lambda o: (o.largest > largest, o.total))
+    if found.largest > largest:
+        raise TooWide(found.largest)
+    return list(found.sequence)
+
+
+def entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
+    """The number of entries of a table."""
+    total = 1.0
+    for v in scope:
+        total *= sizes[v]
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order, and the entries of its tables: of all together, and of the largest."""
+
+    sequence: tuple[str, ...]
+    total: float
+    largest: float
+
+
+Sizes = tuple[tuple[str, int], ...]
+Scopes = tuple[tuple[str, ...], ...]
+
+
+@lru_cache(maxsize=512)
+def _first(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> _Order:
+    """The order by the first rule. Networks of one mesh often differ in their costs only, so it is remembered."""
+    return _greedy(dict(sizes), scopes, keep, _size)
+
+
+@lru_cache(maxsize=512)
+def _others(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
+    """The orders by the other rules, and by variations of the last."""
+    numbers = dict(sizes)
+    fills = _fill, *(_varied(_fill, seed) for seed in range(TRIES))
+    found = (_greedy(numbers, scopes, keep, rule, far=True) for rule in fills)
+    return _greedy(numbers, scopes, keep, _message), *found
+
+
+def _greedy(
+    sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Iterable[str], rule: Rule, far: bool = False
+) -> _Order:
+    """The order in which the next variable is always the one of least cost by a rule. `far`: a variable's cost also changes when two
+    of its neighbours meet."""
+    near, kept = _neighbours(sizes, scopes), set(keep)
+    cost = {v: rule(v, near, sizes) for v in sizes if v not in kept}
+    queue = [(c, v) for v, c in cost.items()]  # old costs stay, and are passed over
+    heapify(queue)
+    found, total, largest = [], 0.0, 0.0
+    while cost:
+        c, v = heappop(queue)
+        if cost.get(v) != c:
+            continue
+        del cost[v]
+        found.append(v)
+        others = near.pop(v)
+        table = entries((v, *others), sizes)
+        total, largest = total + table, max(largest, table)
+        for o in others:
+            near[o] = (near[o] | others) - {o, v}
+        changed = others.union(*(near[o] for o in others)) if far else others
+        for o in changed:
+            if o in cost:
+                cost[o] = rule(o, near, sizes)
+                heappush(queue, (cost[o], o))
+    return _Order(tuple(found), total, largest)
+
+
+def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> dict[str, set[str]]:
+    """The other variables with which each variable stands in a table."""
+    near: dict[str, set[str]] = {v: set() for v in sizes}
+    for scope in scopes:
+        for v in scope:
+            near[v].update(scope)
+    for v, others in near.items():
+        others.discard(v)
+    return near
+
+
+def _size(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+    """The entries of the table that is formed."""
+    return entries((v, *near[v]), sizes)
+
+
+def _message(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+    """The entries of the table that remains."""
+    return entries(near[v], sizes)
+
+
+def _fill(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+    """The pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
+    missing = ((a, b) for a, b in combinations(sorted(near[v]), 2) if b not in near[a])
+    return sum(math.log2(sizes[a]) * math.log2(sizes[b]) for a, b in missing) + 1e-9 * _size(v, near, sizes)
+
+
+def _varied(rule: Rule, seed: int) -> Rule:
+    """The rule, with the cost of each variable up to doubled by chance."""
+    chance = cache(lambda v: random.Random(f"{seed} {v}").random())
+    return lambda v, near, sizes: rule(v, near, sizes) * (1 + chance(v))

@@ -1,0 +1,78 @@
+"""Orders of elimination: complete, as large as they say, and never worse than by the first rule alone."""
+
+import itertools
+import random
+
+import pytest
+
+from planner_core.search.algebra import elimination_order
+from planner_core.search.algebra.elimination_order import TooWide, entries, order
+
+STAR = {"c": 10, "x": 10, "y": 10, "z": 10}
+
+
+def largest_of(sequence: list[str], sizes: dict[str, int], scopes: list[tuple[str, ...]]) -> tuple[float, float]:
+    """Entries of all tables, and of the largest, by joining the scopes one variable after the other."""
+    left, total, largest = [set(s) for s in scopes], 0.0, 0.0
+    for v in sequence:
+        joined = set().union({v}, *(s for s in left if v in s))
+        table = entries(joined, sizes)
+        total, largest = total + table, max(largest, table)
+        left = [s for s in left if v not in s] + [joined - {v}]
+    return total, largest
+
+
+def network(seed: int, number: int = 40) -> tuple[dict[str, int], list[tuple[str, ...]]]:
+    """A chain with random shortcuts."""
+    chance = random.Random(seed)
+    names = [f"v{i}" for i in range(number)]
+    near = list(itertools.pairwise(names))
+    far = [tuple(chance.sample(names, 2)) for _ in range(number // 2)]
+    return {v: chance.randint(2, 30) for v in names}, [*near, *far]
+
+
+def test_the_leaves_of_a_star_go_first() -> None:
+    scopes = [("c", leaf) for leaf in "xyz"]
+    assert largest_of(order(STAR, scopes, ()), STAR, scopes)[1] == 100
+    assert order(STAR, scopes, ("x", "y", "z")) == ["c"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_more_rules_are_never_worse_than_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, scopes = network(seed)
+    keep = ("v0", "v39")
+    monkeypatch.setattr(elimination_order, "LARGE", float("inf"))
+    monkeypatch.setattr(elimination_order, "MAX_TABLE", float("inf"))
+    one = order(sizes, scopes, keep)
+    monkeypatch.setattr(elimination_order, "LARGE", 0)
+    best = order(sizes, scopes, keep)
+    assert sorted(one) == sorted(best) == sorted(set(sizes) - set(keep))
+    assert largest_of(best, sizes, scopes)[0] <= largest_of(one, sizes, scopes)[0]
+    assert best == order(sizes, scopes, keep)  # the same, whenever it is asked for
+
+
+def test_some_network_gains_much() -> None:
+    """Where the first rule needs large tables, which is why others are tried."""
+    gains = []
+    for seed in range(8):
+        sizes, scopes = network(seed)
+        first = elimination_order._first(tuple(sizes.items()), tuple(scopes), ())
+        tried = elimination_order._others(tuple(sizes.items()), tuple(scopes), ())
+        for found in (first, *tried):
+            assert (found.total, found.largest) == pytest.approx(largest_of(list(found.sequence), sizes, scopes))
+        gains.append(first.total / min(o.total for o in tried))
+    assert max(gains) > 3
+
+
+def test_another_rule_is_tried_before_a_network_is_refused() -> None:
+    for seed in range(8):
+        sizes, scopes = network(seed)
+        first = elimination_order._first(tuple(sizes.items()), tuple(scopes), ())
+        least = min(o.largest for o in elimination_order._others(tuple(sizes.items()), tuple(scopes), ()))
+        if least < first.largest:
+            found = order(sizes, scopes, (), largest=least)
+            assert largest_of(found, sizes, scopes)[1] <= least
+            with pytest.raises(TooWide):
+                order(sizes, scopes, (), largest=min(least, first.largest) - 1)
+            return
+    pytest.fail("no network of these shows it")
