@@ -81,7 +81,7 @@ class _Retarget:
         }
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
         self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
-        self.others = _other_layers(_operands(graph), ((name, len(site.inputs)) for name, site in self.sites.items()))
+        self.others = _other_layers(_forms_of(graph), ((name, _form_in(site)) for name, site in self.sites.items()))
         self.segments: dict[str, SegmentMap] = {
             name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
         }
@@ -199,13 +199,20 @@ class _Retarget:
             ) from None
 
 
-def _operands(graph: Graph) -> Iterator[tuple[str, int]]:
-    """The operators of a graph by their full names, and the number of operands of each."""
+def _forms_of(graph: Graph) -> Iterator[tuple[str, Form]]:
+    """The operators of a graph by their full names."""
     for item in graph.top.items:
-        if isinstance(item, Op):
-            yield item.name, len(item.inputs)
-        else:
-            yield from ((join_name(item.prefix, op.name), len(op.inputs)) for op in graph.blocks[item.block].ops)
+        block, ops = (
+            (graph.top, (item,)) if isinstance(item, Op) else (graph.blocks[item.block], graph.blocks[item.block].ops)
+        )
+        prefix = "" if isinstance(item, Op) else item.prefix
+        for op in ops:
+            yield join_name(prefix, op.name), (len(op.inputs), tuple(block.values[v].grad for v in op.outputs))
+
+
+def _form_in(site: SitePlan) -> Form:
+    """The form of an operator of a plan. A gradient that is split is there; of others the plan does not say it."""
+    return len(site.inputs), tuple(any(p != R for p in e.src.gradient) for e in site.outputs)
 
 
 def _in_layer(name: str) -> tuple[str, str]:
@@ -214,27 +221,39 @@ def _in_layer(name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", name)
 
 
-Operands = Iterable[tuple[str, int]]
-"""Operators by name, and the number of operands of each: attention of one layer may have a mask, and that of another none."""
+Form = tuple[int, tuple[bool, ...]]
+"""The number of an operator's operands, and which of its results have a gradient: attention of one layer may have a mask, and of the
+last layer's results some may not reach the loss."""
+Forms = Iterable[tuple[str, Form]]
 
 
-def _other_layers(here: Operands, planned: Operands) -> dict[str, str]:
+def _other_layers(here: Forms, planned: Forms) -> dict[str, str]:
     """For each layer of `here` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
     mine, there = _by_layer(here), _by_layer(planned)
     others = {}
-    for layer, inner in mine.items():
+    for layer, forms in mine.items():
         stack = layer.rpartition(".")[0]
-        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and inner <= found]
+        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and _has(found, forms)]
         if layer and like and layer not in like:
             others[layer] = like[0]
     return others
 
 
-def _by_layer(operands: Operands) -> dict[str, set[tuple[str, int]]]:
-    found: dict[str, set[tuple[str, int]]] = {}
-    for name, number in operands:
+def _has(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bool:
+    """Whether a planned layer has these operators."""
+    return all(
+        name in planned
+        and planned[name][0] == operands
+        and all(mine or not theirs for mine, theirs in zip(grads, planned[name][1], strict=False))
+        for name, (operands, grads) in forms.items()
+    )
+
+
+def _by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
+    found: dict[str, dict[str, Form]] = {}
+    for name, form in forms:
         layer, inner = _in_layer(name)
-        found.setdefault(layer, set()).add((inner, number))
+        found.setdefault(layer, {})[inner] = form
     return found
 
 

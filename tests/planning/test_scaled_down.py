@@ -103,7 +103,15 @@ def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
     assert numbers["ok"], numbers["grad"]
 
 
-def test_a_layer_is_matched_by_the_operands_of_its_operators() -> None:
-    plan = [("layers.1.attn/sdpa", 3), ("layers.1.mlp/mul", 2), ("layers.4.attn/sdpa", 4), ("layers.4.mlp/mul", 2)]
-    assert _other_layers([("layers.1.attn/sdpa", 4), ("layers.1.mlp/mul", 2)], plan) == {"layers.1": "layers.4"}
-    assert _other_layers([("layers.1.attn/sdpa", 3)], plan) == {}
+def test_a_layer_is_matched_by_operands_and_gradients() -> None:
+    split, none = (True,), (False,)
+    plan = [
+        ("layers.1.attn/sdpa", (3, split)), ("layers.1.gate/linear", (2, split)), ("layers.4.attn/sdpa", (4, split)),
+        ("layers.4.gate/linear", (2, split)), ("layers.9.attn/sdpa", (4, split)), ("layers.9.gate/linear", (2, none)),
+    ]  # fmt: skip
+    assert _other_layers([("layers.1.attn/sdpa", (4, split)), ("layers.1.gate/linear", (2, split))], plan) == {
+        "layers.1": "layers.4"
+    }
+    assert _other_layers([("layers.1.attn/sdpa", (3, split))], plan) == {}
+    assert _other_layers([("layers.1.gate/linear", (2, none))], plan) == {"layers.1": "layers.9"}
+    assert _other_layers([("layers.1.attn/sdpa", (2, split))], plan) == {}  # no layer has it: its own number says why
