@@ -153,15 +153,15 @@ class Rank(ABC):
         self, units: Sequence[ScheduledUnit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = (),
         stay: Sequence[list[bool]] | None = None,
     ) -> None:  # fmt: skip
-        """Run all units in reverse order. The gradients of each are reduced while the next unit runs, and some `at_the_end`. Those that
-        `stay` on their way are waited for when backward is over."""
-        coming = [[Coming(chain) for chain in unit.again] for unit in reversed(units)]
+        """Run all units through which a gradient goes, in reverse order. The gradients of each are reduced while the next unit runs, and
+        some `at_the_end`. Those that `stay` on their way are waited for when backward is over."""
+        order = [at for at in reversed(range(len(units))) if units[at].returns]
+        coming = [[Coming(chain) for chain in units[at].again] for at in order]
         reach = _reach(coming)
-        for at in reversed(range(len(units))):
-            unit, begin = units[at], len(units) - 1 - at
+        for begin, at in enumerate(order):
+            unit = units[at]
             self.receive(coming[begin : begin + reach])
-            if at or any(u.trained for u in unit.uses):
-                self.mark("return", unit.name)
+            self.mark("return", unit.name)
             self.run(unit, "backward")
             if unit.sends:
                 self.send_on(reductions[at], stay[at] if stay else ())

@@ -51,7 +51,8 @@ class ScheduledUnit:
     """A part of the forward pass, with its operators and its buckets; `label` is that of its block in the plan. A part between repeated
     blocks has the name `""`. `reads`: for each bucket of `gathers` the numbers of those of `copies` that bring what it gathers.
     `stays`: for each bucket of `last` whether its gradients are summed in place, if a step has one micro-batch. `small`: the buckets,
-    and their dtypes, that travel together with those of other units. `sends`: whether gradients end in the unit."""
+    and their dtypes, that travel together with those of other units. `sends`: whether gradients end in the unit. `returns`: whether the
+    loss sends a gradient through it, so that it runs backward."""
 
     name: str
     label: str = ""
@@ -68,6 +69,7 @@ class ScheduledUnit:
     stays: list[bool] = field(default_factory=list)
     small: list[tuple[str, Chain]] = field(default_factory=list)
     sends: bool = True
+    returns: bool = True
 
 
 def units_of(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
@@ -96,14 +98,14 @@ class _Reader:
         for item in self.graph.top.items:
             if isinstance(item, Call):
                 block = self.graph.blocks[item.block]
-                unit, open_unit = ScheduledUnit(item.prefix, self.labels[item.prefix]), None
+                unit, open_unit = ScheduledUnit(item.prefix, self.labels[item.prefix], returns=False), None
                 outer = dict(zip(block.inputs, item.inputs, strict=True))
                 for op in block.ops:
                     self._op(unit, block, op, item.prefix, outer)
                 found.append(unit)
             else:
                 if open_unit is None:
-                    open_unit = ScheduledUnit("")
+                    open_unit = ScheduledUnit("", returns=False)
                     found.append(open_unit)
                 self._op(open_unit, self.graph.top, item, "", {})
         homes: dict[Identity, ScheduledUnit] = {}
@@ -118,6 +120,7 @@ class _Reader:
 
     def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
         unit.ops.append(op)
+        unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
         for m in sent:
             if m.category == WAIT:

@@ -157,9 +157,12 @@ class Bound:
     def _chain(self) -> None:
         units = [call.unit for call in self.calls]
         reach = 1 + max((bucket.stages + bucket.earlier for unit in units for bucket in unit.buckets), default=0)
-        for at, call in enumerate(self.calls):
+        returning: list[RuntimeUnit] = []
+        for at, (call, spec) in enumerate(zip(self.calls, self.program.units, strict=True)):
             call.onward = units[at : at + reach]
-            call.back = units[max(0, at + 1 - reach) : at + 1][::-1]
+            call.back = [call.unit, *returning[:-reach:-1]]  # the last `reach - 1` of them, the latest first
+            if spec.returns:
+                returning.append(call.unit)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """This rank's parts of the tensors that the model returns."""

@@ -51,6 +51,8 @@ class PlannedTape:
                 self.parameters[number] = tensor.name
         self._walk()
         self.data_axes = self._outermost()
+        self.planned = reached(self.tape, trained_on(self.tape))
+        """The tensors to which the planned loss sends a gradient."""
         self.reached = self._reached()
 
     @property
@@ -116,7 +118,7 @@ class PlannedTape:
 
     def _reached(self) -> set[int]:
         """The tensors that get a gradient: from the planned loss, and from other results whose edges let a gradient through."""
-        found = reached(self.tape, trained_on(self.tape))
+        found = set(self.planned)
         for number in self.tape.results():
             if number not in found and self.tape.tensors[number].grad:
                 path = reached(self.tape, number) - found

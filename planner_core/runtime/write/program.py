@@ -235,7 +235,9 @@ class _ProgramWriter:
             UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.slices(b.number, b.placements)))
             for b in text.buffers
         ]  # fmt: skip
-        return UnitSpec(instance.name, instance.function, tuple(weights), tuple(buffers), recompute, text.seeds > 0)
+        returns = any(n in self.layout.planned for call in instance.calls for n in call.outputs)
+        name, function = instance.name, instance.function
+        return UnitSpec(name, function, tuple(weights), tuple(buffers), recompute, text.seeds > 0, returns)
 
 
 def _lines(text: str) -> list[BlockLine]:

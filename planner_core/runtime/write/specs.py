@@ -120,7 +120,8 @@ class UnitBuffer:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """A unit as the engine needs it: its name, function and weights, whether it is recomputed, and whether it has dropout."""
+    """A unit as the engine needs it: its name, function and weights, whether it is recomputed, whether it has dropout, and whether the
+    planned loss sends a gradient through it."""
 
     name: str
     function: str
@@ -128,6 +129,7 @@ class UnitSpec:
     buffers: tuple[UnitBuffer, ...]
     recompute: str
     seeded: bool
+    returns: bool
 
 
 @dataclass
