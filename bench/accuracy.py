@@ -1,7 +1,7 @@
 """Predicted against measured: every zoo model under the chosen plan, the baselines and the papers' methods.
 
     python -m bench.accuracy                        # what has no row yet, then docs/ACCURACY.md
-    python -m bench.accuracy --only numbers 8       # some of the checks: numbers, or traffic on meshes 8, 2x8, 8x8, 64x8
+    python -m bench.accuracy --only numbers 8       # some of the checks: numbers, traffic on meshes 8, 2x8, 8x8, 64x8, or layouts
     python -m bench.accuracy --models gpt2-xl       # some of the models
     python -m bench.accuracy --redo                 # rows that failed or differed, again
     python -m bench.accuracy --before 2026-11-23    # rows of earlier days anew
@@ -10,6 +10,7 @@
 
 `numbers`: a small model of the same architecture and plan on gloo processes in meshes (2), (4) and (2,2), against one
 process, float32. Traffic and memory: one training step at full size on a fake process group of the mesh's world size.
+`layouts`: both for layouts as teams state them (`bench.support.stated_layouts`), on two nodes of eight GPUs and on four or eight processes.
 Rows are kept in bench/results/accuracy.jsonl, so a sweep can be stopped and taken up again.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 from bench.support.accuracy_table import table
 from bench.support.kept_rows import ROOT, KeptRows, add_before
+from bench.support.stated_layouts import small_ranks, stated_plans
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
 from planner_core.planning.methods import Method
@@ -34,7 +36,7 @@ TABLE = ROOT / "docs" / "ACCURACY.md"
 MESHES = {"8": "1x8-h100", "2x8": "2x8-h100", "8x8": "8x8-h100", "64x8": "64x8-h100"}
 NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
 """A small mesh, the mesh of the plan that is scaled down to it, and how many ranks it has."""
-CHECKS = ("numbers", *MESHES)
+CHECKS = ("numbers", *MESHES, "layouts")
 FEW = ("best", "least memory", "Megatron-LM")
 """Plans run on the meshes of 64 and 512 GPUs unless `--all` is given, or a row is there to be made anew."""
 OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "llama-2-7b.json"}
@@ -82,6 +84,9 @@ def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | No
     def asked(key: Key) -> bool:
         return key not in done and (wanted is None or key in wanted)
 
+    if check == "layouts":
+        _layouts(model, asked)
+        return
     if check == "numbers":
         jobs = list(_small(model, asked))
         for ranks in (2, 4):
@@ -89,6 +94,26 @@ def sweep(check: str, model: str, redo: bool, every: bool, wanted: set[Key] | No
         return
     found = ((k, p) for name, p in plans(model, check).items() if asked(k := (check, model, check, name)))
     _run([(k, p) for k, p in found if every or check in ("8", "2x8") or k[3] in FEW or k in kept], _fake)
+
+
+def _layouts(model: str, asked: Callable[[Key], bool]) -> None:
+    """The layouts that are stated for a model: whole on a fake process group, and small on processes."""
+    from planner_core.core import PlannerError
+    from planner_core.verification import scaled
+
+    whole: list[tuple[Key, Plan]] = []
+    small: list[tuple[Key, Plan]] = []
+    for name, plan in stated_plans(model):
+        if asked(key := ("layouts", model, "whole", name)):
+            whole.append((key, plan))
+        if asked(key := ("layouts", model, "small", name)):
+            try:
+                small.append((key, scaled(plan, small_ranks(plan))))
+            except PlannerError as error:
+                write(key, ok=False, reason=str(error))
+    _run(whole, _fake)
+    for ranks in (4, 8):
+        _run([job for job in small if job[1].mesh.num_devices == ranks], _numbers)
 
 
 def plans(model: str, mesh: str) -> dict[str, Plan]:

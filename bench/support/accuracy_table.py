@@ -21,6 +21,7 @@ def table(rows: list[Row], models: Iterable[str]) -> str:
     )
     numbers = [r for r in rows if r["check"] == "numbers"]
     fake = [r for r in rows if r["check"] in BIG]
+    stated = [r for r in rows if r["check"] == "layouts"]
     none = [r for r in rows if r["check"] == "plan"]
     missing = [
         f"{m} on {c}"
@@ -29,8 +30,8 @@ def table(rows: list[Row], models: Iterable[str]) -> str:
         if not any(r["model"] == m and r["check"] == c for r in rows)
     ]
     return "\n".join([
-        *_head(rows), *_summary(numbers, fake), *_left_out(none, missing), *_differences(rows),
-        *_numbers(numbers), *_traffic(fake), "",
+        *_head(rows), *_summary([*numbers, *_of(stated, "small")], [*fake, *_of(stated, "whole")]), *_left_out(none, missing),
+        *_differences(rows), *_layouts(stated), *_numbers(numbers), *_traffic(fake), "",
     ])  # fmt: skip
 
 
@@ -126,9 +127,15 @@ def _differences(rows: list[Row]) -> list[str]:
     return [
         "## Differences",
         "",
-        *(f"- {r['model']}, {r['plan']}, mesh {r['mesh']} ({r['check']}): {_why(r)}" for r in bad),
+        *(f"- {r['model']}, {r['plan']}, {_where(r)}: {_why(r)}" for r in bad),
         "",
     ]
+
+
+def _where(row: Row) -> str:
+    """Where a row was measured."""
+    stated = row["check"] == "layouts"
+    return f"the {row['mesh']} model" if stated else f"mesh {row['mesh']} ({row['check']})"
 
 
 def _why(row: Row) -> str:
@@ -189,6 +196,32 @@ def _traffic(rows: list[Row]) -> list[str]:
             f"| {100 * r['memory_error']:.2f} % | {r['seconds']:.0f} |"
         )
     return lines
+
+
+def _of(stated: list[Row], size: str) -> list[Row]:
+    """The rows of stated layouts on the whole model, or on the small one."""
+    return [r for r in stated if r["mesh"] == size]
+
+
+def _layouts(stated: list[Row]) -> list[str]:
+    """One line for each layout that is stated: the whole model, and beside it the numbers of the small one."""
+    small = {(r["model"], r["plan"]): r for r in _of(stated, "small")}
+    lines = ["## Layouts as stated, on 2x8", "",
+             "Traffic, order and memory of the whole model on a fake process group of 16 GPUs; numbers of the small model on four processes, or eight for three axes.", "",
+             "| model | layout | collectives as predicted | order | peak predicted, GiB | measured, GiB | error | worst gradient error, small |",
+             "|---|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    for r in _of(stated, "whole"):
+        numbers = small.get((r["model"], r["plan"]), {})
+        gradient = f"{numbers['grad_error']:.1e}" if "grad_error" in numbers else "not run"
+        name = r["plan"] + ("" if r.get("fits", True) else " (does not fit)")
+        if "memory_error" not in r:
+            lines.append(f"| {r['model']} | {name} | not run | | | | | {gradient} |")
+            continue
+        lines.append(
+            f"| {r['model']} | {name} | {_yes(r)} | {r['order'] or 'not compared'} | {r['predicted_bytes'] / GIB:.2f} "
+            f"| {r['measured_bytes'] / GIB:.2f} | {100 * r['memory_error']:.2f} % | {gradient} |"
+        )
+    return [*lines, ""] if stated else []
 
 
 def _mesh(row: Row) -> str:

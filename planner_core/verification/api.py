@@ -92,26 +92,36 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         graph = capture_graph(config["callable"])
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
-    first: Plan | None = None
+    first: tuple[Plan, list[str]] | None = None
     lengths = dict.fromkeys((SMALL_SEQ, w["seq"]))
     for batch, small, seq in itertools.product(_batches(plan, ranks), _small_forms(config, w["seq"]), lengths):
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
                 made = _on(plan, graph, mesh)
-                if not check_rules(made, graph):
+                broken = check_rules(made, graph)
+                if not broken:
                     return made
-                first = first or made
+                first = first or (made, broken)
         except (InputError, CaptureError) as error:
             failed = failed or error
     if first is not None:
-        return first  # its run says what is wrong
+        if not check_rules(plan, graph_of(plan)):
+            raise InputError(_too_few(mesh, first[1][0]))
+        return first[0]  # its run says what is wrong
     if failed is not None:
         raise failed
     raise InputError(
         f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
     )
+
+
+def _too_few(mesh: DeviceMesh, broken: str) -> str:
+    """Why a plan that is right cannot be scaled to a small mesh, and what would do."""
+    wanted = 2 ** len(mesh.axis_sizes)
+    way = f"use --ranks {wanted}" if mesh.num_devices < wanted else "verify it with --fake"
+    return f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); {way}"
 
 
 def _small_forms(config: Mapping[str, Any], seq: int) -> Iterator[dict[str, Any]]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from planner_core.core import Shard
-from planner_core.models import whole_config
+import pytest
+
+from planner_core.core import InputError, Shard, load_cluster
+from planner_core.models import graph_of, whole_config
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.scaled_down import _other_layers
 from planner_core.planning.small_config import shrink, shrinks
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
+from planner_core.verification.static import check_rules
 from tests.support.plans import planned
 
 MIXED = {
@@ -115,3 +120,14 @@ def test_a_layer_is_matched_by_operands_and_gradients() -> None:
     assert _other_layers([("layers.1.attn/sdpa", (3, split))], plan) == {}
     assert _other_layers([("layers.1.gate/linear", (2, none))], plan) == {"layers.1": "layers.9"}
     assert _other_layers([("layers.1.attn/sdpa", (2, split))], plan) == {}  # no layer has it: its own number says why
+
+
+def test_too_few_ranks_for_a_plan_are_refused() -> None:
+    """With one sample a rank, samples and tokens may be merged where tokens are split. Four ranks leave one to the samples' axis."""
+    pricer = Pricer("bert-large", load_cluster("2x8-h100"))
+    plan = pricer.plan(Statement(parse_layout("fsdp=4,cp=2,tp=2"), layers=2, seq=512))
+    assert plan is not None
+    with pytest.raises(InputError, match=r"cannot be scaled to 4 ranks .* use --ranks 8"):
+        scaled(plan, 4)
+    small = scaled(plan, 8)
+    assert not check_rules(small, graph_of(small))
