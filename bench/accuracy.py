@@ -10,7 +10,7 @@
 
 `numbers`: a small model of the same architecture and plan on gloo processes in meshes (2), (4) and (2,2), against one
 process, float32. Traffic and memory: one training step at full size on a fake process group of the mesh's world size.
-`layouts`: both for layouts as teams state them (`bench.support.stated_layouts`), on two nodes of eight GPUs and on four or eight processes.
+`layouts`: both for layouts as teams state them (`bench.support.accuracy.layouts`), on two nodes of eight GPUs and on four or eight processes.
 Rows are kept in bench/results/accuracy.jsonl, so a sweep can be stopped and taken up again.
 """
 
@@ -24,9 +24,9 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from bench.support.accuracy_table import table
+from bench.support.accuracy.layouts import small_ranks, stated_plans
+from bench.support.accuracy.table import table
 from bench.support.kept_rows import ROOT, KeptRows, add_before
-from bench.support.stated_layouts import small_ranks, stated_plans
 from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.models import ZOO
 from planner_core.planning.methods import Method

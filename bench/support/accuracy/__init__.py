@@ -1,0 +1,1 @@
+"""The page of `bench.accuracy`, and the layouts that it states."""
