@@ -7,7 +7,7 @@ finds the redistributions and the prices again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -201,11 +201,13 @@ class _Retarget:
 
 def _forms_of(graph: Graph) -> Iterator[tuple[str, Form]]:
     """The operators of a graph by their full names."""
+    ops: Sequence[Op]
     for item in graph.top.items:
-        block, ops = (
-            (graph.top, (item,)) if isinstance(item, Op) else (graph.blocks[item.block], graph.blocks[item.block].ops)
-        )
-        prefix = "" if isinstance(item, Op) else item.prefix
+        if isinstance(item, Op):
+            prefix, block, ops = "", graph.top, [item]
+        else:
+            block = graph.blocks[item.block]
+            prefix, ops = item.prefix, block.ops
         for op in ops:
             yield join_name(prefix, op.name), (len(op.inputs), tuple(block.values[v].grad for v in op.outputs))
 

@@ -190,9 +190,8 @@ def _traffic(rows: list[Row]) -> list[str]:
         if "memory_error" not in r:
             lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | | |")
             continue
-        name = r["plan"] + ("" if r.get("fits", True) else " (does not fit)")
         lines.append(
-            f"| {r['model']} | {_mesh(r)} | {name} | {_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
+            f"| {r['model']} | {_mesh(r)} | {_name(r)} | {_yes(r)} | {r['predicted_bytes'] / GIB:.2f} | {r['measured_bytes'] / GIB:.2f} "
             f"| {100 * r['memory_error']:.2f} % | {r['seconds']:.0f} |"
         )
     return lines
@@ -213,15 +212,19 @@ def _layouts(stated: list[Row]) -> list[str]:
     for r in _of(stated, "whole"):
         numbers = small.get((r["model"], r["plan"]), {})
         gradient = f"{numbers['grad_error']:.1e}" if "grad_error" in numbers else "not run"
-        name = r["plan"] + ("" if r.get("fits", True) else " (does not fit)")
         if "memory_error" not in r:
-            lines.append(f"| {r['model']} | {name} | not run | | | | | {gradient} |")
+            lines.append(f"| {r['model']} | {_name(r)} | not run | | | | | {gradient} |")
             continue
         lines.append(
-            f"| {r['model']} | {name} | {_yes(r)} | {r['order'] or 'not compared'} | {r['predicted_bytes'] / GIB:.2f} "
+            f"| {r['model']} | {_name(r)} | {_yes(r)} | {r['order'] or 'not compared'} | {r['predicted_bytes'] / GIB:.2f} "
             f"| {r['measured_bytes'] / GIB:.2f} | {100 * r['memory_error']:.2f} % | {gradient} |"
         )
     return [*lines, ""] if stated else []
+
+
+def _name(row: Row) -> str:
+    """A plan's name, and whether it fits."""
+    return str(row["plan"]) + ("" if row.get("fits", True) else " (does not fit)")
 
 
 def _mesh(row: Row) -> str:

@@ -17,7 +17,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
-from planner_core.runtime.program.collectives import cut, neighbours, own_length, padded, part_of, uneven
+from planner_core.runtime.program.collectives import (
+    joined,
+    neighbours,
+    own_length,
+    own_share,
+    padded,
+    part_of,
+    parts,
+    shares,
+    uneven,
+)
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -69,7 +79,7 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
         return _by_segment(all_gather(x, src.dim, mesh, step.axis), src.dim, n, segments)
     if isinstance(dst, Shard):
         if isinstance(src, Replicate):
-            return own_slice(x, dst.dim, mesh, step.axis, segments).contiguous()
+            return own_share(x, dst.dim, n, mesh.get_local_rank(step.axis), segments).contiguous()
         if isinstance(src, Shard):
             return _exchange(x, src.dim, dst.dim, mesh, step.axis, segments)
         whole = uneven(segments, dst.dim)
@@ -112,45 +122,26 @@ def place(x: torch.Tensor, placements: Placements, mesh: DeviceMesh, segments: S
     """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
-            x = own_slice(x, placement.dim, mesh, axis, segments)
+            x = own_share(x, placement.dim, mesh.size(axis), mesh.get_local_rank(axis), segments)
         elif not isinstance(placement, Replicate):
             x = x / mesh.size(axis)
     return x
-
-
-def own_slice(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
-    """This rank's part of `dim`. It is a view unless the dim has segments."""
-    n, rank = mesh.size(axis), mesh.get_local_rank(axis)
-    if x.size(dim) % n and uneven(segments, dim) is None:
-        raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {n} ranks")
-    if uneven(segments, dim) is not None:
-        return cut(x, dim, n)[rank]
-    shares = [part.chunk(n, dim)[rank] for part in _parts(x, dim, segments)]
-    return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
 
 
 def _done(x: torch.Tensor) -> torch.Tensor:
     return x.wait() if isinstance(x, collectives.AsyncCollectiveTensor) else x
 
 
-def _parts(x: torch.Tensor, dim: int, segments: Segments) -> tuple[torch.Tensor, ...]:
-    sizes = segments.get(dim, (1,))
-    parts: tuple[torch.Tensor, ...] = x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
-    return parts
-
-
 def _by_rank(x: torch.Tensor, dim: int, n: int, segments: Segments) -> torch.Tensor:
     if len(segments.get(dim, ())) < 2:
         return x
-    shares = [part.chunk(n, dim) for part in _parts(x, dim, segments)]
-    return torch.cat([share[rank] for rank in range(n) for share in shares], dim)
+    return torch.cat(shares(x, dim, n, segments), dim)
 
 
 def _by_segment(x: torch.Tensor, dim: int, n: int, segments: Segments) -> torch.Tensor:
     if len(segments.get(dim, ())) < 2:
         return x
-    shares = [_parts(chunk, dim, segments) for chunk in x.chunk(n, dim)]
-    return torch.cat([share[part] for part in range(len(shares[0])) for share in shares], dim)
+    return joined(x.chunk(n, dim), dim, segments)
 
 
 def _exchange(x: torch.Tensor, src: int, dst: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
@@ -164,7 +155,7 @@ def _pad(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segme
     shape = list(x.shape)
     shape[dim] *= mesh.size(axis)
     whole = x.new_zeros(shape)
-    shares = (part.chunk(mesh.size(axis), dim)[mesh.get_local_rank(axis)] for part in _parts(whole, dim, segments))
-    for own, piece in zip(shares, _parts(x, dim, segments), strict=True):
+    places = (part.chunk(mesh.size(axis), dim)[mesh.get_local_rank(axis)] for part in parts(whole, dim, segments))
+    for own, piece in zip(places, parts(x, dim, segments), strict=True):
         own.copy_(piece)
     return whole
