@@ -53,6 +53,8 @@ class GradientBucket:
         self.packs = _scatters(self.micro)
         self.ranked = not self.micro and not self.small and _scatters(self.final)
         """Whether the terms of `final` are packed rank by rank as they come, so that they are not copied to be sent."""
+        self.direct = not self.micro and not self.final and not any(self.at_once)
+        """Whether nothing is sent or cut: a gradient goes to its parameter as it comes."""
         self.by_rank = self.micro[0] if self.packs else self.final[0] if self.ranked else []
         self.flat: torch.Tensor | None = None  # of the first stage, packed as its collective takes it
         self.places: list[torch.Tensor] = []
@@ -69,8 +71,12 @@ class GradientBucket:
 
     def put(self, at: int, gradient: torch.Tensor) -> None:
         """Take one gradient from autograd."""
+        if self.direct:
+            self.weights[at].publish(gradient if gradient.dtype == self.dtype else gradient.to(self.dtype))
+            return
         self.arrived.add(at)
-        gradient = take(gradient, self.at_once[at], self.weights[at].segments)
+        if self.at_once[at]:
+            gradient = take(gradient, self.at_once[at], self.weights[at].segments)
         if not self.micro:
             self._add(at, gradient)
         elif self.packs:  # rank by rank, as the reduce_scatter sends it
@@ -96,7 +102,7 @@ class GradientBucket:
         elif weight.terms is not None:
             weight.terms.add_(gradient)
         elif not self.final:
-            weight.terms = gradient.to(self.dtype)  # nothing to pack
+            weight.terms = gradient.to(self.dtype)  # cut, and nothing to pack
         else:
             self._allocate()
             weight.terms = self.places[at]

@@ -117,16 +117,13 @@ class Weight:
 
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient."""
-        gradient = (
-            gradient.data
-        )  # a view counts what is written to its neighbours as well, and the copy would seem stale
         held = self.gradient
         if held is not None:
             held.add_(gradient)
         elif isinstance(self.parameter, DTensor):
-            self.parameter.grad = DTensor(gradient, self.parameter._spec, requires_grad=False)
-        else:
-            self.parameter.grad = gradient
+            self.parameter.grad = DTensor(gradient.data, self.parameter._spec, requires_grad=False)
+        else:  # a view counts what is written to its neighbours as well, and the copy would seem stale
+            self.parameter.grad = gradient.data
         if self.kept is not None and not self.alias:
             self.published = self.gradient
             assert self.published is not None
