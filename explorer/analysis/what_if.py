@@ -1,7 +1,7 @@
 """What if: the best plan for some changed settings, and how it differs from the current plan.
 
 Only the best plan is looked for, on every mesh; trade-offs, baselines and candidates wait until the settings are taken
-over. No Streamlit here.
+over. `first` is there sooner: it looks at one mesh and one number of micro-batches. No Streamlit here.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
 from explorer.jobs.malloc_trim import give_back
 from explorer.text import units, words
-from planner_core.core import Cluster, Plan, glob_name, join_name
-from planner_core.planning import GraphSource, Progress, Request, choose, settle
+from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
+from planner_core.planning import GraphSource, Progress, Request, choose, meshes, prepare, settle, usable_bytes
 
 KEYS = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
@@ -41,6 +41,37 @@ def best(request: Request, graph: GraphSource = None, say: Progress = lambda tex
             return settle(request, graph, choose, say, WORK)[1]
         finally:
             give_back()
+
+
+def first(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
+    """A good plan at once for the cluster of `before`: on its mesh, in as many micro-batches as memory should need, without a proof.
+
+    None on another cluster, since its best mesh is another too, or if nothing of the kind fits; then only `best` can tell. Raises
+    InputError as `best` does.
+    """
+    asked = _near(request, before)
+    planner = prepare(asked, graph(asked) if callable(graph) else graph, work=0)
+    if planner.cluster.to_json() != before.cluster:
+        return None
+    options = [mesh for mesh in meshes(planner.request, planner.cluster) if mesh.axis_sizes == before.mesh.axis_sizes]
+    with suppress(NoPlanFits):
+        found = choose(planner, options, prove=False) if options else None
+        return found if found and found.fits else None
+    return None
+
+
+def _near(request: Request, before: Plan) -> Request:
+    """The request with what it leaves open: the number of micro-batches is the least with which the plan before would fit if its
+    activations grew with the tokens, and nothing is recomputed that was not."""
+    batch, seq, number = (int(before.workload[k]) for k in ("batch", "seq", "accumulate"))
+    tokens = batch * seq / number
+    batch, seq = request.batch or batch, request.seq or seq
+    memory = before.cost.memory_bytes
+    grows = memory["activations"] + memory["buffers"]
+    room = usable_bytes(before.cluster["gpu"]["memory_bytes"], request) - (memory["peak"] - grows)
+    fits = (n for n in divisors(batch) if grows * batch * seq / n <= room * tokens)
+    recompute = before.workload["recompute"] if request.recompute == "auto" else request.recompute
+    return replace(request, batch=batch, accumulate=request.accumulate or next(fits, batch), recompute=recompute)
 
 
 @contextmanager

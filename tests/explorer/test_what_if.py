@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from bench.support.app.soak import resident_mb
@@ -70,6 +73,22 @@ def test_the_answer_is_told_against_what_there_is() -> None:
     assert whatif.per_sample(before, slow) == ""
     assert "samples a second" in whatif.per_sample(before, whatif.best(Request("llama-3-8b", batch=32)))
     assert {comm.name, memory.name} == {"communication", "memory per GPU"}
+
+
+@pytest.mark.parametrize("changes", [{"batch": 128}, {"seq": 8192}, {"recompute": "full"}, {"optimizer": "sgd"}])
+def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
+    asked = Request("llama-3-8b", recompute="auto", accumulate=None)
+    before = whatif.best(asked)
+    early, best = (find(replace(asked, **changes)) for find in (lambda r: whatif.first(r, before), whatif.best))
+    assert early is not None and early.fits
+    assert early.workload == best.workload and early.mesh == best.mesh
+    assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s < 1.01 * best.cost.step_time_s
+
+
+def test_on_another_cluster_or_where_nothing_of_the_kind_fits_only_the_best_plan_can_tell() -> None:
+    before = whatif.best(Request("llama-3-8b", mesh="2x8"))
+    assert whatif.first(Request("llama-3-8b", "4x8-h100"), before) is None
+    assert whatif.first(Request("llama-3-8b", batch=16, accumulate=1, seq=65_536), before) is None
 
 
 def test_what_cannot_be_planned_is_said() -> None:

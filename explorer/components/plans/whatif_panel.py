@@ -35,6 +35,10 @@ CHOICES: dict[str, dict[Any, str]] = {
     "zero": settings.STAGE_NAMES,
     "recompute": {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE},
 }
+EARLY = "A good plan on the mesh that was best before; the best one of all meshes is being looked for."
+"""Under a plan that is shown before the best one is known."""
+LAST = "whatif_last"
+"""The session's last answer: a plan for the next stop of a slider is near it."""
 WIDE, WIDEST, SHORT_NAME = 225, 340, 24
 """Pixels of a control, of one with long names, and the letters up to which a name is short."""
 DEFAULT_INTER = 400.0
@@ -85,14 +89,31 @@ def panel(result: Result, chosen: Plan) -> None:
         return
     asked = whatif.request(state.values(), changes)
     try:
+        early = None if known(asked) else _early(asked, chosen)
+        place = st.empty()  # not sooner: it clears what stands there
+        if early is not None:
+            with place.container():
+                _answer(chosen, early, "whatif_early", EARLY)
         with st.spinner("Planning", show_time=True):
             after, taken = best(asked)
     except PlannerError as error:
         st.error(state.in_words(str(error)))
         _buttons(changes, False)
         return
-    _answer(chosen, after, taken)
+    st.session_state[LAST] = after
+    with place.container():
+        _answer(
+            chosen, after, "whatif_answer", f"Planned in {units.seconds(taken)}: the best plan alone, on every mesh."
+        )
     _buttons(changes, True)
+
+
+def _early(asked: Request, chosen: Plan) -> Plan | None:
+    """A good plan at once, near the panel's last answer or near the chosen plan."""
+    for near in (st.session_state.get(LAST, chosen), chosen):
+        if found := whatif.first(asked, near, state.own_source(asked)):
+            return found
+    return None
 
 
 def _set(key: str, value: Any, stands: Any, alone: bool = False) -> None:
@@ -127,8 +148,8 @@ def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _answer(before: Plan, after: Plan, taken: float) -> None:
-    with st.container(horizontal=True, key="whatif_answer", gap="large"):
+def _answer(before: Plan, after: Plan, key: str, how: str) -> None:
+    with st.container(horizontal=True, key=key, gap="large"):
         figures(before, after)
         old, new = words.mesh_words(before.mesh), words.mesh_words(after.mesh)
         st.metric(
@@ -142,13 +163,14 @@ def _answer(before: Plan, after: Plan, taken: float) -> None:
     told = [f"{frame.text(words.describe(after))}."]
     if not after.fits:
         told.append("It does not fit the memory.")
-    told += [f"{frame.text(note[:1].upper() + note[1:])}." for note in after.notes if after.fits and not after.optimal]
+    if key == "whatif_answer":
+        told += [
+            f"{frame.text(note[:1].upper() + note[1:])}." for note in after.notes if after.fits and not after.optimal
+        ]
     speed = whatif.per_sample(before, after)
     st.markdown(" ".join([*told, f"{frame.text(speed)}." if speed else ""]))
     moved(before, after)
-    st.caption(
-        f"Set against {frame.text(words.title(before))}. Planned in {units.seconds(taken)}: the best plan alone, on every mesh."
-    )
+    st.caption(f"Set against {frame.text(words.title(before))}. {how}")
 
 
 def figures(before: Plan, after: Plan) -> None:
