@@ -18,13 +18,13 @@ from torch.distributed.tensor import Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
 from planner_core.runtime.program.collectives import (
+    in_zeros,
     joined,
     neighbours,
     own_length,
     own_share,
     padded,
     part_of,
-    parts,
     shares,
     uneven,
 )
@@ -90,7 +90,7 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
         if whole is not None:
             own = own.narrow(dst.dim, 0, own_length(whole, n, mesh.get_local_rank(step.axis))).contiguous()
         return own
-    return _pad(x, src.dim, mesh, step.axis, segments) if isinstance(src, Shard) else x / n
+    return in_zeros(x, src.dim, n, mesh.get_local_rank(step.axis), segments) if isinstance(src, Shard) else x / n
 
 
 def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "sum") -> torch.Tensor:
@@ -149,13 +149,3 @@ def _exchange(x: torch.Tensor, src: int, dst: int, mesh: DeviceMesh, axis: int, 
     pieces = torch.cat([piece.unsqueeze(0) for piece in _by_rank(x, dst, n, segments).chunk(n, dst)])
     received = _done(collectives.all_to_all_single(pieces, None, None, (mesh, axis)))
     return _by_segment(torch.cat(received.unbind(0), src), src, n, segments)
-
-
-def _pad(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int, segments: Segments) -> torch.Tensor:
-    shape = list(x.shape)
-    shape[dim] *= mesh.size(axis)
-    whole = x.new_zeros(shape)
-    places = (part.chunk(mesh.size(axis), dim)[mesh.get_local_rank(axis)] for part in parts(whole, dim, segments))
-    for own, piece in zip(places, parts(x, dim, segments), strict=True):
-        own.copy_(piece)
-    return whole

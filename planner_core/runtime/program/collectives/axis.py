@@ -16,13 +16,13 @@ from planner_core.runtime.program.collectives.dim_parts import (
     NO_SEGMENTS,
     Segments,
     cut,
+    in_zeros,
     joined,
     neighbours,
     own_length,
     own_share,
     padded,
     part_of,
-    parts,
     shares,
     uneven,
 )
@@ -181,13 +181,7 @@ class Axis:
 
     def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """A tensor of the whole size: this rank's part in its place, and zeros elsewhere."""
-        shape = list(x.shape)
-        shape[dim] *= self.size
-        whole = x.new_zeros(shape)
-        places = [part.chunk(self.size, dim)[self.rank] for part in parts(whole, dim, segments)]
-        for place, piece in zip(places, parts(x, dim, segments), strict=True):
-            place.copy_(piece)
-        return whole
+        return in_zeros(x, dim, self.size, self.rank, segments)
 
     def divide(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""

@@ -65,6 +65,14 @@ def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segment
     return own[0] if len(own) == 1 else torch.cat(own, dim)
 
 
+def in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+    """A tensor of the whole size: `rank`'s part in its place, and zeros elsewhere."""
+    whole = x.new_zeros((*x.shape[:dim], size * x.size(dim), *x.shape[dim + 1 :]))
+    for part, piece in zip(parts(whole, dim, segments), parts(x, dim, segments), strict=True):
+        part.chunk(size, dim)[rank].copy_(piece)
+    return whole
+
+
 def shares(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
     """The part of `dim` of every rank, in order of ranks."""
     if len(segments.get(dim, ())) < 2:
