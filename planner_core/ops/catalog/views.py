@@ -172,9 +172,13 @@ def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that are not padded may be sharded. Partial passes if the padding is zero."""
+    """Dims that are not padded may be sharded: `(1, -1)` shifts a dim and keeps its size. Partial passes if the padding is zero."""
+    pad, rank = op.attrs.get("pad"), len(ins[0])
+    sizes = ints(pad)
+    known = isinstance(pad, tuple) and len(sizes) == len(pad)
+    touched = {rank - 1 - i // 2 for i, n in enumerate(sizes) if n} if known else range(rank)
     zero = op.attrs.get("value") in (None, 0, 0.0) and op.attrs.get("mode", "constant") in ("constant", None)
-    return _but((), ins, outs, linear=zero)
+    return _but(touched, ins, outs, linear=zero)
 
 
 def _turned(op: Op, ins: Shapes, outs: Shapes) -> Rule:

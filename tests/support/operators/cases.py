@@ -114,7 +114,7 @@ def shapes() -> list[Case]:
             ("split_with_sizes", torch.split_with_sizes, (x, [4, 4, 4], 2)), ("chunk", torch.chunk, (x, 3, 2)), ("chunk", torch.chunk, (x, 2)),
             ("unsafe_chunk", torch.unsafe_chunk, (x, 2)), ("unsafe_split", torch.unsafe_split, (x, 4, 1)),
             ("tensor_split", torch.tensor_split, (x, 3, 2)), ("unbind", torch.unbind, (x, 1)), ("unbind", torch.unbind, (x,)),
-            ("select", torch.select, (x, 1, 3)), ("narrow", torch.narrow, (x, 2, 4, 4)), ("pad", F.pad, (x, (1, 1))), ("pad", F.pad, (x, (0, 0, 2, 2), "constant", 3.0)), ("pad", F.pad, (x, (1, 1), "circular")),
+            ("select", torch.select, (x, 1, 3)), ("narrow", torch.narrow, (x, 2, 4, 4)), ("pad", F.pad, (x, (1, 1))), ("pad", F.pad, (x, (0, 0, 2, 2), "constant", 3.0)), ("pad", F.pad, (x, (1, 1), "circular")), ("pad", F.pad, (x, (0, 0, 1, -1))), ("pad", F.pad, (x, (2, -2), "constant", 3.0)),
             ("constant_pad_nd", torch.constant_pad_nd, (x, (1, 1))), ("roll", torch.roll, (x, 1, 1)), ("roll", torch.roll, (x, 1)),
             ("flip", torch.flip, (x, (0, 2))), ("tril", torch.tril, (x,)), ("triu", torch.triu, (x,)), ("tril_", torch.Tensor.tril_, (x,)),
             ("H", lambda a: a.H, (t(4, 8),)), ("mH", lambda a: a.mH, (x,)), ("adjoint", torch.adjoint, (torch.randn(4, 8, 6, dtype=torch.complex128),)),
