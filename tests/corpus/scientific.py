@@ -438,4 +438,43 @@ def flow_step() -> Made:
     return Mixing(), (numbers(4, 1, 8, 8),)
 
 
+class Shifting(nn.Module):
+    """Each token is mixed with the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.shift = nn.Parameter(torch.rand(32)), nn.ZeroPad2d((0, 0, 1, -1))
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = x * self.mix + self.shift(x) * (1 - self.mix)
+        return (self.second(torch.relu(self.first(mixed)).square()) - x).square().mean()
+
+
+def time_shift() -> Made:
+    """RWKV's shift of tokens: a padding by 1 and -1, which keeps the size."""
+    return Shifting(), (numbers(4, 16, 32),)
+
+
+class Windows(nn.Module):
+    """Overlapping windows of tokens by strides, of a tensor that lies token by token in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.score = nn.Linear(32, 32), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, tokens, _ = x.shape
+        heads = self.project(x.transpose(0, 1)).view(tokens, samples, 4, 8).permute(1, 2, 0, 3)
+        parts = heads.reshape(samples * 4, tokens, 8).view(samples * 4, tokens // 8, 8, 8)
+        size, stride = list(parts.size()), list(parts.stride())
+        size[1], stride[1] = 2 * size[1] - 1, stride[1] // 2
+        return self.score(parts.as_strided(size, stride)).square().mean()
+
+
+def overlapping_windows() -> Made:
+    """Longformer's windows: as_strided of a transposed tensor."""
+    return Windows(), (numbers(4, 16, 32),)
+
+
 REFUSED = {"residual_by_jvp": "runs its operators inside a transform of torch.func"}

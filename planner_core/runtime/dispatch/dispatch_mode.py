@@ -52,6 +52,7 @@ from planner_core.runtime.plan_reader import (
     read_rows,
     recomputed_prefixes,
 )
+from planner_core.runtime.program.operators.functions import laid_out
 
 DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 """The function that a mode sees when the model's code reads `tensor.dtype`."""
@@ -229,7 +230,7 @@ class Steering(TorchFunctionMode):
         meta = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
         local = [self._take(site, t, e, meta) for t, e in zip(operands, row.inputs, strict=True)]
         if fn == "as_strided" and local[0].shape == operands[0].shape:
-            local[0] = _laid_out(local[0], operands[0].stride())
+            local[0] = laid_out(local[0], operands[0].stride())
         # a recomputed block keeps nothing: its recomputation gathers again
         gathered = contextlib.nullcontext() if self._recomputed else self.params.regathered(operands, local, row)
         stays = keep(fn == "scaled_dot_product_attention") if site in self.kept else contextlib.nullcontext()
@@ -269,7 +270,8 @@ class Steering(TorchFunctionMode):
                 else self.params.take(tensor, edge)
             )
         local = place(tensor, edge.dst, self.mesh, edge.segments)
-        return torch.empty_like(local, device="meta") if meta and not local.is_meta else local
+        size = local.dim() == 0 and local.dtype == torch.int64  # its value may say a shape
+        return torch.empty_like(local, device="meta") if meta and not local.is_meta and not size else local
 
     def _hand_out(self, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> Steered:
         return Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
@@ -298,6 +300,8 @@ class Steering(TorchFunctionMode):
         self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], int | None]:
         """The results with global shapes on meta, or the number of the operand that the call returns unchanged."""
+        if fn in SIZED:
+            args, kwargs = (*args[:1], *_numbers(args[1:])), _numbers(kwargs)
         key = (func, _signature(args), _signature(kwargs))
         if key not in self.seen:
             self.inferring = True
@@ -326,11 +330,24 @@ def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[
     return outputs(fn, () if fn == "contiguous" else args, out), None
 
 
-def _laid_out(local: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with its elements in the memory order of the global tensor's strides: a collective may change the order."""
-    if local.stride() == strides:
-        return local
-    return torch.empty_strided(local.shape, strides, dtype=local.dtype, device=local.device).copy_(local)
+SIZED = (
+    "view",
+    "reshape",
+    "unflatten",
+    "expand",
+    "broadcast_to",
+    "as_strided",
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+)
+"""Functions that take sizes behind their operand."""
+
+
+def _numbers(tree: Any) -> Any:
+    """Sizes that are tensors of one number as numbers: a shape follows from their values."""
+    return _replaced(tree, lambda t: t if t.dim() or t.is_meta or t.is_floating_point() else int(t))
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -186,9 +186,10 @@ class TapeRecorder(Recorder):
     ) -> TapeCall:
         line, names = running_statement()
         inputs = tuple(self.number(t) for t in operands)
+        apart = fn == "as_strided" and not operands[0].is_contiguous()
         return TapeCall(
             kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
-            line=line, stops=not torch.is_grad_enabled(), **more,
+            line=line, stops=not torch.is_grad_enabled(), strides=tuple(operands[0].stride()) if apart else (), **more,
         )  # fmt: skip
 
     def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:

@@ -84,6 +84,8 @@ class TapeCall:
     """Whether it was called under torch.no_grad."""
     saved: tuple[int, ...] = ()
     """Tensors that autograd keeps for its backward."""
+    strides: tuple[int, ...] = ()
+    """Those of the operand of `as_strided`, unless it is contiguous: they say which of its elements are meant."""
     shape: Any = None
     """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
 

@@ -191,13 +191,15 @@ def _split(local: LocalCall) -> str:
 
 @_rule("as_strided")
 def _as_strided(local: LocalCall) -> str:
-    """The sizes are this rank's. Strides are those of the recording, so samples must be in the outermost dim."""
-    offset = local.argument("storage_offset", 3)
-    if local.layout.num_parts > 1 and local.layout.samples[local.call.inputs[0]] not in (None, 0):
+    """The sizes are this rank's. Strides are those of the recording, so samples must be in the outermost dim, and the operand must lie in
+    memory as it did there: a collective may have moved its elements."""
+    offset, strides = local.argument("storage_offset", 3), local.call.strides
+    if local.layout.num_parts > 1 and (strides or local.layout.samples[local.call.inputs[0]] not in (None, 0)):
         raise CannotRewrite(f"{local.call.site} has strides that depend on the number of samples")
     rest = f", {offset}" if offset else ""
-    laid = ".contiguous()" if local.axes(local.operand(0)) else ""
-    return f"{local.texts[0]}{laid}.as_strided({local.shape()}, {tuple(local.argument('stride', 2))}{rest})"
+    x = local.texts[0]
+    laid = f"laid_out({x}, {strides})" if strides else f"{x}.contiguous()"
+    return f"{laid}.as_strided({local.shape()}, {tuple(local.argument('stride', 2))}{rest})"
 
 
 @_rule("conv1d", "conv2d", "conv3d")

@@ -155,3 +155,13 @@ class _SyncBatchNorm(torch.autograd.Function):
         dx = factor.view(wide) * (gradient - shift.view(wide) - normed * slope.view(wide))
         grads = (None, None) if weight is None else (by_weight.to(weight.dtype), by_bias.to(weight.dtype))
         return dx.to(x.dtype), *grads, None, None
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with its elements in the memory order of these strides. A collective may have changed the order."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
