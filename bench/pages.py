@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.support.app.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
 from bench.support.app.running_explorer import Place, explorer, frames, settle  # noqa: E402
+from bench.support.app.watches import answered, first_picture  # noqa: E402
 from explorer.analysis.what_if import best  # noqa: E402
 from explorer.analysis.what_if import first as first_plan  # noqa: E402
 from explorer.figures import scatter  # noqa: E402
@@ -172,22 +173,6 @@ def replan(place: Place) -> Iterator[Figure]:
     yield spread("the same in processor time, which others on the machine do not stretch", cpu, "300")
 
 
-WATCH = """
-() => new Promise((done) => {
-  const text = (key) => document.querySelector('.st-key-whatif_' + key)?.innerText;
-  const before = text('answer'), start = performance.now(), times = {};
-  const look = () => {
-    const early = text('early'), best = text('answer');
-    if (!('any' in times) && (early || (best && best !== before))) times.any = performance.now() - start;
-    if (best && best !== before && !early) return done({ ...times, best: performance.now() - start });
-    requestAnimationFrame(look);
-  };
-  requestAnimationFrame(look);
-})
-"""
-"""Milliseconds until the panel has figures for the new value, and until these are the best plan's."""
-
-
 def whatif(place: Place) -> Iterator[Figure]:
     """From a key on the panel's slider to the new figures on the page, each stop planned for the first time."""
     taken: dict[str, list[float]] = {"any": [], "best": []}
@@ -199,11 +184,8 @@ def whatif(place: Place) -> Iterator[Figure]:
             for label, key in stops:
                 knob = page.get_by_role("slider", name=label)
                 knob.focus()
-                watching = page.evaluate_handle("() => { window.seen = (" + WATCH.strip() + ")(); }")
-                page.keyboard.press(key)
-                for name, ms in page.evaluate("() => window.seen").items():
+                for name, ms in answered(page, key).items():
                     taken[name].append(ms)
-                watching.dispose()
                 page.wait_for_timeout(100)
     note = "includes the browser, Streamlit's wait after a key, and the drawing"
     what = "what-if: from a key on the batch slider to"
@@ -263,23 +245,6 @@ def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Ite
 # --- a cold browser -----------------------------------------------------------------------------------------
 
 
-PAINTED = """
-(sign) => {
-  const look = () => {
-    const shown = [...document.querySelectorAll(sign)].some((e) => e.getClientRects().length && (e.complete ?? true));
-    if (shown) requestAnimationFrame(() => { window.painted = performance.now(); });
-    else requestAnimationFrame(look);
-  };
-  requestAnimationFrame(look);
-}
-"""
-"""Notes when a sign was drawn, in the page itself: a question from outside waits while the plotting library is unpacked."""
-LOADED = """
-() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
-  .filter((e) => e.responseEnd <= window.painted).reduce((sum, e) => sum + e.transferSize, 0)
-"""
-
-
 def first(place: Place) -> Iterator[Figure]:
     """From a cold browser's request to the first picture, and the bytes that it loaded till then; the plan itself is known."""
     cases = (
@@ -293,14 +258,9 @@ def first(place: Place) -> Iterator[Figure]:
     for what, path, sign in cases:
         taken, loaded = [], []
         for _ in range(5):
-            context = place.browser.new_context(viewport={"width": 1440, "height": 1000})
-            page = context.new_page()
-            page.add_init_script(f"({PAINTED.strip()})({json.dumps(sign)})")
-            page.goto(place.url + path, wait_until="commit")
-            page.wait_for_function("() => window.painted", timeout=120_000)
-            taken.append(page.evaluate("() => window.painted"))
-            loaded.append(page.evaluate(LOADED))
-            context.close()
+            ms, count = first_picture(place, path, sign)
+            taken.append(ms)
+            loaded.append(count)
         yield spread(
             f"cold browser, {what} ({statistics.median(loaded) / 1e6:.1f} MB loaded till then)", taken, "2 000"
         )
