@@ -168,7 +168,7 @@ def replan(place: Place) -> Iterator[Figure]:
                 best(request)
                 taken.append(1e3 * (time.perf_counter() - start))
                 cpu.append(1e3 * (time.process_time() - worked))
-    yield spread("a plan at once for a change, Llama-3-8B on 2×8 (Python)", early, "100")
+    yield spread("a plan at once for a change, Llama-3-8B on 2×8 (Python)", early)
     yield spread("the best plan for the same change (Python)", taken, "300")
     yield spread("the same in processor time, which others on the machine do not stretch", cpu, "300")
 

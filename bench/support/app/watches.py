@@ -9,15 +9,19 @@ from bench.support.app.running_explorer import Place
 
 PAINTED = """
 (sign) => {
+  const inside = (root) => [
+    ...root.querySelectorAll(sign),
+    ...[...root.querySelectorAll('*')].flatMap((e) => (e.shadowRoot ? inside(e.shadowRoot) : [])),
+  ];
   const look = () => {
-    const shown = [...document.querySelectorAll(sign)].some((e) => e.getClientRects().length && (e.complete ?? true));
+    const shown = inside(document).some((e) => e.getClientRects().length && (e.complete ?? true));
     if (shown) requestAnimationFrame(() => { window.painted = performance.now(); });
     else requestAnimationFrame(look);
   };
   requestAnimationFrame(look);
 }
 """
-"""Notes when a sign was drawn."""
+"""Notes when a sign was drawn, in the page or in a component of it."""
 LOADED = """
 () => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
   .filter((e) => e.responseEnd <= window.painted).reduce((sum, e) => sum + e.transferSize, 0)
