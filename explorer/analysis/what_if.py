@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,10 +54,13 @@ def first(request: Request, before: Plan, graph: GraphSource = None) -> Plan | N
     if planner.cluster.to_json() != before.cluster:
         return None
     options = [mesh for mesh in meshes(planner.request, planner.cluster) if mesh.axis_sizes == before.mesh.axis_sizes]
-    with suppress(NoPlanFits):
-        found = choose(planner, options, prove=False) if options else None
-        return found if found and found.fits else None
-    return None
+    if not options:
+        return None
+    try:
+        found = choose(planner, options, prove=False)
+    except NoPlanFits:
+        return None
+    return found if found.fits else None
 
 
 def _near(request: Request, before: Plan) -> Request:

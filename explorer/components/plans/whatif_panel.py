@@ -110,7 +110,7 @@ def panel(result: Result, chosen: Plan) -> None:
 
 def _early(asked: Request, chosen: Plan) -> Plan | None:
     """A good plan at once, near the panel's last answer or near the chosen plan."""
-    for near in (st.session_state.get(LAST, chosen), chosen):
+    for near in filter(None, (st.session_state.get(LAST), chosen)):
         if found := whatif.first(asked, near, state.own_source(asked)):
             return found
     return None
