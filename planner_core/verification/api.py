@@ -36,6 +36,8 @@ LARGEST_WHOLE = 50_000_000
 """A model with more parameters is not verified on real processes."""
 SMALL_SEQ = 32
 """Tokens of a small model's sample, if the model allows so few."""
+LONGER_SEQ = 512
+"""Tokens of its sample if a model does something else with fewer."""
 
 
 def verify(
@@ -93,8 +95,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
     first: tuple[Plan, list[str]] | None = None
-    lengths = dict.fromkeys((SMALL_SEQ, w["seq"]))
-    for batch, small, seq in itertools.product(_batches(plan, ranks), _small_forms(config, w["seq"]), lengths):
+    for (batch, seq), small in itertools.product(_samples(plan, ranks), _small_forms(config, w["seq"])):
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             if graph.num_params <= LARGEST_WHOLE:
@@ -110,10 +111,22 @@ def scaled(plan: Plan, ranks: int) -> Plan:
             raise InputError(_too_few(mesh, first[1][0]))
         return first[0]  # its run says what is wrong
     if failed is not None:
-        raise failed
+        raise _not_scaled(failed, plan, ranks)
     raise InputError(
         f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
+    )
+
+
+def _not_scaled(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
+    """The error of a plan that no small model can have. `failed`: why the first of them cannot."""
+    told = str(failed)
+    if "--ranks" in told:
+        return failed
+    first = told.partition("; ")[0]
+    return InputError(
+        f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: "
+        f"{first}); verify it with --fake"
     )
 
 
@@ -127,18 +140,23 @@ def _too_few(mesh: DeviceMesh, broken: str) -> str:
 def _small_forms(config: Mapping[str, Any], seq: int) -> Iterator[dict[str, Any]]:
     """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
     of a sample of the plan."""
-    yield from shrinks(config, seq=seq)
     whole = whole_config(config)
-    if len(whole) > len(config):
-        yield from shrinks(whole, seq=seq)
+    for one in (config, whole) if len(whole) > len(config) else (config,):
+        yield from (small for small in shrinks(one, seq=seq) if small != one)
 
 
-def _batches(plan: Plan, ranks: int) -> list[int]:
-    """The numbers of samples to try. A rank that has one sample may merge its dim with one that is sharded, and then a rank of the
-    scaled plan has to have one too."""
+def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
+    """Numbers of samples, and of tokens of a sample, in the order in which they are tried.
+
+    A model that pads its tokens to blocks runs other operators on few tokens. A rank that has one sample may merge its dim with one
+    that is sharded, and then a rank of the scaled plan has to have one too. What takes most memory comes last.
+    """
+    whole = plan.workload["seq"]
     if plan.workload["batch"] == plan.workload["accumulate"]:
-        return [1]
-    return [4 * ranks, *reversed(divisors(ranks))]
+        return list(dict.fromkeys([(1, SMALL_SEQ), (1, whole)]))
+    some, one, *fewer = 4 * ranks, *reversed(divisors(ranks))
+    first = [(some, SMALL_SEQ), (one, min(LONGER_SEQ, whole)), (one, whole), (one, SMALL_SEQ)]
+    return list(dict.fromkeys([*first, *itertools.product(fewer, (SMALL_SEQ, whole)), (some, whole)]))
 
 
 def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:
