@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
     from planner_core.runtime.program.collectives import Trace
+    from planner_core.runtime.program.operators.chances import drawing, seed_of
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
@@ -42,11 +43,13 @@ __all__ = [
     "Trace",
     "apply",
     "clip_grad_norm_",
+    "drawing",
     "flash_memory",
     "initializer",
     "load",
     "make_optimizer",
     "save",
+    "seed_of",
     "sent_in_exchange",
     "steer",
     "table_of",
@@ -59,6 +62,8 @@ _HOME = {
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
     "Trace": "planner_core.runtime.program.collectives",
+    "drawing": "planner_core.runtime.program.operators.chances",
+    "seed_of": "planner_core.runtime.program.operators.chances",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
     "steer": "planner_core.runtime.dispatch.parallelize",

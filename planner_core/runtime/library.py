@@ -37,7 +37,8 @@ def apply(
             masters if the workload says so. Move and cast the module before this call, and make the optimizer after it.
         plan: The plan. It has as many devices as the process group has ranks.
         init: For a module on meta: `init(name, parameter)` returns the whole value of that parameter, with its global shape.
-        seed: Seed of dropout. Ranks with the same part of a tensor get the same mask; other ranks get other masks.
+        seed: Seed of dropout and of all else that forward draws, the same on every rank. Ranks with the same part of a tensor get the
+            same mask; other ranks get other masks.
         compile: True compiles the function of each unique block with `torch.compile(fullgraph=True)`. A mapping gives its options.
         written: The functions of an exported script, which run instead of those that would be generated.
 

@@ -30,6 +30,7 @@ from planner_core.runtime.plan_reader import (
 from planner_core.runtime.program.collectives import take
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
+from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
@@ -93,7 +94,12 @@ class Parallel:
         assert self.dispatched is not None
         if not whole and not self.dispatched.inside:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._gathered, (args, kwargs))
-        return self.dispatched(args, kwargs, self.finish)
+        with drawing(
+            self.engine.seed_of(""), self.device
+        ):  # ranks hold the same batch, and draw the same numbers beside it
+            out = self.dispatched(args, kwargs, self.finish)
+        self.engine.forwards += torch.is_grad_enabled()
+        return out
 
     def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
         """Takes the place of the model's `forward`. In the dispatch mode it calls the model's own."""
@@ -207,7 +213,7 @@ class Parallel:
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
-        return shapes, spec, whole, torch.is_grad_enabled(), self.watch.modes(), wanted
+        return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""

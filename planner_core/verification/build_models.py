@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
-from planner_core.models.hooks import DROPOUTS, canonical, drops
+from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
 from planner_core.models.sources import ModelSource, build, python_source, training_inputs
 from planner_core.runtime import Init, Steered, Steering, initializer
 
@@ -209,9 +209,8 @@ class DropNothing(TorchFunctionMode):
         self.seen |= dropped
         if fn in DROPOUTS:
             return args[0] if args else kwargs["input"]
-        if dropped:  # attention
-            args, kwargs = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**kwargs}
-            kwargs.pop("dropout_p", None)
+        if dropped:
+            args, kwargs = without_masks(fn, args, kwargs)
         return func(*args, **kwargs)
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
 from planner_core.cost import Event, scheduled
-from planner_core.runtime import CountCollectives, HostStates, Parallel, PlanMismatch, Trace, sent_in_exchange, table_of
+from planner_core.runtime import (
+    CountCollectives,
+    HostStates,
+    Parallel,
+    PlanMismatch,
+    Trace,
+    drawing,
+    seed_of,
+    sent_in_exchange,
+    table_of,
+)
 from planner_core.verification.build_models import (
     ARGS,
     DropNothing,
@@ -158,9 +168,11 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     workload, config = plan["workload"], plan["model"]["config"]
     whole, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(whole, parsed, {**workload, "dtype": dtype}, seed)
-    torch.manual_seed(seed)  # a model that draws numbers draws the same ones twice
     chance = DropNothing()
-    with chance:
+    with (
+        drawing(seed_of(0, 0), torch.device("cpu")),
+        chance,
+    ):  # a model that draws numbers draws those of the plan's first step
         single = single_loss(whole, inputs)
         single.backward()
 
@@ -170,7 +182,6 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Any]:
     model.__dict__["forward"] = chance.around(model.forward)
     parallel = Parallel(model, plan, mesh, finish=loss_of)
     model.__dict__["forward"] = parallel.forward
-    torch.manual_seed(seed)
     trace = Trace()
     parallel.engine.trace(trace)
     with CountCollectives(mesh, parallel.engine.packed) as counted:

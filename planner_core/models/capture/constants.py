@@ -19,7 +19,6 @@ SHAPES = frozenset(
 META = torch.device("meta")
 CPU = torch.device("cpu")
 _MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
-_RANDOM = ("dropout", "normal", "uniform", "bernoulli", "exponential", "rand", "multinomial")
 
 
 def run_constant(

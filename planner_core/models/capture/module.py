@@ -6,19 +6,24 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, Graph, TensorMeta, check, join_name, with_result
+from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
+from planner_core.models.hooks.host_random import host_drawing
+
+OTHER_DRAWS = 8
+"""On so many other seeds a model is run that draws random numbers outside of torch."""
+DREW_OUTSIDE = "the model draws random numbers of Python or numpy: all ranks draw the same, and its own code runs operator by operator"
 
 
 def capture_module(
@@ -33,6 +38,29 @@ def capture_module(
     check_module(module)
     to_meta(module)
     trained = {n for n, p in module.named_parameters() if p.requires_grad}
+    found = _forward_pass(module, inputs, args, flat, replay)
+    if found.drew_outside:
+        _check_draws(found, lambda: _forward_pass(module, inputs, args, flat, replay), type(module).__name__)
+    workload = {"batch": batch, "seq": seq}
+    graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
+    check(graph)
+    return replace(graph, assumptions=(*notes, *found.told, *idle_parameters(graph, trained)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One forward pass. `told`: what to say about it; `drew_outside`: whether it drew random numbers of Python or numpy."""
+
+    top: Block
+    blocks: Mapping[str, Block]
+    loss: str
+    told: tuple[str, ...]
+    drew_outside: bool
+
+
+def _forward_pass(
+    module: nn.Module, inputs: Mapping[str, Any], args: tuple[Any, ...], flat: bool, replay: bool
+) -> _Pass:
     recorder = Recorder(module, replay=replay and not flat)
     loss = OWN_LOSS
 
@@ -53,16 +81,30 @@ def capture_module(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
-    workload = {"batch": batch, "seq": seq}
-    graph = reached(with_result(Graph(name, source, top, blocks, workload, loss, dict(config or {}))))
-    check(graph)
-    told = (
-        *notes,
-        *_opened(recorder.scopes.wrappers),
-        *_finite(recorder.taken_finite),
-        *idle_parameters(graph, trained),
-    )
-    return replace(graph, assumptions=told)
+    drew = recorder.drew_outside
+    told = (*_opened(recorder.scopes.wrappers), *_finite(recorder.taken_finite), *((DREW_OUTSIDE,) if drew else ()))
+    return _Pass(top, blocks, loss, told, drew)
+
+
+def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
+    """Refuse a model whose operations depend on random numbers of Python or numpy, which no recorder sees: it is run on some others."""
+    for seed in range(OTHER_DRAWS):
+        with host_drawing(seed):
+            other = again()
+        if _operations(other) != _operations(found):
+            raise CaptureError(
+                f"{model} does other operations for other random numbers of Python or numpy, so each step would be another graph; draw no "
+                "number there (set the rate at which layers are left out to 0)"
+            )
+
+
+def _operations(found: _Pass) -> list[Any]:
+    """What is called on which tensors; a number that is drawn may be an argument."""
+    blocks = {"": found.top, **found.blocks}
+    return [
+        (name, [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items], [v.meta for v in b.values])
+        for name, b in blocks.items()
+    ]  # fmt: skip
 
 
 def _opened(wrappers: Collection[str]) -> tuple[str, ...]:

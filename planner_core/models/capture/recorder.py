@@ -29,6 +29,7 @@ from planner_core.models.capture.fused_kernels import attention
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.refusals import (
     check_call,
+    check_chance,
     check_layers,
     check_length,
     check_lookup,
@@ -36,6 +37,7 @@ from planner_core.models.capture.refusals import (
     check_transform,
     explain,
     line,
+    never_or_always,
     refuse,
     without_autocast,
 )
@@ -46,6 +48,8 @@ from planner_core.models.hooks import (
     meta_kernels,  # noqa: F401 - registers
 )
 from planner_core.models.hooks import callsites as sites
+from planner_core.models.hooks import chance as chances
+from planner_core.models.hooks.host_random import host_state
 
 
 class Recorder(TorchFunctionMode):
@@ -60,6 +64,8 @@ class Recorder(TorchFunctionMode):
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
+        self.drawn: dict[int, weakref.ref[torch.Tensor]] = {}  # id(tensor) of a constant that depends on random numbers
+        self.drew_outside = False
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
@@ -114,6 +120,11 @@ class Recorder(TorchFunctionMode):
         made, when = self.born.get(id(tensor), (None, -1))
         return when if made is not None and made() is tensor else -1
 
+    def by_chance(self, tensor: torch.Tensor) -> bool:
+        """Whether a constant depends on random numbers."""
+        made = self.drawn.get(id(tensor))
+        return made is not None and made() is tensor
+
     def produce(self, tensor: torch.Tensor) -> int:
         """A new value made from tracked tensors."""
         self.tracked.add(id(tensor))
@@ -141,6 +152,7 @@ class Recorder(TorchFunctionMode):
         fn = sites.canonical(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)
         if fn is None and not tracked:
+            self._check_chance(func, fn, args, operands)
             return func(*args, **kwargs)
         for whole, index, part in sites.parts_to_put_back(fn or "", args, operands):
             self.__torch_function__(torch.Tensor.__setitem__, types, (whole, index, part))
@@ -166,18 +178,28 @@ class Recorder(TorchFunctionMode):
                 if self.birth(tensor) < 0:
                     check_origin(scope, tensor)
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
+        self._check_chance(func, fn, args, operands)
         if tracked:
             check_call(scope, func, fn, operands)
             if self.replayer:
                 check_length(scope, len(self.scope_stack[-1].items))
+
+    def _check_chance(
+        self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor]
+    ) -> None:
+        if self.drawn:
+            check_chance(self.scopes.frame.scope, func, fn, args, [t for t in operands if self.by_chance(t)])
 
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         if self.replayer and sites.is_inplace(fn) and operands:
             self.replayer.wrote(operands[0], self.birth(operands[0]))
+        chance = chances.draws(fn) or (any(map(self.by_chance, operands)) and not never_or_always(fn, args))
         out = run_constant(func, args, kwargs, operands)
         for made in sites.tensors(out):
+            if chance:
+                self.drawn[id(made)] = weakref.ref(made)
             if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > LIMIT:
                 self.unknown = max(self.unknown, made.numel())
             if not any(made is t for t in operands):
@@ -196,7 +218,7 @@ class Recorder(TorchFunctionMode):
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
         run = attention if fn == "scaled_dot_product_attention" else func
-        if fn in sites.DROPOUTS:
+        if fn in chances.DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
         written = sites.is_inplace(fn)
         if written and not args[0].is_meta and self.writes.twin(args[0]) is None:
@@ -332,6 +354,7 @@ class Recorder(TorchFunctionMode):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
+        before = host_state()
         try:
             inside = without_autocast(lambda: self.scopes.frame.scope)
             with self.scopes, inside, hooks, torch.enable_grad(), self:
@@ -342,6 +365,7 @@ class Recorder(TorchFunctionMode):
                         out = self.model(*args, **inputs)
                 if after is not None:
                     out = self._after(after, out)
+                self.drew_outside = host_state() != before
                 return out
         except PlannerError:
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,6 +75,27 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
             scope, "decides by the values of computed tensors",
             "no graph can hold that; use a form of the model without data-dependent control flow",
         )  # fmt: skip
+
+
+_PICKS = frozenset({"masked_select", "nonzero", "argwhere", "unique"})
+_FIXED = "draw no number there (set the rate at which layers are left out to 0), or multiply by a mask"
+
+
+def check_chance(
+    scope: str, func: Callable[..., Any], fn: str | None, args: Sequence[Any], drawn: Sequence[torch.Tensor]
+) -> None:
+    """Refuse a question about random numbers, and a pick of as many elements as they say. `drawn`: operands that depend on them."""
+    if fn is None and drawn and getattr(func, "__name__", "").strip("_") in _VALUES:
+        raise refuse(scope, "decides by random numbers", f"each step would be another graph; {_FIXED}")
+    masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKS or (fn == "getitem" and t is not args[0]))]
+    if masks:
+        raise refuse(scope, "picks a random number of elements", f"each step would be another graph; {_FIXED}")
+
+
+def never_or_always(fn: str, args: Sequence[Any]) -> bool:
+    """Whether a comparison with random numbers has one answer: none of `torch.rand` is below 0, and all are below 1."""
+    limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
+    return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
 
 
 class TooManyPositions(CaptureError):

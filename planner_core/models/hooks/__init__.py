@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
-        DROPOUTS,
         Frame,
         Scopes,
         canonical,
-        drops,
         is_inplace,
         outputs,
         parts_to_put_back,
@@ -21,39 +19,80 @@ if TYPE_CHECKING:
         without_out,
         wrote_part,
     )
-    from planner_core.models.hooks.finite import TakenFinite
+    from planner_core.models.hooks.chance import (
+        DROPOUTS,
+        RECURRENT,
+        draws,
+        drops,
+        without_masks,
+    )
+    from planner_core.models.hooks.finite import (
+        TakenFinite,
+    )
+    from planner_core.models.hooks.host_random import (
+        host_drawing,
+        host_state,
+        set_host_state,
+    )
 
 __all__ = [
     "DROPOUTS",
+    "RECURRENT",
     "Frame",
     "Scopes",
     "TakenFinite",
     "canonical",
+    "draws",
     "drops",
+    "host_drawing",
+    "host_state",
     "is_inplace",
     "outputs",
     "parts_to_put_back",
+    "set_host_state",
     "tensors",
     "took_part",
     "without_like",
+    "without_masks",
     "without_out",
     "wrote_part",
 ]
 _HOME = {
-    "DROPOUTS": "planner_core.models.hooks.callsites",
-    "Frame": "planner_core.models.hooks.callsites",
-    "Scopes": "planner_core.models.hooks.callsites",
-    "TakenFinite": "planner_core.models.hooks.finite",
-    "canonical": "planner_core.models.hooks.callsites",
-    "drops": "planner_core.models.hooks.callsites",
-    "is_inplace": "planner_core.models.hooks.callsites",
-    "parts_to_put_back": "planner_core.models.hooks.callsites",
-    "took_part": "planner_core.models.hooks.callsites",
-    "wrote_part": "planner_core.models.hooks.callsites",
-    "outputs": "planner_core.models.hooks.callsites",
-    "tensors": "planner_core.models.hooks.callsites",
-    "without_like": "planner_core.models.hooks.callsites",
-    "without_out": "planner_core.models.hooks.callsites",
+    **dict.fromkeys(
+        (
+            "Frame",
+            "Scopes",
+            "canonical",
+            "is_inplace",
+            "outputs",
+            "parts_to_put_back",
+            "tensors",
+            "took_part",
+            "without_like",
+            "without_out",
+            "wrote_part",
+        ),
+        "planner_core.models.hooks.callsites",
+    ),
+    **dict.fromkeys(
+        (
+            "DROPOUTS",
+            "RECURRENT",
+            "draws",
+            "drops",
+            "without_masks",
+        ),
+        "planner_core.models.hooks.chance",
+    ),
+    **dict.fromkeys(("TakenFinite",), "planner_core.models.hooks.finite"),
+    **dict.fromkeys(
+        (
+            "host_drawing",
+            "host_state",
+            "set_host_state",
+        ),
+        "planner_core.models.hooks.host_random",
+    ),
 }
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -50,30 +50,6 @@ _SYNONYMS = {"float": "to", "half": "to", "bfloat16": "to", "double": "to", "typ
              "multiply": "mul", "multiply_": "mul_", "subtract": "sub", "subtract_": "sub_", "concat": "cat",
              "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
              "negative": "neg"}  # fmt: skip
-DROPOUTS = frozenset(
-    {
-        "dropout",
-        "dropout_",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "feature_dropout",
-    }
-)
-"""Names of dropout. Capture runs it as the identity (p = 0)."""
-ATTENTION = "scaled_dot_product_attention"
-
-
-def drops(fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws a mask: dropout in training, or attention with dropout of its weights."""
-    if fn == ATTENTION:
-        return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
-    given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
-    return fn in DROPOUTS and bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
-
-
 # Calls that return a tensor, or look like in-place calls, but are not operations on data.
 _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward", "set", "deepcopy", "iter", "reversed",
                     "share_memory_", "pin_memory", "is_shared", "rename_", "names", "contains", "len", "hash", "repr",
@@ -194,11 +170,25 @@ _LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+_DRAWN_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+    torch.randint_like: torch.randint,
+}
+
+
 def without_like(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """`x.reshape_as(y)` as `x.reshape(y.shape)`, and `x.type_as(y)` as `x.to(y.dtype)`: such a call does not read the elements of y,
-    so nothing has to bring them."""
+    """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
+    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them."""
+    if func in _DRAWN_LIKE:
+        y, *limits = args
+        given = {"dtype": y.dtype, "device": y.device} | {
+            k: v for k, v in kwargs.items() if k not in ("memory_format", "input")
+        }
+        limits = [0, *limits] if len(limits) == 1 else limits
+        return _DRAWN_LIKE[func], (*limits, tuple(y.shape)), given
     if func not in _LIKE and func is not torch.Tensor.type_as:
         return func, args, kwargs
     x, other = (*args, *kwargs.values())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import hashlib
 import itertools
 import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import torch
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
+from planner_core.runtime.program.operators.chances import seed_of
 from planner_core.runtime.program.setup import steps_of
 from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UsedWeight
 from planner_core.runtime.program.weights import Weight
@@ -74,8 +74,7 @@ class Engine:
 
     def seed_of(self, unit: str) -> int:
         """The seed of a unit in this forward pass."""
-        text = f"{self.seed}/{self.forwards}/{unit}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
+        return seed_of(self.seed, self.forwards, unit)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -80,6 +80,15 @@ def _grown(name: str, once: tuple[int, ...], twice: tuple[int, ...]) -> int | No
     return grown[0] if grown else None
 
 
+def alike(a: Tape, b: Tape) -> bool:
+    """Whether two recordings of the same arguments are of the same calls."""
+    return [_call(c) for c in a.calls] == [_call(c) for c in b.calls]
+
+
+def _call(call: TapeCall) -> tuple[str, ...]:
+    return call.kind, call.site, call.fn, repr(call.args), repr(call.kwargs), repr(call.answer)
+
+
 # --- numbers ---------------------------------------------------------------------------------------------
 
 

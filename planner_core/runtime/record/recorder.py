@@ -18,7 +18,18 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError
 from planner_core.models.capture import Recorder
-from planner_core.models.hooks import DROPOUTS, Frame, canonical, drops, is_inplace, outputs, tensors
+from planner_core.models.hooks import (
+    DROPOUTS,
+    Frame,
+    canonical,
+    draws,
+    drops,
+    host_state,
+    is_inplace,
+    outputs,
+    set_host_state,
+    tensors,
+)
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
@@ -38,7 +49,6 @@ from planner_core.runtime.record.tape import (
 QUESTIONS = frozenset(
     {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
 )
-RANDOM = ("rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "shuffle", "poisson", "dropout")
 
 
 class CannotRewrite(RuntimeError):
@@ -54,12 +64,17 @@ def record(
     `twins`: a parameter on meta with the global shape, for each parameter of the model (by its id). Constants are computed on
     the CPU. Raises CannotRewrite.
     """
+    before = host_state()
     with _swapped(model, twins), torch.random.fork_rng():
         tape = TapeRecorder(model)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
-        return tape.record(forward, args, dict(kwargs), finish)
+        recorded = tape.record(forward, args, dict(kwargs), finish)
+    if host_state() != before:
+        set_host_state(before)
+        raise CannotRewrite("it draws random numbers from Python or numpy, which ranks would not agree on")
+    return recorded
 
 
 @contextlib.contextmanager
@@ -105,7 +120,8 @@ class TapeRecorder(Recorder):
         try:
             out = self._forward(args, kwargs)
         except CaptureError as error:
-            raise CannotRewrite(str(error)) from error
+            own = error.__cause__  # that of this recorder needs no words around it
+            raise CannotRewrite(str(own if isinstance(own, CannotRewrite) else error)) from error
         self.tape.result = self._result(out)
         self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
         return self.tape
@@ -210,7 +226,7 @@ class TapeRecorder(Recorder):
             raise CannotRewrite(
                 f"{self.scopes.frame.scope or 'it'} makes constants inside a transform of torch.func ({fn})"
             )
-        chance = any(word in fn for word in RANDOM)
+        chance = draws(fn) or drops(fn, args, kwargs)
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
         out = super()._constant(fn, func, args, kwargs, operands)
         if is_inplace(fn) and operands:
@@ -232,6 +248,10 @@ class TapeRecorder(Recorder):
     def _record(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
         if fn in DROPOUTS and drops(fn, args, kwargs):
             return self._dropout(fn, func, args, kwargs, operands)
+        if draws(fn):
+            raise CannotRewrite(
+                f"{self.scopes.frame.scope or 'it'} draws random numbers that ranks would not agree on ({fn})"
+            )
         if is_inplace(fn) and self.recording.values[self.use(args[0])].kind != "activation":
             raise CannotRewrite(
                 f"{self.scopes.frame.scope or 'it'} writes computed values in place into a tensor that it did not compute ({fn})"

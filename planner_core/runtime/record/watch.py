@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from planner_core.runtime.record.attributes import Attributes
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -23,11 +25,8 @@ class ModelWatch:
         self.children = [tuple(m._modules.values()) for m in self.modules]
         self.params = [(m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None]
         self.forwards = [m.__dict__.get("forward") for m in self.modules]
+        self.attributes = Attributes((self.names[id(m)], m) for m in self.modules)
         self.classes = {type(m): type(m).forward for m in self.modules}
-
-    def modes(self) -> tuple[bool, ...]:
-        """Which modules are in training."""
-        return tuple([m.training for m in self.modules])
 
     def hooked(self) -> str:
         """The name of a module, other than the model itself, with hooks that only its own call would run; empty if there is none."""

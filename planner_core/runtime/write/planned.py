@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from planner_core.runtime.plan_reader import kept_sites, other_versions, read_params, read_precision, read_rows
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
-from planner_core.runtime.record import Ref, Tape, record
-from planner_core.runtime.record.batch import batch_dims, counts_samples, repeated, with_numbers_of
+from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
+from planner_core.runtime.record.attributes import Noted
+from planner_core.runtime.record.batch import alike, batch_dims, counts_samples, repeated, with_numbers_of
 from planner_core.runtime.write.planned_tape import PlannedTape, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -91,6 +92,23 @@ class PlannedForward:
         )  # fmt: skip
 
     def _record(self, args: Any, kwargs: Any) -> Tape:
+        """The recording of a forward pass, which leaves the numbers and flags of all modules as they were.
+
+        Raises CannotRewrite if the model's own code sets some in each pass, or goes another way when they are set.
+        """
+        before = Noted.of(self.model)
+        try:
+            tape = self._recorded(args, kwargs)
+            if name := before.changed():
+                first = Noted.of(self.model)
+                again = self._recorded(args, kwargs)
+                if first.changed() or not alike(tape, again):
+                    raise CannotRewrite(f"its forward pass sets {name}, which generated code would not do")
+        finally:
+            before.put_back()
+        return tape
+
+    def _recorded(self, args: Any, kwargs: Any) -> Tape:
         forms = (self.forms[n] for n, _ in self.model.named_parameters())
         twins = {
             id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)

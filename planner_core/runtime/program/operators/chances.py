@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from planner_core.models.hooks import host_drawing
 from planner_core.runtime.dispatch.ranks import part
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.operators.attention import causal_attention
@@ -23,16 +24,19 @@ MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout
 """Kinds that drop whole channels: the mask spans this many dims."""
 
 
-class Chance:
-    """The seeds of one forward pass: `seed` is that of the run, `count` the number of forward passes so far."""
+def seed_of(seed: int, forwards: int, unit: str = "") -> int:
+    """The seed of one unit in one forward pass. `seed`: that of the run; `forwards`: number of forward passes before."""
+    text = f"{seed}/{forwards}/{unit}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed, self.count = seed, 0
 
-    def at(self, site: str, copy: str) -> int:
-        """The seed of one call of dropout in one copy of a block."""
-        text = f"{self.seed}/{self.count}/{copy}/{site}".encode()
-        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+@contextlib.contextmanager
+def drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, the generators of torch, Python and numpy start from `seed`, so that ranks draw the same numbers. Outside, nothing was
+    drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), host_drawing(seed):
+        torch.manual_seed(seed)
+        yield
 
 
 def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
@@ -82,8 +86,13 @@ def attention(
     options["dropout_p"] = dropout_p
     with contextlib.ExitStack() as stack:
         if not query.is_meta:
-            stack.enter_context(torch.random.fork_rng([query.device] if query.is_cuda else []))
-            torch.manual_seed(shard_seed(seed, split))
+            stack.enter_context(drawing(shard_seed(seed, split), query.device))
         if queries:
             return causal_attention(query, key, value, queries=queries, **options)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+
+
+def masked(seed: int, split: Sequence[Axis], device: torch.device, function: Callable[[], Any]) -> Any:
+    """What a function returns that draws masks from the default generator of a device, of a tensor that the axes `split` shard."""
+    with drawing(shard_seed(seed, split), device):
+        return function()

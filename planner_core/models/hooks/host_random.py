@@ -1,0 +1,46 @@
+"""The random numbers that a model's code draws outside of torch: from Python's `random` and from `numpy.random`.
+
+No mode of torch sees them. Whether some were drawn is told by the generators, whose states changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+SMALL = 1 << 32
+"""numpy takes seeds below this."""
+
+
+def host_state() -> tuple[Any, ...]:
+    """The states of both generators. If numpy is not imported, nothing draws from its."""
+    if (numpy := sys.modules.get("numpy")) is None:
+        return random.getstate(), None
+    name, keys, *rest = numpy.random.get_state()
+    return random.getstate(), (name, keys.tobytes(), *rest)
+
+
+def set_host_state(state: tuple[Any, ...]) -> None:
+    """Go back to the states that `host_state` gave."""
+    python, of_numpy = state
+    random.setstate(python)
+    if of_numpy is not None:
+        numpy = sys.modules["numpy"]
+        name, keys, *rest = of_numpy
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
+@contextlib.contextmanager
+def host_drawing(seed: int) -> Iterator[None]:
+    """Inside, both generators start from `seed`. Outside, nothing was drawn."""
+    before = host_state()
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % SMALL)
+    try:
+        yield
+    finally:
+        set_host_state(before)
