@@ -15,15 +15,19 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.models.hooks import RECURRENT
 from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.training import host_states
 from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+
+_RECURRENT = frozenset(getattr(torch, name) for name in RECURRENT)
 
 
 def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
@@ -53,7 +57,7 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with ValuesOnMeta(), _host_apart(memory):
+    with ValuesOnMeta(), _RecurrentOnMeta(), _host_apart(memory):
         step()  # writes the program
         optimizer.zero_grad()
         _held(memory, parallel, trained, {} if offload else optimizer.state)
@@ -126,6 +130,15 @@ def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
         for owner, name in SENT:
             stack.enter_context(mock.patch.object(owner, name, apart(getattr(owner, name))))
         yield
+
+
+class _RecurrentOnMeta(TorchFunctionMode):
+    """Recurrent layers take first states with values beside tensors on meta. They compare devices before `ValuesOnMeta` sees them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _RECURRENT and any(t.is_meta for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)):
+            args = pytree.tree_map_only(torch.Tensor, _without_values, args)
+        return func(*args, **(kwargs or {}))
 
 
 class ValuesOnMeta(TorchDispatchMode):

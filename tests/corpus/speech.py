@@ -50,6 +50,23 @@ class Cells(nn.Module):
         return F.cross_entropy(self.head(h), y)
 
 
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.net = nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=0.3, bidirectional=True, proj_size=16)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, (last, _) = self.net(self.embed(x).transpose(0, 1))
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.t().flatten()) + last.square().mean()
+
+
+def lstm_with_dropout() -> Made:
+    """Layers both ways with a projection, tokens first; values are dropped between layers."""
+    return Stacked(), _text()
+
+
 def gru_cell_by_step() -> Made:
     """A cell that is called for each step of a Python loop."""
     return Cells(), (numbers(8, 4, 16), classes(8))

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operands, operators
-from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints, split, unknown
+from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, aligned, dims_attr, ints, split, unknown
 
 
 def _along(default: int, linear: bool = False) -> RuleFn:
@@ -76,6 +76,17 @@ def _pairs(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same))
 
 
+def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The cosine of two tensors along one dim. Any other dim may be sharded; a tensor that is broadcast along it lacks the dim."""
+    rank = max(map(len, ins))
+    along = op.attrs.get("dim", 1)
+    if not isinstance(along, int) or len(ins) != 2:
+        return unknown(op, ins, outs)
+    kept = [d for d in range(rank) if d != along % rank]
+    ways = [(d, j, n) for (j, d), n in zip(enumerate(kept), outs[0], strict=True) if n > 1]
+    return Rule(tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [j], n) for d, j, n in ways))
+
+
 def _cast_before(local: LocalBytes) -> int:
     """Bytes of the operand in the wider dtype in which softmax is asked to compute. They are there until the result is."""
     return local.outs[0] if local.outs[0] != local.ins[0] else 0
@@ -104,7 +115,7 @@ OPERATORS = (
     *_alongs("cumsum", _along(-1), "input dim", own_backward=operands(2)),
     *_alongs("cumprod", _along(-1), "input dim"),
     *_alongs("sort", _along(-1), "input dim descending stable", default_dim=-1),
-    *_alongs("argsort", _along(-1), default_dim=-1),
+    *_alongs("argsort", _along(-1), "input dim descending", default_dim=-1),
     *_alongs("topk", _along(-1), "input k dim largest sorted", default_dim=-1),
     *_alongs("glu", _along(-1), "input dim", default_dim=-1),
     *_alongs("normalize", _along(1), own_backward=operands(3)),
@@ -139,5 +150,6 @@ OPERATORS = (
     *_alongs("median nanmedian", _reduction(sums=False), "input dim keepdim"),
     *_alongs("kthvalue", _reduction(sums=False), "input k dim keepdim", default_dim=-1),
     *_alongs("mode", _reduction(sums=False), "input dim keepdim", default_dim=-1),
+    *_alongs("cosine_similarity", _cosine, "x1 x2 dim eps", own_backward=operands(2)),
     *_alongs("pairwise_distance", _pairs, "x1 x2 p eps keepdim"),
 )

@@ -63,6 +63,15 @@ def _pooled(num_spatial: int | None) -> RuleFn:
     return rule
 
 
+def _unpooled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples and channels may be sharded. The indices are within a channel of a sample."""
+    return Rule(
+        tuple(
+            split(f"d{d}", [d, d], [d], ins[0][d]) for d in (0, 1) if len(ins[0]) == len(outs[0]) > 2 and ins[0][d] > 1
+        )
+    )
+
+
 def _samples(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Samples may be sharded."""
     batched = len(ins[0]) > 3 and ins[0][0] == outs[0][0] > 1
@@ -106,11 +115,20 @@ OPERATORS = (
         arguments="v g dim",
         leads=False,
     ),
-    *operators("max_pool1d avg_pool1d adaptive_avg_pool1d", kind=Kind.POOL, rule=_pooled(1)),
-    *operators("max_pool2d avg_pool2d adaptive_max_pool2d", kind=Kind.POOL, rule=_pooled(2)),
+    *operators(
+        "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool1d_with_indices lp_pool1d", kind=Kind.POOL, rule=_pooled(1)
+    ),
+    *operators(
+        "max_pool2d avg_pool2d adaptive_max_pool2d max_pool2d_with_indices lp_pool2d", kind=Kind.POOL, rule=_pooled(2)
+    ),
     Operator(name="adaptive_avg_pool2d", kind=Kind.POOL, rule=_pooled(2), spellings=("_adaptive_avg_pool2d",)),
     *operators("adaptive_max_pool1d", kind=Kind.POOL, rule=_pooled(1)),
-    *operators("max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d", kind=Kind.POOL, rule=_pooled(3)),
+    *operators(
+        "max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices lp_pool3d",
+        kind=Kind.POOL,
+        rule=_pooled(3),
+    ),
+    *operators("max_unpool1d max_unpool2d max_unpool3d", kind=Kind.POOL, rule=_unpooled),
     *operators("interpolate upsample pixel_shuffle", kind=Kind.POOL, rule=_pooled(None)),
     *operators("pixel_unshuffle channel_shuffle local_response_norm", kind=Kind.POOL, rule=_samples),
     *operators(

@@ -1,5 +1,5 @@
-"""State-space scans and linear attention (see `models/hooks/scans.py`). Samples may be sharded, and channels or heads, which are
-independent."""
+"""State-space scans and linear attention (see `models/hooks/scans.py`), and recurrent layers and cells. Samples may be sharded; of the
+former also channels or heads, which are independent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Operator
-from planner_core.ops.rules import DimOf, Rule, Shapes, Split, int_attr, split, unknown
-from planner_core.ops.work import Part, Scan, Sizes, fused
+from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, Split, int_attr, split, unknown
+from planner_core.ops.work import Gemm, Part, Scan, Sizes, WorkFn, fused, product
 
 CHUNK = 64
 """Tokens of a chunk if the call does not say it."""
@@ -73,6 +73,39 @@ def _linear_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((split("batch", [0, 0], [0], outs[0][0]), split("channels", [2, 2], [2], outs[0][2])))
 
 
+# --- recurrent layers: a hidden state is multiplied with whole weights in each step ---
+
+
+def _batch(ins: Shapes, samples: list[int], states: int, dims: list[DimOf], size: int) -> Rule:
+    """The one split: `samples` are the dims of the samples in the first operand and in the states that follow it."""
+    weights: list[DimOf] = [None] * (len(ins) - 1 - states)
+    return Rule((split("batch", [*samples, *weights], dims, size),) if size > 1 else ())
+
+
+def _layers(states: int) -> RuleFn:
+    """The rule of layers that take `states` tensors [layers, samples, width] beside their input, and return as many."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        first = op.attrs.get("arg8")  # whether samples come first; a packed sequence has no such argument
+        if not isinstance(first, bool) or len(ins[0]) != 3:
+            return unknown(op, ins, outs)
+        at = 0 if first else 1
+        return _batch(ins, [at, *[1] * states], states, [at, *[1] * states], ins[0][at])
+
+    return rule
+
+
+def _cell(states: int) -> RuleFn:
+    """The rule of one step of one layer: every tensor but the weights is [samples, width]."""
+
+    def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        if len(ins[0]) != 2:
+            return Rule(())
+        return _batch(ins, [0] * (1 + states), states, [0] * len(outs), ins[0][0])
+
+    return rule
+
+
 # --- work --------------------------------------------------------------------------------------------
 
 
@@ -119,6 +152,40 @@ def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, 
     return _scan(2 * rows * (chunk * (states + width) + with_state * states * width), sizes)
 
 
+def _layers_work(states: int) -> WorkFn:
+    """Of each layer and direction one product with all tokens, and in each step one with its hidden state.
+
+    A layer's weights are [gates * width, input], [gates * width, hidden], and with a projection [projected, width].
+    """
+
+    def work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+        tokens = sizes.ins[0][0] * sizes.ins[0][1]
+        samples = sizes.ins[1][1]
+        weights = {i: w for i, w in enumerate(sizes.ins) if i > states and len(w) == 2}
+        hidden = sizes.ins[1][2]
+        parts = []
+        for i, (out, inner) in weights.items():
+            in_steps = i - 1 in weights and inner == hidden  # it stands behind the weight of the layer's input
+            steps = tokens // samples if in_steps else 1
+            parts.append(product(Gemm(tokens // steps, out, inner, steps), range(i), (i,)))
+        return tuple(parts)
+
+    return work
+
+
+def _cell_work(states: int) -> WorkFn:
+    """A product with the input and one with the hidden state."""
+
+    def work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+        found = []
+        for operand, weight in ((0, 1 + states), (1, 2 + states)):
+            (rows, inner), out = sizes.ins[operand], sizes.ins[weight][0]
+            found.append(product(Gemm(rows, out, inner), (operand,), (weight,)))
+        return tuple(found)
+
+    return work
+
+
 OPERATORS = (
     Operator(name="selective_scan", kind=Kind.SCAN, rule=_selective_scan, work=_selective_work),
     Operator(name="chunk_scan", kind=Kind.SCAN, rule=_chunk_scan, work=_chunk_work),
@@ -126,4 +193,11 @@ OPERATORS = (
     Operator(name="wkv", kind=Kind.SCAN, rule=_wkv, work=_wkv_work),
     Operator(name="linear_scan", kind=Kind.SCAN, rule=_linear_scan, work=_linear_work),
     Operator(name="mlstm", kind=Kind.SCAN, rule=_mlstm, work=_mlstm_work),
+    Operator(name="lstm", kind=Kind.SCAN, rule=_layers(2), work=_layers_work(2)),
+    *(Operator(name=n, kind=Kind.SCAN, rule=_layers(1), work=_layers_work(1)) for n in ("gru", "rnn_tanh", "rnn_relu")),
+    Operator(name="lstm_cell", kind=Kind.SCAN, rule=_cell(2), work=_cell_work(2)),
+    *(
+        Operator(name=n, kind=Kind.SCAN, rule=_cell(1), work=_cell_work(1))
+        for n in ("gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
+    ),
 )

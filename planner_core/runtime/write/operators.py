@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 
+from planner_core.models.hooks import RECURRENT, drops
 from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.record import CannotRewrite, Ref, TapeCall
@@ -341,6 +342,18 @@ def _attention(local: LocalCall) -> str:
         split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
         shown += ["seed=seed + {site}", f"split={local.named(split)}"]
     return f"{'attention' if p else 'causal_attention'}({', '.join(shown)})"
+
+
+def _recurrent(local: LocalCall) -> str:
+    """Layers between which values are dropped draw masks of the samples that a rank has."""
+    if not drops(local.call.fn, local.call.args, local.call.kwargs):
+        return local.plain()
+    split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
+    return f"masked(seed + {{site}}, {local.named(split)}, DEVICE, lambda: {local.plain()})"
+
+
+for _name in RECURRENT:
+    _rule(_name)(_recurrent)
 
 
 def _in_a_ring(local: LocalCall, ring: list[int], dropout_p: float) -> str:

@@ -26,7 +26,7 @@ REASONS: tuple[tuple[str, str], ...] = (
      "draws random numbers, which every GPU must draw alike"),
     (r"triangular_solve|lu|lu_unpack|lu_solve|ormqr|renorm|linalg\.(multi_dot|tensorinv|tensorsolve|vander)|corrcoef|cov|trace|"
      r"block_diag|cartesian_prod|kron|addr|addbmm|tensordot|gradient|trapezoid|trapz|cumulative_trapezoid|dist|"
-     r"nn\.functional\.(max_unpool.*|pdist|triplet_margin_with_distance_loss|linear_cross_entropy|multi_head_attention_forward|cosine_similarity)",
+     r"nn\.functional\.(pdist|triplet_margin_with_distance_loss|linear_cross_entropy|multi_head_attention_forward)",
      "rare on large tensors: runs whole, and is said"),
     (r"quantile|nanquantile|frexp|istft|stft|diag.*|meshgrid|put|take|index_(fill|copy|reduce)|rot90|[hvd]split|[vd]stack|column_stack|"
      r"atleast_.*|sum_to_size|inner|__rmod__|zero_|nextafter|unbind.*|unfold.*|cross|linalg\.cross",

@@ -92,7 +92,10 @@ def statistics() -> list[Case]:
         Case("kthvalue", torch.kthvalue, (x, 2)), Case("kthvalue", torch.kthvalue, (x, 2, 1, True), name="kthvalue kept"),
         Case("nansum", torch.nansum, (gap, 1)), Case("nanmean", torch.nanmean, (gap, 1)),
         Case("aminmax", torch.aminmax, (x,), {"dim": 1}), Case("std_mean", torch.std_mean, (x, 1)),
-        Case("pairwise_distance", F.pairwise_distance, (x, t(4, 8, 6)), kinds="aa"),
+        Case("pairwise_distance", F.pairwise_distance, (x, t(4, 8, 6)), kinds="aa"), Case("argsort", torch.argsort, (x, 1)),
+        *(Case("cosine_similarity", F.cosine_similarity, (x, t(4, 8, 6)), {"dim": d}, "aa", f"cosine along {d}") for d in (0, 1, -1)),
+        Case("cosine_similarity", F.cosine_similarity, (t(4, 1, 6), t(1, 8, 6), -1), kinds="aa", name="cosine of all pairs"),
+        Case("cosine_similarity", F.cosine_similarity, (t(4, 8, 6), t(8, 6), -1), kinds="ap", name="cosine with a table"),
         *(Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,)) for fn in ("fft_hfft", "fft_ihfft", "fft_hfft2", "fft_ihfft2")),
         *(Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,), {"dim": (1, 2)}) for fn in ("fft_hfftn", "fft_ihfftn", "fft_fftshift", "fft_ifftshift")),
     ]  # fmt: skip
@@ -120,7 +123,48 @@ def pools() -> list[Case]:
         Case("adaptive_max_pool1d", F.adaptive_max_pool1d, (t(4, 8, 6), 2)), Case("pixel_unshuffle", F.pixel_unshuffle, (x, 2)),
         Case("channel_shuffle", F.channel_shuffle, (x, 2)), Case("local_response_norm", F.local_response_norm, (x, 3)),
         Case("grid_sample", F.grid_sample, (x, grid), {"align_corners": False}, "aa"),
+        *(Case(f"lp_pool{n}d", getattr(F, f"lp_pool{n}d"), (pos(4, 8, *[4] * n), 2, 2)) for n in (1, 2, 3)),
+        *(
+            Case(f"max_unpool{n}d", getattr(F, f"max_unpool{n}d"), (*getattr(F, f"max_pool{n}d")(t(4, 8, *[4] * n), 2, return_indices=True), 2), kinds="ac")
+            for n in (1, 2, 3)
+        ),
+        *(Case(f"max_pool{n}d_with_indices", getattr(F, f"max_pool{n}d"), (t(4, 8, *[4] * n), 2), {"return_indices": True}) for n in (1, 2, 3)),
     ]  # fmt: skip
 
 
-RARE = [*linear_algebra(), *losses(), *statistics(), *elements(), *pools()]
+def recurrent() -> list[Case]:
+    """Layers: input, states, weights of each layer and direction; then whether there are biases, how many layers, dropout, whether it
+    trains, whether both ways, whether samples come first."""
+
+    def weights(gates: int, width: int, *inner: int) -> list[torch.Tensor]:
+        return [
+            w for n in inner for w in (t(gates * width, n), t(gates * width, width), t(gates * width), t(gates * width))
+        ]
+
+    def layers(name: str, gates: int, states: int, *flags: Any, ways: int = 1, bias: bool = True) -> Case:
+        x = t(4, 6, 3)
+        first = flags[-1]
+        held = tuple(t(2 * ways, 4 if first else 6, 5) for _ in range(states))
+        given = weights(gates, 5, *[3] * ways, *[5 * ways] * ways)
+        given = given if bias else [w for w in given if w.dim() == 2]
+        args = (x, held if states > 1 else held[0], given, bias, 2, 0.0, False, ways > 1, first)
+        return Case(
+            name,
+            getattr(torch, name),
+            args,
+            kinds="a" * (1 + states) + "p" * len(given),
+            name=f"{name} {ways} {bias} {first}",
+        )
+
+    x, h, c = t(4, 3), t(4, 5), t(4, 5)
+    return [
+        layers("lstm", 4, 2, True), layers("lstm", 4, 2, False, ways=2), layers("gru", 3, 1, True, ways=2, bias=False),
+        layers("gru", 3, 1, False), layers("rnn_tanh", 1, 1, True), layers("rnn_relu", 1, 1, False, bias=False),
+        Case("lstm_cell", torch.lstm_cell, (x, (h, c), *weights(4, 5, 3)), kinds="aaapppp"),
+        Case("gru_cell", torch.gru_cell, (x, h, *weights(3, 5, 3)), kinds="aapppp"),
+        Case("rnn_tanh_cell", torch.rnn_tanh_cell, (x, h, *weights(1, 5, 3)), kinds="aapppp"),
+        Case("rnn_relu_cell", torch.rnn_relu_cell, (x, h, *weights(1, 5, 3)[:2]), kinds="aapp"),
+    ]  # fmt: skip
+
+
+RARE = [*linear_algebra(), *losses(), *statistics(), *elements(), *pools(), *recurrent()]
