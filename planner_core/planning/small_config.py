@@ -23,8 +23,13 @@ SMALL: tuple[tuple[str, int], ...] = (
     (r"state_size|mamba_d_state|ssm_state_size|chunk_size|mamba_chunk_size|time_step_rank|mamba_dt_rank", 16),
     (r"(q|kv)_lora_rank|index_head_dim|o_lora_rank", 32),
     (r"(out_|text_|vision_|audio_|projector_|embedding_|attention_|output_|conv_)?hidden_size", WIDTH),
-    (r"n_embd|d_model|word_embed_proj_dim|dim|embed_dim|emb_dim|projection_dim|hidden_dim|embedding_size", WIDTH),
-    (r"lru_width|d_inner|model_dim", WIDTH),
+    (
+        r"n_embd|d_model|word_embed_proj_dim|dim|embed_dim|emb_dim|projection_dim|hidden_dim|embedding_size|embedding_dim",
+        WIDTH,
+    ),
+    (r"lru_width|d_inner|model_dim|image_token_embed_dim", WIDTH),
+    (r"base_channels", 32),
+    (r"num_embeddings", 256),
     (r"intermediate_size|d_ff|(encoder_|decoder_)?ffn_dim|n_inner|ffn_hidden_size|mlp_dim|inner_dim", 128),
     (r"((moe|shared|shared_expert|dense|expert|ffn)_)+intermediate_size|intermediate_size_mlp", 128),
     (r"expert_ffn_hidden_size", 128),
@@ -42,14 +47,14 @@ DEPTHS = (
     r"(encoder|decoder)_num_hidden_layers|n_(encoder|decoder)_layers|num_local_decoder_layers"
 )
 STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"),
-               ("expand", "mamba_num_heads", "mamba_head_dim"))  # fmt: skip
+               ("expand", "mamba_num_heads", "mamba_head_dim"), ("mamba_expand", "n_mamba_heads", "mamba_headdim"))  # fmt: skip
 LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), "num_attention_heads": (4,),
          "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
 """The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
 WINDOWS = r"sliding_window(_size|_length)?|local_attention|attention_chunk_size"
 SMALL_WINDOW = 16
 """Tokens of a window of attention that is shorter than the plan's samples. Samples of a small model are longer, so masks are as there."""
-DERIVED = frozenset({"out_features", "out_indices", "stage_names"})
+DERIVED = frozenset({"out_features", "out_indices", "stage_names", "hybrid_layer_ids"})
 """Fields that a config computes from its depth. A config of stages keeps its stages, and so the features that are asked for."""
 
 
@@ -87,6 +92,7 @@ class _Form:
             small["num_key_value_heads"] = small["num_attention_heads"]
         if not self.wide:
             _fit_heads(config, small)
+            _fit_coefficients(config, small)
         _fit_ids(config, small)
         return small
 
@@ -162,10 +168,25 @@ def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
     for expand, heads, size in STATE_SPACE:  # heads times head size is the inner width
         if expand in config and heads in small and isinstance(small.get(size), int):
             small[size] = int(small["hidden_size"] * small[expand]) // small[heads]
+    attention, width = config.get("attention_hidden_size"), config.get("hidden_size")
+    if isinstance(attention, int) and isinstance(width, int):  # as many times the model's width as before (Zamba)
+        small["attention_hidden_size"] = attention // width * small["hidden_size"]
+        small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
     before, after = _head(config), _head(small)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(small.get(name), Mapping) and before and after:
             small[name] = _fit_rope(small[name], before, after)
+
+
+def _fit_coefficients(config: Mapping[str, Any], small: dict[str, Any]) -> None:
+    """Make a net narrow and shallow that scales all widths and depths by a number each (EfficientNet)."""
+    wide = config.get("width_coefficient")
+    if isinstance(wide, float) and isinstance(config.get("hidden_dim"), int) and "depth_coefficient" in config:
+        small |= {
+            "width_coefficient": 0.25,
+            "depth_coefficient": 0.25,
+            "hidden_dim": int(config["hidden_dim"] * 0.25 / wide),
+        }
 
 
 def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:

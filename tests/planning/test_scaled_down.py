@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.core import InputError, Shard, load_cluster
-from planner_core.models import graph_of, whole_config
+from planner_core.models import capture_graph, graph_of, whole_config
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
@@ -68,6 +68,12 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, layers=2))
     assert scaled(found.best, 2).model["params"] < 1_000_000
+
+
+@pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
+def test_sizes_that_depend_on_each_other_stay_consistent(kind: str) -> None:
+    small = shrink(whole_config({"model_type": kind}))
+    assert capture_graph(small, batch=2, seq=32, dtype="float32").num_params < 1_000_000
 
 
 def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path) -> None:
