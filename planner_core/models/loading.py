@@ -85,12 +85,18 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
 
 
 def _captured_config(
-    source: str | Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None, flat: bool
+    source: str | Mapping[str, Any],
+    batch: int,
+    seq: int | None,
+    dtype: str,
+    layers: int | None,
+    flat: bool,
+    asked: bool = True,
 ) -> Graph:
     """The graph of a model that transformers builds.
 
     If the user does not give the number of tokens, and a table of positions is shorter than its config says (RoBERTa reserves two
-    rows), the model is captured again with as many tokens as there are positions.
+    rows), the model is captured again with as many tokens as there are positions. `asked`: whether `seq` is what the user gave.
     """
     from planner_core.models.capture.constants import LIMIT
     from planner_core.models.capture.module import capture_module
@@ -119,9 +125,10 @@ def _captured_config(
             fits = tokens - error.excess
             if fits < 1:
                 raise
-            if seq is not None:
-                raise InputError(too_long(model.name, replace(limit, number=fits), seq)) from None
-            return _captured_config(source, batch, fits, dtype, layers, flat)
+            most = _captured_config(source, batch, min(fits, limit.number or fits), dtype, layers, flat, asked=False)
+            if seq is not None and asked:
+                raise InputError(too_long(model.name, replace(limit, number=most.workload["seq"]), seq)) from None
+            return most
         except CaptureError as error:
             if beyond:
                 raise InputError(f"{too_long(model.name, limit, tokens)}") from error

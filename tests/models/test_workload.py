@@ -19,19 +19,26 @@ LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_
 WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "encoder_layers": 1, "decoder_layers": 1,
            "d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
            "vocab_size": 64, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "decoder_start_token_id": 3}  # fmt: skip
+PROPHET = {"model_type": "prophetnet", "num_encoder_layers": 1, "num_decoder_layers": 1, "hidden_size": 32, "num_encoder_attention_heads": 4,
+           "num_decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 64,
+           "max_position_embeddings": 64}  # fmt: skip
 VIT = {"model_type": "vit", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
        "image_size": 32}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("config", "seq"), [(GPT2, 1024), (ROBERTA, 512), (LLAMA, 64), (WHISPER, 448), (VIT, 1)], ids=lambda c: str(c)[:24]
+    ("config", "seq"),
+    [(GPT2, 1024), (ROBERTA, 512), (LLAMA, 64), (WHISPER, 448), (PROPHET, 62), (VIT, 1)],
+    ids=lambda c: str(c)[:24],
 )
 def test_nobody_names_a_length_and_the_model_has_one(config: dict[str, Any], seq: int) -> None:
-    """RoBERTa's table of 514 rows keeps two for itself."""
+    """RoBERTa's table of 514 rows keeps two for itself. ProphetNet's second row more shows only when the first is left out."""
     assert capture_graph(config, batch=2).workload == {"batch": 2, "seq": seq}
 
 
-@pytest.mark.parametrize(("config", "seq", "limit"), [(GPT2, 1025, 1024), (ROBERTA, 514, 512), (WHISPER, 449, 448)])
+@pytest.mark.parametrize(
+    ("config", "seq", "limit"), [(GPT2, 1025, 1024), (ROBERTA, 514, 512), (WHISPER, 449, 448), (PROPHET, 80, 62)]
+)
 def test_more_than_a_table_of_positions_holds_is_refused_with_the_limit(
     config: dict[str, Any], seq: int, limit: int
 ) -> None:
@@ -156,3 +163,8 @@ def test_a_recurrence_of_nine_billion_parameters() -> None:
     assert graph.assumptions[0].startswith("RecurrentGemmaRglru is planned, and timed, as one kernel over all tokens")
     scans = [op for block in graph.blocks.values() for op in block.items if getattr(op, "fn", "") == "linear_scan"]
     assert len(scans) == 1
+
+
+def test_a_class_that_only_the_tables_of_transformers_name_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match="has no model class for model_type 'voxtral_realtime_text'"):
+        capture_graph({"model_type": "voxtral_realtime_text"})

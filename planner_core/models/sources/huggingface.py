@@ -146,11 +146,13 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
         if found:
             return getattr(transformers, found if isinstance(found, str) else found[0])
     found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
-    if not found:
+    # its tables name classes that some versions do not have
+    cls = getattr(transformers, found if isinstance(found, str) else found[0], None) if found else None
+    if cls is None:
         raise InputError(
             f"transformers has no model class for model_type {config.model_type!r}; name one in architectures"
         )
-    return getattr(transformers, found if isinstance(found, str) else found[0])
+    return cls
 
 
 def _named_class(config: Any, name: Any) -> Any:
