@@ -94,9 +94,8 @@ class Parallel:
         assert self.dispatched is not None
         if not whole and not self.dispatched.inside:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._gathered, (args, kwargs))
-        with drawing(
-            self.engine.seed_of(""), self.device
-        ):  # ranks hold the same batch, and draw the same numbers beside it
+        # ranks hold the same batch, and draw the same numbers beside it
+        with drawing(self.engine.seed_of(""), self.device):
             out = self.dispatched(args, kwargs, self.finish)
         self.engine.forwards += torch.is_grad_enabled()
         return out

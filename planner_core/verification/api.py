@@ -141,8 +141,9 @@ def _small_forms(config: Mapping[str, Any], seq: int) -> Iterator[dict[str, Any]
     """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
     of a sample of the plan."""
     whole = whole_config(config)
-    for one in (config, whole) if len(whole) > len(config) else (config,):
-        yield from (small for small in shrinks(one, seq=seq) if small != one)
+    if len(whole) > len(config):
+        yield from (small for small in shrinks(config, seq=seq) if small != config)
+    yield from shrinks(whole if len(whole) > len(config) else config, seq=seq)
 
 
 def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:

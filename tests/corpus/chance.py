@@ -53,6 +53,9 @@ class Drawing(nn.Module):
     def by_chance(self, h: Tensor) -> Tensor:
         return h if torch.rand([]) < self.rate else F.relu(h)
 
+    def by_sign(self, h: Tensor) -> Tensor:
+        return h if torch.randn([]) < 0 else F.relu(h)
+
     def by_chance_of_python(self, h: Tensor) -> Tensor:
         return h if random.random() < self.rate else F.relu(h)
 
@@ -134,6 +137,11 @@ def leaves_out_a_layer() -> Made:
     return _made("by_chance")
 
 
+def leaves_out_by_sign() -> Made:
+    """The same by the sign of a number of a normal distribution."""
+    return _made("by_sign")
+
+
 def leaves_out_by_python() -> Made:
     """The same by Python's generator."""
     return _made("by_chance_of_python")
@@ -146,6 +154,7 @@ def picks_random_rows() -> Made:
 
 REFUSED = {
     "leaves_out_a_layer": "decides by random numbers",
+    "leaves_out_by_sign": "decides by random numbers",
     "leaves_out_by_python": "does other operations for other random numbers of Python or numpy",
     "picks_random_rows": "picks a random number of elements",
 }

@@ -64,7 +64,9 @@ class Recorder(TorchFunctionMode):
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
-        self.drawn: dict[int, weakref.ref[torch.Tensor]] = {}  # id(tensor) of a constant that depends on random numbers
+        self.drawn: dict[
+            int, tuple[weakref.ref[torch.Tensor], str]
+        ] = {}  # id(tensor) of a random constant -> the function that drew it
         self.drew_outside = False
         self.clock = 0
         self.scope_stack: list[Scope] = []
@@ -122,7 +124,7 @@ class Recorder(TorchFunctionMode):
 
     def by_chance(self, tensor: torch.Tensor) -> bool:
         """Whether a constant depends on random numbers."""
-        made = self.drawn.get(id(tensor))
+        made, _ = self.drawn.get(id(tensor), (None, ""))
         return made is not None and made() is tensor
 
     def produce(self, tensor: torch.Tensor) -> int:
@@ -195,11 +197,13 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         if self.replayer and sites.is_inplace(fn) and operands:
             self.replayer.wrote(operands[0], self.birth(operands[0]))
-        chance = chances.draws(fn) or (any(map(self.by_chance, operands)) and not never_or_always(fn, args))
+        drew = chances.draws(fn)
+        shares = any(self.by_chance(t) and self.drawn[id(t)][1] == "rand" for t in operands)
+        chance = drew or (any(map(self.by_chance, operands)) and not (shares and never_or_always(fn, args)))
         out = run_constant(func, args, kwargs, operands)
         for made in sites.tensors(out):
             if chance:
-                self.drawn[id(made)] = weakref.ref(made)
+                self.drawn[id(made)] = weakref.ref(made), fn if drew else ""
             if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > LIMIT:
                 self.unknown = max(self.unknown, made.numel())
             if not any(made is t for t in operands):

@@ -93,7 +93,7 @@ def check_chance(
 
 
 def never_or_always(fn: str, args: Sequence[Any]) -> bool:
-    """Whether a comparison with random numbers has one answer: none of `torch.rand` is below 0, and all are below 1."""
+    """Whether a comparison with numbers of `torch.rand` has one answer: none is below 0, and all are below 1."""
     limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
     return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
 
