@@ -3,7 +3,6 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,9 +104,6 @@ class PlannedForward:
                 again = self._recorded(args, kwargs)
                 if first.changed() or not alike(tape, again):
                     raise CannotRewrite(f"its forward pass sets {name}, which generated code would not do")
-            if name := before.kept():
-                told = f"forward keeps a computed tensor in {name}, which no step under a plan sets; return it if it is read elsewhere"
-                warnings.warn(told, stacklevel=2)
         finally:
             before.put_back()
         return tape
