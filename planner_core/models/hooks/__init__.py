@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         TakenFinite,
     )
     from planner_core.models.hooks.host_random import (
+        drawing_from,
+        generator_states,
         host_drawing,
         host_state,
         set_host_state,
@@ -42,8 +44,10 @@ __all__ = [
     "Scopes",
     "TakenFinite",
     "canonical",
+    "drawing_from",
     "draws",
     "drops",
+    "generator_states",
     "host_drawing",
     "host_state",
     "is_inplace",
@@ -87,6 +91,8 @@ _HOME = {
     **dict.fromkeys(("TakenFinite",), "planner_core.models.hooks.finite"),
     **dict.fromkeys(
         (
+            "drawing_from",
+            "generator_states",
             "host_drawing",
             "host_state",
             "set_host_state",

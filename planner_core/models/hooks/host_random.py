@@ -44,3 +44,28 @@ def host_drawing(seed: int) -> Iterator[None]:
         yield
     finally:
         set_host_state(before)
+
+
+@contextlib.contextmanager
+def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, all generators start from the states that `generator_states` gave. Outside, nothing was drawn."""
+    import torch
+
+    cpu, gpu, host = states
+    before = host_state()
+    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]):
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+        set_host_state(host)
+        try:
+            yield
+        finally:
+            set_host_state(before)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The states of the generators of torch (on the CPU, and on this GPU if there is one), Python and numpy."""
+    import torch
+
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None, host_state()

@@ -158,7 +158,7 @@ class Steering(TorchFunctionMode):
                     self.scopes.frames.pop()
 
         again.__dict__["_shardscope"] = True  # the plan's own recomputation, not the model's
-        return checkpoint(again, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs)
 
     # --- one call -------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.models.hooks import drawing_from, generator_states
+
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
 """Kernels whose result autograd does not save for their own backward."""
@@ -41,21 +43,26 @@ _here = _Here()
 def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """The two contexts for `context_fn` of torch's checkpoint: around the first run of a block, and around the second run."""
     store: deque[Any] = deque()
-    return _Running(store, again=False), _Running(store, again=True)
+    return _Running(store, again=False), _Running(store, again=True, drawn=generator_states())
 
 
 class _Running(contextlib.AbstractContextManager[None]):
-    """A block runs. It puts its kept results into `store`, or takes them from there. It may be entered several times."""
+    """A block runs. It puts its kept results into `store`, or takes them from there. It may be entered several times. `drawn`: the states
+    of the generators when it ran first, so that it draws the same numbers again."""
 
-    def __init__(self, store: deque[Any], *, again: bool) -> None:
-        self.store, self.again = store, again
+    def __init__(self, store: deque[Any], *, again: bool, drawn: tuple[Any, ...] | None = None) -> None:
+        self.store, self.again, self.drawn = store, again, drawn
 
     def __enter__(self) -> None:
+        self.draws = contextlib.ExitStack()
+        if self.drawn is not None:
+            self.draws.enter_context(drawing_from(self.drawn))
         self.before = _here.store, _here.again
         _here.store, _here.again = self.store, self.again
 
     def __exit__(self, *raised: object) -> None:
         _here.store, _here.again = self.before
+        self.draws.close()
 
 
 @contextlib.contextmanager
