@@ -64,9 +64,8 @@ class Recorder(TorchFunctionMode):
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
-        self.drawn: dict[
-            int, tuple[weakref.ref[torch.Tensor], str]
-        ] = {}  # id(tensor) of a random constant -> the function that drew it
+        # id(tensor) of a constant that depends on random numbers -> the tensor, and the function that drew it
+        self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         self.drew_outside = False
         self.clock = 0
         self.scope_stack: list[Scope] = []
@@ -122,10 +121,10 @@ class Recorder(TorchFunctionMode):
         made, when = self.born.get(id(tensor), (None, -1))
         return when if made is not None and made() is tensor else -1
 
-    def by_chance(self, tensor: torch.Tensor) -> bool:
-        """Whether a constant depends on random numbers."""
-        made, _ = self.drawn.get(id(tensor), (None, ""))
-        return made is not None and made() is tensor
+    def drawn_by(self, tensor: torch.Tensor) -> str | None:
+        """The function that drew a random constant, "" for one that was computed from such; None for any other tensor."""
+        made, fn = self.drawn.get(id(tensor), (None, ""))
+        return fn if made is not None and made() is tensor else None
 
     def produce(self, tensor: torch.Tensor) -> int:
         """A new value made from tracked tensors."""
@@ -190,7 +189,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor]
     ) -> None:
         if self.drawn:
-            check_chance(self.scopes.frame.scope, func, fn, args, [t for t in operands if self.by_chance(t)])
+            check_chance(self.scopes.frame.scope, func, fn, args, [t for t in operands if self.drawn_by(t) is not None])
 
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
@@ -198,8 +197,8 @@ class Recorder(TorchFunctionMode):
         if self.replayer and sites.is_inplace(fn) and operands:
             self.replayer.wrote(operands[0], self.birth(operands[0]))
         drew = chances.draws(fn)
-        shares = any(self.by_chance(t) and self.drawn[id(t)][1] == "rand" for t in operands)
-        chance = drew or (any(map(self.by_chance, operands)) and not (shares and never_or_always(fn, args)))
+        origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
+        chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
         out = run_constant(func, args, kwargs, operands)
         for made in sites.tensors(out):
             if chance:

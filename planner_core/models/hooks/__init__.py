@@ -62,48 +62,19 @@ __all__ = [
     "wrote_part",
 ]
 _HOME = {
-    **dict.fromkeys(
-        (
-            "Frame",
-            "Scopes",
-            "canonical",
-            "is_inplace",
-            "outputs",
-            "parts_to_put_back",
-            "tensors",
-            "took_part",
-            "without_like",
-            "without_out",
-            "wrote_part",
-        ),
-        "planner_core.models.hooks.callsites",
+    "callsites": (
+        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part", "without_like", "without_out",
+        "wrote_part",
     ),
-    **dict.fromkeys(
-        (
-            "DROPOUTS",
-            "RECURRENT",
-            "draws",
-            "drops",
-            "without_masks",
-        ),
-        "planner_core.models.hooks.chance",
-    ),
-    **dict.fromkeys(("TakenFinite",), "planner_core.models.hooks.finite"),
-    **dict.fromkeys(
-        (
-            "drawing_from",
-            "generator_states",
-            "host_drawing",
-            "host_state",
-            "set_host_state",
-        ),
-        "planner_core.models.hooks.host_random",
-    ),
-}
+    "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
+    "finite": ("TakenFinite",),
+    "host_random": ("drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import a module when a name of it is used for the first time, since these modules need torch."""
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -34,16 +34,23 @@ def set_host_state(state: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def host_drawing(seed: int) -> Iterator[None]:
-    """Inside, both generators start from `seed`. Outside, nothing was drawn."""
+def _put_back() -> Iterator[None]:
+    """Both generators are in the states behind this in which they were before."""
     before = host_state()
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % SMALL)
     try:
         yield
     finally:
         set_host_state(before)
+
+
+@contextlib.contextmanager
+def host_drawing(seed: int) -> Iterator[None]:
+    """Inside, both generators start from `seed`. Outside, nothing was drawn."""
+    with _put_back():
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % SMALL)
+        yield
 
 
 @contextlib.contextmanager
@@ -52,16 +59,12 @@ def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
     import torch
 
     cpu, gpu, host = states
-    before = host_state()
-    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]):
+    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]), _put_back():
         torch.set_rng_state(cpu)
         if gpu is not None:
             torch.cuda.set_rng_state(gpu)
         set_host_state(host)
-        try:
-            yield
-        finally:
-            set_host_state(before)
+        yield
 
 
 def generator_states() -> tuple[Any, ...]:

@@ -18,61 +18,10 @@ from planner_core.runtime.plan_reader import PlanMismatch
 PLAIN = (bool, int, float, str, type(None))
 MOST_STATES = 32
 """So many times the code is written for other values of attributes, then a step is refused."""
-Values = tuple[tuple[Any, ...], ...]
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, PLAIN) or (type(value) is tuple and all(map(_plain, value)))
-
-
-class Attributes:
-    """The plain attributes of every module."""
-
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self.modules = list(modules)
-        self.seen: dict[Values, int] = {}
-        self._notice()
-        self.number = 0
-
-    def _notice(self) -> None:
-        """Note which attributes there are, and their values."""
-        self.names = [[n for n, v in m.__dict__.items() if _plain(v)] for _, m in self.modules]
-        held = [m.__dict__ for _, m in self.modules]
-        # an itemgetter of one name gives no tuple, and there is none of no names; every module has `training`
-        self.getters = [(d, itemgetter("training", *names)) for d, names in zip(held, self.names, strict=True)]
-        self.sizes = [len(d) for d in held]
-        self.values = tuple([get(d) for d, get in self.getters])
-
-    def state(self) -> int:
-        """A number for the present values: the same number for the same values. Raises PlanMismatch if they change with each step."""
-        if self._as_noted() and self.seen:
-            return self.number
-        before = self.table()
-        self._notice()
-        key = tuple((*names, *values) for names, values in zip(self.names, self.values, strict=True))
-        self.number = self.seen.setdefault(key, len(self.seen))
-        if self.number >= MOST_STATES:
-            raise PlanMismatch(
-                f"{differing(before, self.table())} of the model has had more than {MOST_STATES} values, and the code of a step is written "
-                "anew for each; keep it in a buffer, whose values a step reads, or give it to forward as a tensor"
-            )
-        return self.number
-
-    def _as_noted(self) -> bool:
-        try:
-            now = tuple([get(d) for d, get in self.getters])
-        except KeyError:
-            return False
-        return now == self.values and self.sizes == [len(d) for d, _ in self.getters]
-
-    def table(self) -> dict[str, Any]:
-        """The noted values, by module and attribute."""
-        rows = zip(self.modules, self.names, self.values, strict=True)
-        return {
-            f"{m}.{n}".lstrip("."): v
-            for (m, _), names, (_, *values) in rows
-            for n, v in zip(names, values, strict=True)
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +31,9 @@ class Noted:
     modules: list[tuple[str, dict[str, Any], dict[str, Any]]]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Noted:
-        """The present ones."""
-        return cls(
-            [(n, m.__dict__, {k: v for k, v in m.__dict__.items() if _plain(v)}) for n, m in model.named_modules()]
-        )
+    def of(cls, modules: Iterable[tuple[str, nn.Module]]) -> Noted:
+        """The present ones of named modules."""
+        return cls([(n, m.__dict__, {k: v for k, v in m.__dict__.items() if _plain(v)}) for n, m in modules])
 
     def changed(self) -> str:
         """The name of an attribute that has another value now; empty if there is none."""
@@ -110,6 +57,41 @@ def _changed(held: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str
             yield name
 
 
-def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The name of an attribute that has another value."""
-    return next((n for n in {**after, **before} if before.get(n, differing) != after.get(n, differing)), "an attribute")
+class Attributes:
+    """Gives each set of values that the modules' plain attributes have had a number."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        self.modules = list(modules)
+        self.seen: dict[Any, int] = {}
+        self.number = 0
+        self._notice()
+
+    def _notice(self) -> None:
+        """Note which attributes there are, and their values."""
+        self.noted = Noted.of(self.modules)
+        # an itemgetter of one name gives no tuple, and there is none of no names; every module has `training`
+        self.getters = [(held, itemgetter("training", *before)) for _, held, before in self.noted.modules]
+        self.values = [get(held) for held, get in self.getters]
+        self.sizes = [len(held) for held, _ in self.getters]
+
+    def state(self) -> int:
+        """A number for the present values: the same number for the same values. Raises PlanMismatch if they change with each step."""
+        if self.seen and self._as_noted():
+            return self.number
+        changed = self.noted.changed()
+        self._notice()
+        key = tuple(tuple(plain.items()) for _, _, plain in self.noted.modules)
+        self.number = self.seen.setdefault(key, len(self.seen))
+        if self.number >= MOST_STATES:
+            raise PlanMismatch(
+                f"{changed or 'an attribute'} of the model has had more than {MOST_STATES} values, and the code of a step is written "
+                "anew for each; keep it in a buffer, whose values a step reads, or give it to forward as a tensor"
+            )
+        return self.number
+
+    def _as_noted(self) -> bool:
+        try:
+            now = [get(held) for held, get in self.getters]
+        except KeyError:
+            return False
+        return now == self.values and self.sizes == [len(held) for held, _ in self.getters]

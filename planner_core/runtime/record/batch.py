@@ -82,11 +82,10 @@ def _grown(name: str, once: tuple[int, ...], twice: tuple[int, ...]) -> int | No
 
 def alike(a: Tape, b: Tape) -> bool:
     """Whether two recordings of the same arguments are of the same calls."""
-    return [_call(c) for c in a.calls] == [_call(c) for c in b.calls]
-
-
-def _call(call: TapeCall) -> tuple[str, ...]:
-    return call.kind, call.site, call.fn, repr(call.args), repr(call.kwargs), repr(call.answer)
+    return len(a.calls) == len(b.calls) and all(
+        _same(x, y) and repr((x.args, x.kwargs, x.answer)) == repr((y.args, y.kwargs, y.answer))
+        for x, y in zip(a.calls, b.calls, strict=True)
+    )
 
 
 # --- numbers ---------------------------------------------------------------------------------------------

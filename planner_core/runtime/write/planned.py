@@ -96,11 +96,11 @@ class PlannedForward:
 
         Raises CannotRewrite if the model's own code sets some in each pass, or goes another way when they are set.
         """
-        before = Noted.of(self.model)
+        before = Noted.of(self.model.named_modules())
         try:
             tape = self._recorded(args, kwargs)
             if name := before.changed():
-                first = Noted.of(self.model)
+                first = Noted.of(self.model.named_modules())
                 again = self._recorded(args, kwargs)
                 if first.changed() or not alike(tape, again):
                     raise CannotRewrite(f"its forward pass sets {name}, which generated code would not do")

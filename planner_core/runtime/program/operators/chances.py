@@ -31,11 +31,17 @@ def seed_of(seed: int, forwards: int, unit: str = "") -> int:
 
 
 @contextlib.contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the generators of torch, Python and numpy start from `seed`, so that ranks draw the same numbers. Outside, nothing was
-    drawn."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), host_drawing(seed):
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's generators start from `seed`. Outside, nothing was drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """The same for the generators of torch, Python and numpy: all from which a model's own code may draw."""
+    with seeded(seed, device), host_drawing(seed):
         yield
 
 
@@ -86,7 +92,7 @@ def attention(
     options["dropout_p"] = dropout_p
     with contextlib.ExitStack() as stack:
         if not query.is_meta:
-            stack.enter_context(drawing(shard_seed(seed, split), query.device))
+            stack.enter_context(seeded(shard_seed(seed, split), query.device))
         if queries:
             return causal_attention(query, key, value, queries=queries, **options)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -94,5 +100,5 @@ def attention(
 
 def masked(seed: int, split: Sequence[Axis], device: torch.device, function: Callable[[], Any]) -> Any:
     """What a function returns that draws masks from the default generator of a device, of a tensor that the axes `split` shard."""
-    with drawing(shard_seed(seed, split), device):
+    with seeded(shard_seed(seed, split), device):
         return function()
