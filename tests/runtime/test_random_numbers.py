@@ -1,26 +1,20 @@
-"""Random numbers and counters of a model's own code: ranks whose generators differ hold one model, and nothing is frozen."""
+"""Random numbers of a model's own code: ranks whose generators differ hold one model, and nothing is drawn once for all."""
 
 from __future__ import annotations
 
-import copy
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
-from planner_core.runtime.record.attributes import MOST_STATES
 from planner_core.verification.processes import run_ranks
 from tests.corpus import chance, speech
-from tests.corpus.chance import KINDS, WIDTH
 
 TWO = "1x8-h100:gpus=2"
 HOW = ("like", "slopes", "coins", "places", "by_numpy", "by_python")
@@ -92,68 +86,6 @@ def test_what_is_computed_again_draws_the_same(tmp_path: Path) -> None:
 
 
 # --- numbers and flags of modules ---------------------------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.mode = 1.0, "plain"
-        self.first, self.last = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, KINDS)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        h = self.first(x) * self.scale
-        return F.cross_entropy(self.last(h if self.mode == "plain" else F.relu(h)), y)
-
-
-def _losses(model: Any, x: torch.Tensor, y: torch.Tensor, **options: Any) -> list[float]:
-    found = []
-    for scale, mode in ((1.0, "plain"), (0.5, "plain"), (0.5, "plain"), (1.0, "plain")):
-        model.scale, model.mode = scale, mode
-        found.append(float(model(x, y, **options).detach()))
-    return found
-
-
-def _set_between_steps(file: str, counted: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    own, x, y = Scaled(), torch.randn(8, WIDTH), torch.randint(0, KINDS, (8,))
-    wanted = _losses(copy.deepcopy(own), x, y)
-    model: Any = shardscope.apply(own, shardscope.load_plan(file))
-    found = _losses(model, x, y, global_batch=True)
-    written = len(applied(model).programs)
-    refused = ""
-    try:
-        for i in range(MOST_STATES + 1):
-            model.scale = 2.0 + i
-            with torch.no_grad():
-                model(x, y, global_batch=True)
-    except PlanMismatch as error:
-        refused = str(error)
-    module, inputs = _model("counted")
-    alone = copy.deepcopy(module)
-    one = [float(alone(*inputs).detach()) for _ in range(3)]
-    counting: Any = shardscope.apply(module, shardscope.load_plan(counted))
-    many = [float(counting(*inputs, global_batch=True).detach()) for _ in range(3)]
-    return {
-        "wanted": wanted,
-        "found": found,
-        "written": written,
-        "refused": refused,
-        "counted": (one, many, counting.count),
-    }
-
-
-def test_numbers_of_modules_are_never_frozen(tmp_path: Path) -> None:
-    inputs = (torch.randn(8, WIDTH), torch.randint(0, KINDS, (8,)))
-    plans = shardscope.plan(Scaled(), inputs=inputs, cluster=TWO, accumulate=1).plans
-    shardscope.save_plan(next(p for p in plans if p.name == "FSDP"), tmp_path / "scaled")
-    for found in run_ranks(
-        _set_between_steps, 2, (str(tmp_path / "scaled"), saved(tmp_path, "counted")), timeout_s=300
-    ):
-        assert found["found"] == pytest.approx(found["wanted"], rel=1e-6)
-        assert found["written"] == 2  # once for each value
-        assert found["refused"].startswith("scale of the model has had more than") and "buffer" in found["refused"]
-        one, many, count = found["counted"]
-        assert many == pytest.approx(one, rel=1e-6) and len(set(one)) == 3 and count == 3
 
 
 def test_a_model_whose_generators_matter_says_so() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
+from planner_core.models.hooks.held_values import Noted, Place, UsesOf
 from planner_core.models.hooks.host_random import host_drawing
 
 OTHER_DRAWS = 8
@@ -38,13 +40,21 @@ def capture_module(
     check_module(module)
     to_meta(module)
     trained = {n for n, p in module.named_parameters() if p.requires_grad}
-    found = _forward_pass(module, inputs, args, flat, replay)
-    if found.drew_outside:
-        _check_draws(found, lambda: _forward_pass(module, inputs, args, flat, replay), type(module).__name__)
+    before = Noted.of(module.named_modules())
+    try:
+        found = _forward_pass(module, inputs, args, flat, replay)
+        again = partial(_forward_pass, module, inputs, args, flat, replay)
+        left = before.computed(Noted.of(module.named_modules()))
+        if left:
+            _check_left(found, again, left)
+        if found.drew_outside:
+            _check_draws(found, again, type(module).__name__)
+    finally:
+        before.put_back()
     workload = {"batch": batch, "seq": seq}
     graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
     check(graph)
-    return replace(graph, assumptions=(*notes, *found.told, *idle_parameters(graph, trained)))
+    return replace(graph, assumptions=(*notes, *found.told, *_kept(left), *idle_parameters(graph, trained)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,28 @@ def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
                 f"{model} does other operations for other random numbers of Python or numpy, so each step would be another graph; draw no "
                 "number there (set the rate at which layers are left out to 0)"
             )
+
+
+def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place]) -> None:
+    """Refuse a model that reads what an earlier pass has left in an attribute."""
+    with UsesOf([h.values[k] for h, k in left]) as uses:
+        later = again()
+    if uses.seen or _operations(found) != _operations(later):
+        holder, key = left[uses.seen[0] if uses.seen else 0]
+        raise CaptureError(
+            f"forward reads in each step what the step before has left in {holder.path(key)}, so the first step is "
+            "another graph than later ones; give forward the state as an input and let it return the next one, or write it into a buffer"
+        )
+
+
+def _kept(left: Sequence[Place]) -> tuple[str, ...]:
+    """A note on computed tensors that forward keeps for code outside."""
+    if not left:
+        return ()
+    names = list(dict.fromkeys(h.path(k) for h, k in left))
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    told = f"forward keeps a computed tensor in {names[0]}{more}: under a plan, code that reads it outside is refused; return it instead"
+    return (told,)
 
 
 def _operations(found: _Pass) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The parts that capture and run share: names of call sites, and mixture-of-experts and scan layers as single calls."""
+"""The parts that capture and run share: names of call sites, what modules hold, and mixture-of-experts and scan layers as single calls."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.finite import (
         TakenFinite,
     )
+    from planner_core.models.hooks.held_values import (
+        MISSING,
+        Absent,
+        Held,
+        Noted,
+        Place,
+        Same,
+        is_plain,
+        mark_of,
+        raw_values,
+        set_or_delete,
+    )
     from planner_core.models.hooks.host_random import (
         drawing_from,
         generator_states,
@@ -39,8 +51,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DROPOUTS",
+    "MISSING",
     "RECURRENT",
+    "Absent",
     "Frame",
+    "Held",
+    "Noted",
+    "Place",
+    "Same",
     "Scopes",
     "TakenFinite",
     "canonical",
@@ -51,9 +69,13 @@ __all__ = [
     "host_drawing",
     "host_state",
     "is_inplace",
+    "is_plain",
+    "mark_of",
     "outputs",
     "parts_to_put_back",
+    "raw_values",
     "set_host_state",
+    "set_or_delete",
     "tensors",
     "took_part",
     "without_like",
@@ -68,6 +90,9 @@ _HOME = {
     ),
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
     "finite": ("TakenFinite",),
+    "held_values": (
+        "MISSING", "Absent", "Held", "Noted", "Place", "Same", "is_plain", "mark_of", "raw_values", "set_or_delete",
+    ),
     "host_random": ("drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -1,64 +1,46 @@
-"""The numbers, words and flags that a model's modules hold: generated code has them as they were when it was written.
+"""Generated code has what a model's modules hold as it was when it was written.
 
-A user may set one between two steps (`model.beta = 0.1`), and then the code is written again. If the model's own code sets one in
+A user may set a value between two steps (`model.beta = 0.1`), and then the code is written again. If the model's own code sets one in
 each forward pass (`self.steps += 1`), only that code can run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Iterable
+from operator import is_, itemgetter
 from typing import Any
 
+import torch
 from torch import nn
 
+from planner_core.models.hooks import MISSING, Noted, Place, Same, is_plain, mark_of, raw_values, set_or_delete
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.record.not_computed import NotComputed
 
-PLAIN = (bool, int, float, str, type(None))
 MOST_STATES = 32
 """So many times the code is written for other values of attributes, then a step is refused."""
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (type(value) is tuple and all(map(_plain, value)))
+def refuse_kept(places: Iterable[Place], before: Noted) -> None:
+    """Let attributes of what there was before, in which a recording has left computed tensors, refuse to be used."""
+    known = {id(h.held) for h in before.holders}
+    for at, key in places:
+        while at.parent and (id(at.held) not in known or isinstance(at.held, list)):
+            at, key = at.parent
+        if isinstance(at.held, dict) and not isinstance(at.held.get(key), NotComputed):
+            at.held[key] = NotComputed(at.path(key), at.held.get(key, MISSING))
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """The plain attributes of every module at one time: its name, its own attributes, and a copy of the plain ones."""
-
-    modules: list[tuple[str, dict[str, Any], dict[str, Any]]]
-
-    @classmethod
-    def of(cls, modules: Iterable[tuple[str, nn.Module]]) -> Noted:
-        """The present ones of named modules."""
-        return cls([(n, m.__dict__, {k: v for k, v in m.__dict__.items() if _plain(v)}) for n, m in modules])
-
-    def changed(self) -> str:
-        """The name of an attribute that has another value now; empty if there is none."""
-        found = (f"{module}.{k}".lstrip(".") for module, held, before in self.modules for k in _changed(held, before))
-        return next(found, "")
-
-    def put_back(self) -> None:
-        """Give every module the attributes that it had."""
-        for _, held, before in self.modules:
-            for name in list(_changed(held, before)):
-                if name in before:
-                    held[name] = before[name]
-                else:
-                    del held[name]
-
-
-def _changed(held: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    """The names of attributes that have other plain values than before. One that has become a tensor is not among them."""
-    for name, value in held.items():
-        if _plain(value) and (name not in before or before[name] != value):
-            yield name
+def allow_kept(noted: Noted) -> None:
+    """Undo `refuse_kept`, so that forward can be recorded again."""
+    for held in [h.held for h in noted.holders]:
+        for key, value in list(held.items()) if isinstance(held, dict) else ():
+            if isinstance(value, NotComputed):
+                set_or_delete(held, key, value.instead)
 
 
 class Attributes:
-    """Gives each set of values that the modules' plain attributes have had a number."""
+    """Gives each set of values that the modules' attributes have had a number."""
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         self.modules = list(modules)
@@ -67,31 +49,41 @@ class Attributes:
         self._notice()
 
     def _notice(self) -> None:
-        """Note which attributes there are, and their values."""
+        """Note which attributes there are, and their values, in forms that are compared fast."""
         self.noted = Noted.of(self.modules)
-        # an itemgetter of one name gives no tuple, and there is none of no names; every module has `training`
-        self.getters = [(held, itemgetter("training", *before)) for _, held, before in self.noted.modules]
-        self.values = [get(held) for held, get in self.getters]
-        self.sizes = [len(held) for held, _ in self.getters]
+        helds = [h.held for h in self.noted.holders]
+        raw = [(held, raw_values(held)) for held in helds]
+        self.helds, self.sizes = helds, list(map(len, helds))
+        keys = [(held, [k for k, v in values.items() if is_plain(v)]) for held, values in raw]
+        # an itemgetter of one key gives no tuple, and there is none of no keys
+        self.getters = [(itemgetter(*names, names[0]), held) for held, names in keys if names]
+        self.values = [get(held) for get, held in self.getters]
+        self.places = [(held, k) for held, values in raw for k, v in values.items() if not is_plain(v)]
+        self.objects = [held[key] for held, key in self.places]
+        marks = (m for m in self.noted.marks.values() if isinstance(m, Same))
+        self.tensors = [(m.value, m) for m in marks if isinstance(m.value, torch.Tensor)]
 
     def state(self) -> int:
         """A number for the present values: the same number for the same values. Raises PlanMismatch if they change with each step."""
         if self.seen and self._as_noted():
             return self.number
-        changed = self.noted.changed()
+        before = self.noted
         self._notice()
-        key = tuple(tuple(plain.items()) for _, _, plain in self.noted.modules)
-        self.number = self.seen.setdefault(key, len(self.seen))
+        self.number = self.seen.setdefault(tuple(sorted(self.noted.marks.items(), key=itemgetter(0))), len(self.seen))
         if self.number >= MOST_STATES:
             raise PlanMismatch(
-                f"{changed or 'an attribute'} of the model has had more than {MOST_STATES} values, and the code of a step is written "
-                "anew for each; keep it in a buffer, whose values a step reads, or give it to forward as a tensor"
+                f"{before.changed(self.noted) or 'an attribute'} of the model has had more than {MOST_STATES} values, and the code of a "
+                "step is written anew for each; keep it in a buffer, whose values a step reads, or give it to forward as a tensor"
             )
         return self.number
 
     def _as_noted(self) -> bool:
         try:
-            now = [get(held) for held, get in self.getters]
-        except KeyError:
+            same = (
+                list(map(len, self.helds)) == self.sizes
+                and [get(held) for get, held in self.getters] == self.values
+                and all(map(is_, [held[key] for held, key in self.places], self.objects))
+            )
+        except (LookupError, RuntimeError, ValueError):  # gone, or compared with a tensor or array
             return False
-        return now == self.values and self.sizes == [len(held) for held, _ in self.getters]
+        return same and all(mark_of(tensor) == mark for tensor, mark in self.tensors)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.models.hooks import Noted, Place
 from planner_core.runtime.plan_reader import kept_sites, other_versions, read_params, read_precision, read_rows
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
 from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
-from planner_core.runtime.record.attributes import Noted
+from planner_core.runtime.record.attributes import allow_kept, refuse_kept
 from planner_core.runtime.record.batch import alike, batch_dims, counts_samples, repeated, with_numbers_of
 from planner_core.runtime.write.planned_tape import PlannedTape, places
 from planner_core.runtime.write.program import write_program
@@ -96,17 +97,27 @@ class PlannedForward:
 
         Raises CannotRewrite if the model's own code sets some in each pass, or goes another way when they are set.
         """
-        before = Noted.of(self.model.named_modules())
+        allow_kept(self._noted())
+        before = self._noted()
+        computed: list[Place] = []
         try:
             tape = self._recorded(args, kwargs)
-            if name := before.changed():
-                first = Noted.of(self.model.named_modules())
+            first = self._noted()
+            name, computed = before.changed(first), before.computed(first)
+            if name or computed:
                 again = self._recorded(args, kwargs)
-                if first.changed() or not alike(tape, again):
-                    raise CannotRewrite(f"its forward pass sets {name}, which generated code would not do")
+                left = [h.values[k] for h, k in computed]
+                reads = any(t.value is v for t in again.tensors for v in left)
+                if first.changed(self._noted()) or reads or not alike(tape, again):
+                    sets = name or computed[0][0].path(computed[0][1])
+                    raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
         finally:
             before.put_back()
+        refuse_kept(computed, before)
         return tape
+
+    def _noted(self) -> Noted:
+        return Noted.of(self.model.named_modules())
 
     def _recorded(self, args: Any, kwargs: Any) -> Tape:
         forms = (self.forms[n] for n, _ in self.model.named_parameters())
