@@ -371,3 +371,44 @@ def lazy_layer() -> Made:
 
 
 REFUSED = {"lazy_layer": "has no size before its module"}
+
+
+class _Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor, head: nn.Module) -> Tensor:
+        found = torch.zeros_like(x)
+        for layer in self.layers:
+            x = x + F.gelu(layer(x))
+            found = found + head(x)
+        return found
+
+
+class Refined(nn.Module):
+    """A head that its parent calls first, and then the decoder, which gets it as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head, self.decoder = nn.Linear(WIDTH, WIDTH), _Head(), _Decoder()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = self.encoder(x)
+        return F.mse_loss(self.head(first) + self.decoder(first, self.head), y)
+
+
+def head_called_from_elsewhere() -> Made:
+    """One head that is called by its parent and by another part."""
+    return Refined(), (numbers(8, WIDTH), numbers(8, WIDTH))

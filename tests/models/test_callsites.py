@@ -112,6 +112,26 @@ def test_scopes_follow_the_caller():
     assert found == expected
 
 
+class Handed(nn.Module):
+    """A part that its parent calls first, and then another part that gets it as an argument."""
+
+    class Caller(nn.Module):
+        def forward(self, x, part):
+            return part(part(x))
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.caller = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), self.Caller()
+
+    def forward(self, x):
+        return self.caller(self.head(x), self.head)
+
+
+def test_a_part_that_is_called_from_elsewhere_has_names_of_its_own():
+    names = [f"head{at}{part}" for at in ("", "@1", "@2") for part in (".0/linear", ".1/relu")]
+    assert sites(Handed(), torch.zeros(2, 4)) == names
+
+
 def test_every_step_has_the_same_names_and_errors_leave_no_trace():
     model = Net(lambda m, x: m.inner(x).sum())
     plain = nn.Module.__dict__["__call__"]

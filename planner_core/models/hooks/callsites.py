@@ -312,22 +312,21 @@ class Scopes:
         under = caller.path + "." if caller.path else ""
         path = next((a for a in aliases if a.startswith(under) and a != caller.path), None)
         if path is None:  # called from elsewhere than its parent
-            path = aliases[0]
-            count = self._strays.get(path, 0)
-            self._strays[path] = count + 1
-            return Frame(module, path, f"{path}@{count}" if count else path)
-        count = caller.calls.get(path, 0)
-        caller.calls[path] = count + 1
-        local = path[len(under) :]
-        scope = f"{caller.scope}.{local}" if caller.scope else local
+            path = scope = aliases[0]
+            counts = self._strays
+        else:
+            local = path[len(under) :]
+            scope = f"{caller.scope}.{local}" if caller.scope else local
+            counts = caller.calls
+        count = counts.get(path, 0)
         name = f"{scope}@{count}" if count else scope
-        if (
-            self._stack[0].module is self.root
-        ):  # not while a layer is recomputed, whose names are those of its first run
-            while name in self.taken:  # called by its parent and by its parent's parent: they count apart
+        # not while a layer is recomputed, whose names are those of its first run
+        if self._stack[0].module is self.root:
+            while name in self.taken:  # called by its parent and from elsewhere: they count apart
                 count += 1
                 name = f"{scope}@{count}"
             self.taken.add(name)
+        counts[path] = count + 1
         return Frame(module, path, name)
 
 
