@@ -192,6 +192,10 @@ def verify_text(data: Mapping[str, Any]) -> str:
         lines.append(f"loss       {loss['single']:.8g} in one process, {loss['parallel']:.8g} here")
         lines.append(f"gradients  largest relative error {grad['max_rel_error']:.2g} ({grad['worst']})")
         lines.append(f"AdamW step largest relative error {param['max_rel_error']:.2g} ({param['worst']})")
+    if data.get("unsteady"):
+        names = data["unsteady"]
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        lines.append(f"rounding   not judged, since it decides their gradients even in float64: {names[0]}{more}")
     if data.get("memory_bytes"):
         memory = data["memory_bytes"]
         lines.append(
