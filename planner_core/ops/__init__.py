@@ -49,7 +49,7 @@ from planner_core.ops.registry import (
     whole_bytes,
     work_of,
 )
-from planner_core.ops.rules import Pair, Row, together
+from planner_core.ops.rules import OPEN_DIMS, Pair, Row, together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
 from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
@@ -58,6 +58,7 @@ __all__ = [
     "CONTEXT",
     "DISPATCH",
     "MULTIPLYING",
+    "OPEN_DIMS",
     "OWN_KERNEL",
     "RING",
     "Attention",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from planner_core.core import ITEM_BYTES, Op, Value, local_shape
 from planner_core.ops.catalog import OPERATORS
 from planner_core.ops.operators import Kind, LocalBytes, Operator, undescribed
-from planner_core.ops.rules import Row, Rule, Shapes, arg, expand
+from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, arg, expand, without_splits
 from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
@@ -46,7 +46,8 @@ def is_heavy(op: Op) -> bool:
 
 def rule_of(op: Op, values: Sequence[Value]) -> Rule:
     """The op's rule for its global shapes. Its `known` is False if the catalogue has no rule."""
-    return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
+    found = operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
+    return without_splits(found, op.attrs[OPEN_DIMS]) if OPEN_DIMS in op.attrs else found
 
 
 _ROWS: OrderedDict[tuple[int, int], tuple[Op, tuple[Value, ...], tuple[Row, ...]]] = OrderedDict()

@@ -144,6 +144,21 @@ def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((), known=False)
 
 
+OPEN_DIMS = "open_dims"
+"""The attribute of an op with dims whose size depends on the values of a batch: pairs of an operand, or a result after all operands,
+and a dim of it."""
+
+
+def without_splits(rule: Rule, open_dims: object) -> Rule:
+    """The rule without the splits of these dims."""
+    return replace(rule, splits=tuple(s for s in rule.splits if not _opens(s, open_dims)))
+
+
+def _opens(s: Split, open_dims: object) -> bool:
+    ends = (*s.inputs, *s.outputs)
+    return isinstance(open_dims, tuple) and any(ends[i] == d for i, d in open_dims)
+
+
 def expand(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
     """The rows of a rule. The first one is always Replicate.
 

@@ -17,6 +17,7 @@ from torch import nn
 from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
+from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
@@ -49,6 +50,8 @@ def capture_module(
             _check_left(found, again, left)
         if found.drew_outside:
             _check_draws(found, again, type(module).__name__)
+        if found.picks:
+            found = _with_open_dims(found, partial(again, fewer=True), type(module).__name__)
     finally:
         before.put_back()
     workload = {"batch": batch, "seq": seq}
@@ -59,19 +62,27 @@ def capture_module(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass. `told`: what to say about it; `drew_outside`: whether it drew random numbers of Python or numpy."""
+    """One forward pass. `told`: what to say about it; `drew_outside`: whether it drew random numbers of Python or numpy; `picks`: where
+    a mask of the inputs picks elements."""
 
     top: Block
     blocks: Mapping[str, Block]
     loss: str
     told: tuple[str, ...]
     drew_outside: bool
+    picks: str
 
 
 def _forward_pass(
-    module: nn.Module, inputs: Mapping[str, Any], args: tuple[Any, ...], flat: bool, replay: bool
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    args: tuple[Any, ...],
+    flat: bool,
+    replay: bool,
+    *,
+    fewer: bool = False,
 ) -> _Pass:
-    recorder = Recorder(module, replay=replay and not flat)
+    recorder = Recorder(module, replay=replay and not flat, fewer=fewer)
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:
@@ -93,7 +104,7 @@ def _forward_pass(
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     drew = recorder.drew_outside
     told = (*_opened(recorder.scopes.wrappers), *_finite(recorder.taken_finite), *((DREW_OUTSIDE,) if drew else ()))
-    return _Pass(top, blocks, loss, told, drew)
+    return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""))
 
 
 def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
@@ -106,6 +117,22 @@ def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
                 f"{model} does other operations for other random numbers of Python or numpy, so each step would be another graph; draw no "
                 "number there (set the rate at which layers are left out to 0)"
             )
+
+
+def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pass:
+    """The pass, with the dims marked whose size is the number of elements that a mask picks: another run with fewer tells them."""
+    try:
+        other = again()
+    except CaptureError:  # the model needs just as many: each sample has the same number
+        return found
+    blocks = with_open_dims({"": found.top, **found.blocks}, {"": other.top, **other.blocks})
+    if blocks is None:
+        raise CaptureError(
+            f"{model} does other operations where a mask of its inputs picks another number of elements{found.picks}, so each batch would "
+            "be another graph; multiply by the mask instead"
+        )
+    told = f"a mask picks as many elements as each batch says{found.picks}: they are not split, and counted as in the example"
+    return replace(found, top=blocks.pop(""), blocks=blocks, told=(*found.told, told))
 
 
 def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place]) -> None:

@@ -50,13 +50,15 @@ from planner_core.models.hooks import (
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.host_random import host_state
+from planner_core.models.hooks.picks import Picks
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass of `model`; `replay=False` traces every module call."""
+    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `fewer`: see `Picks`."""
 
-    def __init__(self, model: nn.Module, *, replay: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, replay: bool = True, fewer: bool = False) -> None:
         super().__init__()
+        self.picks = Picks(line, fewer=fewer)
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
         self.keep: list[torch.Tensor] = []
@@ -199,7 +201,9 @@ class Recorder(TorchFunctionMode):
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
         chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
-        out = run_constant(func, args, kwargs, operands)
+        out = run_constant(func, self.picks.taken(fn, args), kwargs, operands)
+        if any(self.picks.varies(t) for t in operands):
+            self.picks.follow(sites.tensors(out))
         for made in sites.tensors(out):
             if chance:
                 self.drawn[id(made)] = weakref.ref(made), fn if drew else ""
@@ -228,7 +232,7 @@ class Recorder(TorchFunctionMode):
             self.writes.made_twin(args[0])
         moved, moved_kw = self._on_meta(args, kwargs, operands)
         if fn == "getitem":
-            moved = with_picks(args, moved)
+            moved = with_picks(self.picks.taken(fn, args), moved)
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
@@ -353,6 +357,7 @@ class Recorder(TorchFunctionMode):
         """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
         for name, tree in (*inputs.items(), *(("", a) for a in args)):
+            self.picks.follow(sites.tensors(tree))
             for tensor in sites.tensors(tree):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))

@@ -1,0 +1,100 @@
+"""A mask of the inputs picks another number of elements in each batch: every plan runs each, and none splits them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.core import CaptureError
+from planner_core.verification.processes import run_ranks
+
+TWO = "1x8-h100:gpus=2"
+KINDS, WIDTH = 64, 32
+
+
+class MaskedLoss(nn.Module):
+    """Its loss is at labelled tokens alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.up, self.down = (
+            nn.Embedding(KINDS, WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
+        self.head = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        h = h + self.down(F.gelu(self.up(h)))
+        labelled = y != -100
+        return F.cross_entropy(self.head(h[labelled]), y[labelled])
+
+
+def _batch(seed: int, labelled: float = 0.6) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    ids, y = (torch.randint(0, KINDS, (8, 16), generator=made) for _ in range(2))
+    return ids, torch.where(torch.rand(8, 16, generator=made) < labelled, y, torch.tensor(-100))
+
+
+def _losses(files: list[str]) -> list[list[tuple[int, float, float]]]:
+    found = []
+    for file in files:
+        torch.manual_seed(0)
+        alone = MaskedLoss()
+        model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
+        rows = []
+        for seed in range(4):
+            ids, y = _batch(seed)
+            rows.append((int((y != -100).sum()), float(alone(ids, y)), float(model(ids, y, global_batch=True))))
+        found.append(rows)
+    return found
+
+
+def test_any_number_of_picked_elements_runs_under_every_plan(tmp_path: Path) -> None:
+    report = shardscope.plan(MaskedLoss(), inputs=_batch(9, 0.5), cluster=TWO, accumulate=1)
+    assert any("a mask picks as many elements as each batch says at" in note for note in report.notes)
+    files = []
+    for plan in report.plans:
+        shardscope.save_plan(plan, tmp_path / plan.name)
+        files.append(str(tmp_path / plan.name))
+    for found in run_ranks(_losses, 2, (files,), timeout_s=200):
+        for plan, rows in zip(report.plans, found, strict=True):
+            assert {n % 2 for n, _, _ in rows} == {0, 1}
+            assert [got for _, _, got in rows] == pytest.approx([alone for _, alone, _ in rows], rel=1e-5), plan.name
+
+
+class AsManyForEach(MaskedLoss):
+    """Needs the same number of labelled tokens in each sample, as masked autoencoders do."""
+
+    def forward(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)[y != -100].reshape(len(ids), -1, WIDTH)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y[y != -100])
+
+
+def test_a_number_that_the_model_fixes_may_be_split() -> None:
+    ids, y = _batch(0, 1.0)
+    y[:, ::2] = -100
+    report = shardscope.plan(AsManyForEach(), inputs=(ids, y), cluster=TWO)
+    assert not any("a mask picks" in note for note in report.notes)
+
+
+class ByNumber(MaskedLoss):
+    """Does one thing or another, as the number of labelled tokens says."""
+
+    def forward(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)[y != -100]
+        h = h if len(h) % 2 else h.relu()
+        return F.cross_entropy(self.head(h), y[y != -100])
+
+
+def test_a_way_that_depends_on_the_number_is_refused_before_it_is_planned() -> None:
+    with pytest.raises(CaptureError, match="does other operations where a mask of its inputs picks another number"):
+        shardscope.plan(ByNumber(), inputs=_batch(0), cluster=TWO)
