@@ -181,6 +181,7 @@ def test_safetensors_give_buffers_too(tmp_path: Path) -> None:
     """Running statistics, without which a model that was trained before would begin with those of none."""
     from safetensors.torch import save_file
 
+    torch.manual_seed(0)
     trained = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     trained(torch.randn(16, 4) + 3)
     save_file(dict(trained.state_dict()), tmp_path / "model.safetensors")
