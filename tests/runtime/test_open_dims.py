@@ -98,3 +98,40 @@ class ByNumber(MaskedLoss):
 def test_a_way_that_depends_on_the_number_is_refused_before_it_is_planned() -> None:
     with pytest.raises(CaptureError, match="does other operations where a mask of its inputs picks another number"):
         shardscope.plan(ByNumber(), inputs=_batch(0), cluster=TWO)
+
+
+class Trimmed(MaskedLoss):
+    """Cuts all samples to the length of the longest."""
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        longest = int(lengths.max())
+        return F.cross_entropy(self.head(self.embed(ids[:, :longest])).flatten(0, 1), y[:, :longest].flatten())
+
+
+def _trimmed(longest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The longest sample is the last one, so one of the ranks has shorter ones alone."""
+    ids, y = _batch(longest, 1.0)
+    return ids, torch.tensor([3] * 7 + [longest]), y
+
+
+def _cut(files: list[str]) -> list[tuple[list[float], list[float]]]:
+    found = []
+    for file in files:
+        torch.manual_seed(0)
+        alone = Trimmed()
+        model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
+        batches = [_trimmed(n) for n in (16, 12, 16)]
+        found.append(([float(alone(*b)) for b in batches], [float(model(*b, global_batch=True)) for b in batches]))
+    return found
+
+
+def test_a_length_of_all_samples_is_not_that_of_a_ranks_own(tmp_path: Path) -> None:
+    plans = shardscope.plan(Trimmed(), inputs=_trimmed(16), cluster=TWO, accumulate=1).plans
+    assert "data parallel" in [p.name for p in plans]
+    files = []
+    for plan in plans:
+        shardscope.save_plan(plan, tmp_path / plan.name)
+        files.append(str(tmp_path / plan.name))
+    for found in run_ranks(_cut, 2, (files,), timeout_s=200):
+        for plan, (alone, got) in zip(plans, found, strict=True):
+            assert got == pytest.approx(alone, rel=1e-5), plan.name

@@ -48,6 +48,7 @@ def capture_module(
         left = before.computed(Noted.of(module.named_modules()))
         if left:
             _check_left(found, again, left)
+        before.put_back()
         if found.drew_outside:
             _check_draws(found, again, type(module).__name__)
         if found.picks:

@@ -34,19 +34,21 @@ class Picks:
         """The arguments with which a call is run."""
         if fn not in _PICKING:
             return args
-        at = 0 if fn in ("nonzero", "argwhere") else 1
-        index = args[at]
-        found = tuple(map(self._mask, index)) if isinstance(index, tuple) else self._mask(index)
-        return (*args[:at], found, *args[at + 1 :])
+        if fn in ("nonzero", "argwhere"):  # of numbers, too
+            return (self._mask(args[0]), *args[1:])
+        index = args[1]
+        found = tuple(map(self._index, index)) if isinstance(index, tuple) else self._index(index)
+        return (args[0], found, *args[2:])
 
-    def _mask(self, item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or item.dtype != torch.bool or item.is_meta or not self.varies(item):
-            return item
-        if not item.dim() or int(item.sum()) < 2:
+    def _index(self, item: Any) -> Any:
+        return self._mask(item) if isinstance(item, torch.Tensor) and item.dtype == torch.bool else item
+
+    def _mask(self, item: torch.Tensor) -> torch.Tensor:
+        if item.is_meta or not item.dim() or not self.varies(item) or int(item.count_nonzero()) < 2:
             return item
         self.where.append(self.line())
         if not self.fewer:
             return item
         less = item.clone()
-        less[tuple(item.nonzero()[-1])] = False
+        less[tuple(item.nonzero()[-1])] = 0
         return less

@@ -45,7 +45,9 @@ class ConstantsWriter:
         self.names.update(self.inputs)
         self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
         needed = self._needed([n for n, _ in wanted] + [*plain])
-        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain])
+        # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
+        asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
+        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked)
         known: dict[Any, tuple[int, ...]] = {}
         for made in self._calls():
             if id(made) in needed:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored
 from planner_core.runtime.plan_reader import Placements as Placements
+from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER
@@ -147,9 +148,7 @@ class PlannedTape:
         for size, placement in zip(self.sizes, placements, strict=True):
             if isinstance(placement, Shard):
                 if shape[placement.dim] % size:
-                    raise PlanMismatch(
-                        f"dim {placement.dim} of a tensor of shape {tuple(shape)} cannot be split evenly over {size} ranks"
-                    )
+                    raise PlanMismatch(not_even(placement.dim, shape, size))
                 shape[placement.dim] //= size
         return tuple(shape)
 

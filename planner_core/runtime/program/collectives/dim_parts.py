@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from planner_core.runtime.plan_reader import PlanMismatch
+
 Segments = Mapping[int, tuple[int, ...]]
 NO_SEGMENTS: Segments = {}
 
@@ -55,10 +57,18 @@ def padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))], dim) if missing else x
 
 
+def not_even(dim: int, shape: Sequence[int], size: int) -> str:
+    """Why a dim has no parts of one length."""
+    return (
+        f"dim {dim} of a tensor of shape {tuple(shape)} cannot be split evenly over {size} ranks; batches of other sizes than the planned "
+        "ones run where these divide, so pad them to it"
+    )
+
+
 def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """The part of `dim` that belongs to `rank`. It is a view unless the dim has fused segments."""
     if x.size(dim) % size and uneven(segments, dim) is None:
-        raise ValueError(f"dim {dim} of a tensor of shape {tuple(x.shape)} cannot be split evenly over {size} ranks")
+        raise PlanMismatch(not_even(dim, x.shape, size))
     if uneven(segments, dim) is not None:
         return cut(x, dim, size)[rank]
     own = [part.chunk(size, dim)[rank] for part in parts(x, dim, segments)]
