@@ -142,6 +142,10 @@ def test_videos_and_the_patches_that_a_masked_autoencoder_guesses() -> None:
     shapes = {v.meta.shape for v in graph.top.values}
     assert graph.loss == "the model's own loss" and (10, 3, 4, 32, 32) in shapes
     assert (10, 1, 32) in shapes  # of 2 x 2 x 2 patches a tenth is seen, at least one
+    with pytest.raises(
+        InputError, match=r"^videomae makes 8 tokens of each sample, and --seq 4 asks for 4; leave --seq out$"
+    ):
+        capture_graph({"model_type": "videomae", **VIDEO, **sizes}, batch=10, seq=4)
 
 
 @pytest.mark.parametrize("kind", ["videomae", "vivit", "timesformer"])

@@ -148,8 +148,12 @@ def _config(
     tokens = made.num_tokens(module, parsed, seq or limit.default_seq, dtype)
     notes = (*left_out(data, type(module).__name__, dtype), *hf.without_kernel(module))
     if seq is not None and tokens != seq:
-        if tokens > 1:
+        if tokens > 1 and limit.field and tokens < seq:
             raise InputError(too_long(name, replace(limit, number=tokens), seq))
+        if tokens > 1:
+            raise InputError(
+                f"{name} makes {tokens} tokens of each sample, and --seq {seq} asks for {seq}; leave --seq out"
+            )
         notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
     inputs = made.training_inputs(module, parsed, batch, tokens, dtype)
     limit = limit if tokens > 1 else Positions()
