@@ -71,6 +71,13 @@ def test_any_number_of_picked_elements_runs_under_every_plan(tmp_path: Path) -> 
             assert [got for _, _, got in rows] == pytest.approx([alone for _, alone, _ in rows], rel=1e-5), plan.name
 
 
+def test_a_mask_that_picks_none_in_the_example_is_no_mask_of_none() -> None:
+    ids, y = _batch(0, 0.0)
+    y[0, 0] = 3  # a loss of none is no number
+    notes = shardscope.plan(MaskedLoss(), inputs=(ids, y), cluster=TWO).notes
+    assert any("a mask picks as many elements as each batch says at" in note for note in notes)
+
+
 class AsManyForEach(MaskedLoss):
     """Needs the same number of labelled tokens in each sample, as masked autoencoders do."""
 

@@ -12,7 +12,8 @@ _PICKING = frozenset({"getitem", "setitem", "masked_select", "nonzero", "argwher
 
 
 class Picks:
-    """Follows what depends on the inputs. With `fewer`, a mask of theirs picks one element less than it would.
+    """Follows what depends on the inputs. With `fewer`, a mask of theirs picks one element less than it would; one that picks none or
+    one picks another.
 
     `where` has the lines at which masks pick; `line()` gives the present one.
     """
@@ -44,11 +45,15 @@ class Picks:
         return self._mask(item) if isinstance(item, torch.Tensor) and item.dtype == torch.bool else item
 
     def _mask(self, item: torch.Tensor) -> torch.Tensor:
-        if item.is_meta or not item.dim() or not self.varies(item) or int(item.count_nonzero()) < 2:
+        if item.is_meta or not item.dim() or not self.varies(item):
+            return item
+        picked, left = item.nonzero(), (item == 0).nonzero()
+        less = len(picked) > 1
+        if not less and not len(left):
             return item
         self.where.append(self.line())
         if not self.fewer:
             return item
-        less = item.clone()
-        less[tuple(item.nonzero()[-1])] = 0
-        return less
+        other = item.clone()
+        other[tuple(picked[-1] if less else left[0])] = 0 if less else 1
+        return other
