@@ -107,6 +107,16 @@ def test_a_way_that_depends_on_the_number_is_refused_before_it_is_planned() -> N
         shardscope.plan(ByNumber(), inputs=_batch(0), cluster=TWO)
 
 
+class Asking(MaskedLoss):
+    """Runs one layer more if any sample is long."""
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        if (lengths > 10).any():
+            h = h + self.down(F.gelu(self.up(h)))
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
 class Trimmed(MaskedLoss):
     """Cuts all samples to the length of the longest."""
 
@@ -121,24 +131,27 @@ def _trimmed(longest: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return ids, torch.tensor([3] * 7 + [longest]), y
 
 
-def _cut(files: list[str]) -> list[tuple[list[float], list[float]]]:
+def _steps(made: type[MaskedLoss], files: list[str]) -> list[tuple[list[float], list[float]]]:
     found = []
     for file in files:
         torch.manual_seed(0)
-        alone = Trimmed()
+        alone = made()
         model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
         batches = [_trimmed(n) for n in (16, 12, 16)]
-        found.append(([float(alone(*b)) for b in batches], [float(model(*b, global_batch=True)) for b in batches]))
+        losses = [model(*b, global_batch=True) for b in batches]
+        losses[0].backward()  # gradients are summed over ranks: all must come
+        found.append(([float(alone(*b)) for b in batches], [float(loss) for loss in losses]))
     return found
 
 
-def test_a_length_of_all_samples_is_not_that_of_a_ranks_own(tmp_path: Path) -> None:
-    plans = shardscope.plan(Trimmed(), inputs=_trimmed(16), cluster=TWO, accumulate=1).plans
+@pytest.mark.parametrize("made", [Trimmed, Asking])
+def test_what_all_samples_say_is_not_what_a_ranks_own_say(made: type[MaskedLoss], tmp_path: Path) -> None:
+    plans = shardscope.plan(made(), inputs=_trimmed(16), cluster=TWO, accumulate=1).plans
     assert "data parallel" in [p.name for p in plans]
     files = []
     for plan in plans:
         shardscope.save_plan(plan, tmp_path / plan.name)
         files.append(str(tmp_path / plan.name))
-    for found in run_ranks(_cut, 2, (files,), timeout_s=200):
+    for found in run_ranks(_steps, 2, (made, files), timeout_s=200):
         for plan, (alone, got) in zip(plans, found, strict=True):
             assert got == pytest.approx(alone, rel=1e-5), plan.name

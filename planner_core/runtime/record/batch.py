@@ -88,6 +88,12 @@ def alike(a: Tape, b: Tape) -> bool:
     )
 
 
+def same_operators(a: Tape, b: Tape) -> bool:
+    """Whether two recordings call the same operators of the plan, perhaps with other constants (a mask, or none)."""
+    sites = [[c.site for c in tape.calls if c.kind == "op"] for tape in (a, b)]
+    return sites[0] == sites[1]
+
+
 # --- numbers ---------------------------------------------------------------------------------------------
 
 

@@ -57,16 +57,16 @@ class CannotRewrite(RuntimeError):
 
 def record(
     model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
-    twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None,
+    twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None, other_way: str = "",
 ) -> Tape:  # fmt: skip
     """The tape of `forward(*args, **kwargs)`, the plain forward of `model`. `finish(result)` is recorded in scope "loss".
 
     `twins`: a parameter on meta with the global shape, for each parameter of the model (by its id). Constants are computed on
-    the CPU. Raises CannotRewrite.
+    the CPU. At the line `other_way`, questions with a yes or no get the other answer. Raises CannotRewrite.
     """
     before = host_state()
     with _swapped(model, twins), torch.random.fork_rng():
-        tape = TapeRecorder(model)
+        tape = TapeRecorder(model, other_way)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
@@ -99,8 +99,9 @@ def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[No
 class TapeRecorder(Recorder):
     """Writes the tape of one forward pass. Numbers of tensors are those of the capture."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, other_way: str = "") -> None:
         super().__init__(model, replay=False)
+        self.other_way = other_way
         self.tape = Tape()
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
@@ -195,6 +196,8 @@ class TapeRecorder(Recorder):
         out = super().__torch_function__(func, types, args, kwargs)
         if getattr(func, "__name__", "") in QUESTIONS and isinstance(out, (bool, int, float, list)):
             self._guard(func, args, kwargs or {}, out)
+            if self.other_way and isinstance(out, bool) and running_statement()[0] == self.other_way:
+                return not out
         return out
 
     def _call_of(

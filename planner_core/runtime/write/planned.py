@@ -17,8 +17,15 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
 from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
 from planner_core.runtime.record.attributes import allow_kept, refuse_kept
-from planner_core.runtime.record.batch import alike, batch_dims, counts_samples, repeated, with_numbers_of
-from planner_core.runtime.write.planned_tape import PlannedTape, places
+from planner_core.runtime.record.batch import (
+    alike,
+    batch_dims,
+    counts_samples,
+    repeated,
+    same_operators,
+    with_numbers_of,
+)
+from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 
@@ -82,9 +89,24 @@ class PlannedForward:
             return self._planned(tape, [None] * len(tape.tensors), axes)
         twice = self._record(*repeated((args, kwargs)))
         planned = self._planned(tape, batch_dims(tape, twice), axes)
+        for line in asked_of_all(planned) if planned.num_parts > 1 else ():
+            if not same_operators(tape, self._recorded(args, kwargs, other_way=line)):
+                raise CannotRewrite(
+                    f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
+                )
         if planned.num_parts > 1 and counts_samples(tape, twice):  # the plan is for the samples of all ranks
             with_numbers_of(tape, self._record(*repeated((args, kwargs), planned.num_parts)))
         return planned
+
+    def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:
+        """Whether ranks whose own samples give other answers to the question at a line would run other operators."""
+        before = self._noted()
+        try:
+            return not same_operators(tape, self._recorded(args, kwargs, other_way=line))
+        except CannotRewrite:  # as where the model refuses what it asks about: then a rank says so
+            return False
+        finally:
+            before.put_back()
 
     def _planned(self, tape: Tape, samples: list[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
@@ -119,13 +141,13 @@ class PlannedForward:
     def _noted(self) -> Noted:
         return Noted.of(self.model.named_modules())
 
-    def _recorded(self, args: Any, kwargs: Any) -> Tape:
+    def _recorded(self, args: Any, kwargs: Any, other_way: str = "") -> Tape:
         forms = (self.forms[n] for n, _ in self.model.named_parameters())
         twins = {
             id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)
             for param, (shape, dtypes) in zip(self.model.parameters(), forms, strict=True)
         }  # fmt: skip
-        return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish)
+        return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish, other_way=other_way)
 
     def _own_samples(self, layout: PlannedTape, args: Any, kwargs: Any) -> Any:
         """This rank's part of the whole batch."""

@@ -206,3 +206,10 @@ def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
         raise CannotRewrite(
             f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch, but each rank holds a part of them"
         )
+
+
+def asked_of_all(planned: PlannedTape) -> list[str]:
+    """The lines at which the model asks for a yes or no that depends on all samples of the batch. A rank would answer for its own."""
+    mixed = planned.mixed()
+    asked = (c for c in planned.tape.calls if c.kind == "guard" and isinstance(c.answer, bool))
+    return list(dict.fromkeys(c.line for c in asked if any(n in mixed for n in c.inputs)))
