@@ -90,7 +90,7 @@ class PlannedForward:
         twice = self._record(*repeated((args, kwargs)))
         planned = self._planned(tape, batch_dims(tape, twice), axes)
         for line in asked_of_all(planned) if planned.num_parts > 1 else ():
-            if not same_operators(tape, self._recorded(args, kwargs, other_way=line)):
+            if self._parts_ways(tape, args, kwargs, line):
                 raise CannotRewrite(
                     f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
                 )
