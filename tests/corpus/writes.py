@@ -40,6 +40,12 @@ class Written(nn.Module):
         made[:, h.shape[1] :] = -h
         return made.view(len(h), 2, -1).sum(1)
 
+    def _filled_like(self, h: Tensor) -> Tensor:
+        h = torch.cat([h, h[:, :4]], 1)
+        bias = h.new_full((h.shape[0], 2, WIDTH), fill_value=0.5).masked_fill(h[:, None, :WIDTH] > 0, -1.0)
+        state = h.new_zeros(h.shape[0], 3, dtype=torch.int64)
+        return h[:, :WIDTH] * torch.cat([bias, h.new_ones(size=(len(h), 1, WIDTH))], 1).sum(1) + state.sum()
+
     def _rows(self, h: Tensor) -> Tensor:
         return torch.empty_like(h).copy_(h).index_fill_(1, torch.tensor([0, 3]), 0.5)
 
@@ -95,6 +101,11 @@ def writes_by_mask() -> Made:
 def fills_zeros() -> Made:
     """A new tensor of zeros is filled in parts."""
     return _written("filled")
+
+
+def fills_like_another() -> Made:
+    """New tensors with as many samples as another, joined to it."""
+    return _written("filled_like")
 
 
 def copies_and_fills_columns() -> Made:

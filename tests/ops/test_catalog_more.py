@@ -36,7 +36,7 @@ def test_two_rows_on_two_axes(case: Case) -> None:
 def test_the_rows_that_matter_are_there() -> None:
     expected = {
         "gather": {"R", "d0", "d2", "P"}, "gather of a part": {"R", "d1", "P"}, "scatter": {"R", "d0"}, "scatter_": {"R", "d0"},
-        "new_zeros": {"R", "d0", "d1", "d2"}, "setitem": {"R", "d0", "d2"}, "setitem repeated": {"R", "d0", "d2"}, "masked_scatter": {"R"},
+        "new_zeros": {"R", "d0", "d1", "d2", "made d0", "made d1"}, "setitem": {"R", "d0", "d2"}, "setitem repeated": {"R", "d0", "d2"}, "masked_scatter": {"R"},
         "selective_scan": {"R", "batch", "channels"}, "chunk_scan": {"R", "batch", "heads"}, "delta_rule": {"R", "batch", "heads"},
         "wkv": {"R", "batch", "channels"}, "linear_scan": {"R", "batch", "channels"}, "mlstm": {"R", "batch", "heads"}, "expert_linear": {"R", "tokens", "out", "in"},
         "setitem by index": {"R", "d0", "d2"}, "view_as_complex": {"R", "d0", "d1", "P"}, "linalg_vector_norm": {"R", "d0", "d2"},

@@ -107,9 +107,17 @@ def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The result is Replicate, however the operand is sharded, since only the operand's dtype matters."""
-    rest: list[DimOf] = [None] * (len(ins) - 1)
-    return Rule(tuple(split(f"d{d}", [d, *rest], [WHOLE], n) for d, n in enumerate(ins[0]) if n > 1))
+    """Each dim of the result may be sharded, since it is filled with one number. Only the dtype of the operand matters: it may be sharded
+    by the dim of the same place and size (the samples of a state), or by any while the result is Replicate."""
+    (source, *rest), (made,) = ins, outs
+    numbers: list[DimOf] = [None] * len(rest)
+    at_once = [d if source[d : d + 1] == (n,) else None for d, n in enumerate(made)]
+    return Rule(
+        (
+            *(split(f"made d{d}", [at_once[d], *numbers], [d], n) for d, n in enumerate(made) if n > 1),
+            *(split(f"d{d}", [d, *numbers], [WHOLE], n) for d, n in enumerate(source) if n > 1),
+        )
+    )
 
 
 def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -140,6 +148,8 @@ OPERATORS = (
     Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=Described.BY_INDEX),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
-    *operators("new_zeros new_ones new_empty", kind=Kind.CREATE, rule=_new, described=Described.BY_SHAPES),
-    *operators("new_full", kind=Kind.CREATE, rule=_new),
+    *operators(
+        "new_zeros new_ones new_empty", kind=Kind.CREATE, rule=_new, described=Described.BY_SHAPES, local=Local.SIZES
+    ),
+    *operators("new_full", kind=Kind.CREATE, rule=_new, local=Local.SIZES),
 )

@@ -140,6 +140,16 @@ def _expand(call: OpCall) -> torch.Tensor:
     return expanded
 
 
+@_rule("new_zeros", "new_ones", "new_empty", "new_full")
+def _new(call: OpCall) -> Any:
+    """The first argument behind the operand is the sizes, or there are only sizes."""
+    name, sizes = ("size", call.kwargs.get("size")) if "size" in call.kwargs else ("", call.args[1:])
+    if name:
+        return call.func(*call.args, **{**call.kwargs, name: call.local_shape()})
+    rest = sizes[1:] if sizes and isinstance(sizes[0], (tuple, list)) else ()
+    return call.func(call.args[0], call.local_shape(), *rest, **call.kwargs)
+
+
 @_rule("as_strided")
 def _as_strided(call: OpCall) -> Any:
     """The chunks of this rank's samples; their elements have the same strides as in the global tensor."""

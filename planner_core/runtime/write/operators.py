@@ -23,6 +23,7 @@ from planner_core.runtime.write.spelling import Write, call, literal
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANDS = ("expand", "expand_as", "broadcast_to")
+NEW = ("new_zeros", "new_ones", "new_empty", "new_full")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
 MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is Local.MEAN))
 WRITTEN_AS_THEY_ARE = (Local.AS_IT_IS, Local.MEMORY)
@@ -179,6 +180,16 @@ def _repeat(local: LocalCall) -> str:
     had, made = local.given(), local.shape()
     had = (1,) * (len(made) - len(had)) + tuple(had)
     return f"{local.texts[0]}.repeat({', '.join(str(m // h) for h, m in zip(had, made, strict=True))})"
+
+
+@_rule(*NEW)
+def _new(local: LocalCall) -> str:
+    kwargs = {name: value for name, value in local.call.kwargs.items() if name not in ("size", "fill_value")}
+    shown = [str(tuple(local.shape())), *(f"{name}={literal(value, local.foreign)}" for name, value in kwargs.items())]
+    if local.call.fn == "new_full":
+        fill = local.argument("fill_value", 2)
+        shown.insert(1, local.texts[1] if isinstance(fill, Ref) else literal(fill, local.foreign))
+    return f"{local.texts[0]}.{local.call.fn}({', '.join(shown)})"
 
 
 @_rule(*SPLITS)

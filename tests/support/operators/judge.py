@@ -206,6 +206,10 @@ def _expand(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor
     return [mine[0].expand(w.local_shape(0))]
 
 
+def _new(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [w.case.func(mine[0], w.local_shape(0), *w.case.args[2:], **w.case.kwargs)]
+
+
 def _split(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     before, after = (w.values[i].meta.shape for i in (w.op.inputs[0], w.op.outputs[0]))
     dim = next((d for d in range(len(before)) if before[d] != after[d]), w.op.attrs.get("dim", 0))
@@ -296,6 +300,7 @@ def _attention(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Ten
 LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel"), _reshape),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _new),
     **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
     **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
                      "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
