@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors, without_like
+from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, plain_form, tensors
 
 
 class Recorder(TorchFunctionMode):
@@ -16,7 +16,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        func, args, kwargs = without_like(func, args, kwargs)
+        func, args, kwargs = plain_form(func, args, kwargs)
         fn = canonical(func, kwargs)
         out = func(*args, **kwargs)
         if fn is not None and tensors((args, kwargs)) and outputs(fn, args, out):

@@ -175,7 +175,7 @@ def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
         elif item is None:
             found.append(("none",))
         elif isinstance(item, torch.Tensor):
-            found.append(("tensor",))
+            found.append(("tensor", "mask") if item.dtype in (torch.bool, torch.uint8) else ("tensor",))
             dim += _consumes(item)
         elif isinstance(item, slice):
             bounds = [int(i) if isinstance(i, torch.Tensor) else i for i in (item.start, item.stop, item.step)]

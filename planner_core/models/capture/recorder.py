@@ -150,7 +150,7 @@ class Recorder(TorchFunctionMode):
         if target is not None:
             made = self.__torch_function__(func, types, args, kwargs)
             return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
-        func, args, kwargs = sites.without_like(func, args, kwargs)
+        func, args, kwargs = sites.plain_form(func, args, kwargs)
         operands = sites.tensors((args, kwargs))
         fn = sites.canonical(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
         is_inplace,
         outputs,
         parts_to_put_back,
+        plain_form,
         tensors,
         took_part,
-        without_like,
         without_out,
         wrote_part,
     )
@@ -73,19 +73,19 @@ __all__ = [
     "mark_of",
     "outputs",
     "parts_to_put_back",
+    "plain_form",
     "raw_values",
     "set_host_state",
     "set_or_delete",
     "tensors",
     "took_part",
-    "without_like",
     "without_masks",
     "without_out",
     "wrote_part",
 ]
 _HOME = {
     "callsites": (
-        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part", "without_like", "without_out",
+        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part", "plain_form", "without_out",
         "wrote_part",
     ),
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),

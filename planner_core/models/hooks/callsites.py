@@ -9,7 +9,7 @@ The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:        # hands out tensors from an iterator: seen as unbind
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        func, args, kwargs = without_like(func, args, kwargs)
+        func, args, kwargs = plain_form(func, args, kwargs)
         fn = canonical(func, kwargs)
         operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
         if fn is None or not any(tracked(t) for t in operands):
@@ -177,11 +177,22 @@ _DRAWN_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def without_like(
+_OF_TWO = {
+    torch.max: torch.maximum,
+    torch.min: torch.minimum,
+    torch.Tensor.max: torch.maximum,
+    torch.Tensor.min: torch.minimum,
+}
+
+
+def plain_form(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
-    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them."""
+    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
+    `torch.maximum(x, y)`: it is no reduction."""
+    if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
+        return _OF_TWO[func], args, kwargs
     if func in _DRAWN_LIKE:
         y, *limits = args
         given = {"dtype": y.dtype, "device": y.device} | {

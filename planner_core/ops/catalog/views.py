@@ -131,7 +131,7 @@ def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """A dim that is taken whole may be sharded. A dim that is cut, picked from or indexed may not."""
+    """A dim that is taken whole may be sharded, and those of tensors of indices. A dim that is cut, picked from or indexed may not."""
     index = op.attrs.get("index", ())
     return _taken(list(index) if isinstance(index, tuple) else [], ins, outs)
 
@@ -152,23 +152,61 @@ _FULL = ("slice", None, None, None)
 
 
 def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
-    if len(ins) > 1 or any(isinstance(i, tuple) and i and i[0] in ("tensor", "other") for i in index):
+    """Dims that are taken whole, and those of tensors of indices. These stand, broadcast, in place of the dims that they index."""
+    kinds = [item[0] if isinstance(item, tuple) and item else "slice" for item in index]
+    picks = [k for k, kind in enumerate(kinds) if kind in _PICKS]
+    if picks and not _side_by_side(index, kinds, picks, len(ins)):
         return Rule(())
+    rest: list[DimOf] = [None] * (len(ins) - 1)
     found, i, j = [], 0, 0
-    for item in index:
-        kind = item[0] if isinstance(item, tuple) and item else "slice"
-        if kind == "none":
-            j += 1
+    for k, kind in enumerate(kinds):
+        if kind in _PICKS:
+            if k == picks[0]:
+                found += _picked(ins, outs, j)
+                j += max((len(shape) for shape in ins[1:]), default=1)
+            i += 1
             continue
         if kind == "slice" and ins[0][i] == outs[0][j] > 1:
-            found.append(split(f"d{i}", [i], [j], ins[0][i]))
-        i, j = i + 1, j + (kind == "slice")
+            found.append(split(f"d{i}", [i, *rest], [j], ins[0][i]))
+        i, j = i + (kind != "none"), j + (kind != "int")
     found += [
-        split(f"d{a}", [a], [b], ins[0][a])
+        split(f"d{a}", [a, *rest], [b], ins[0][a])
         for a, b in zip(range(i, len(ins[0])), range(j, len(outs[0])), strict=False)
         if ins[0][a] > 1
     ]
     return Rule(tuple(found), linear=(0,))
+
+
+_PICKS = ("tensor", "other")
+"""Kinds of items of an index that pick from a dim."""
+
+
+def _side_by_side(index: list[object], kinds: list[object], picks: list[int], num_operands: int) -> bool:
+    """Whether all that picks are tensors of indices without a gap, or one list of numbers. A mask picks as many as its values say."""
+    if "int" in kinds or ("tensor", "mask") in index or picks != list(range(picks[0], picks[-1] + 1)):
+        return False
+    if "other" not in kinds:
+        return len(picks) == num_operands - 1
+    numbers = index[picks[0]][1]  # type: ignore[index]
+    return len(picks) == 1 and isinstance(numbers, tuple) and all(type(n) is int for n in numbers)
+
+
+def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
+    """The splits of the dims of indices: what is picked from is whole."""
+    rank = max((len(shape) for shape in ins[1:]), default=0)
+    places = range(first, first + rank)
+    return [
+        split(f"i{j - first}", [None, *at], [j], outs[0][j])
+        for j in places
+        if outs[0][j] > 1
+        for at in [[_aligned(shape, first + rank - j, outs[0][j]) for shape in ins[1:]]]
+    ]
+
+
+def _aligned(shape: tuple[int, ...], back: int, size: int) -> DimOf:
+    """The dim that stands `back` places before the end, if it has this size."""
+    dim = len(shape) - back
+    return dim if dim >= 0 and shape[dim] == size else None
 
 
 def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:

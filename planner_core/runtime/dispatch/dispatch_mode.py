@@ -32,9 +32,9 @@ from planner_core.models.hooks import (
     is_inplace,
     outputs,
     parts_to_put_back,
+    plain_form,
     tensors,
     took_part,
-    without_like,
     without_out,
     wrote_part,
 )
@@ -173,7 +173,7 @@ class Steering(TorchFunctionMode):
         if target is not None:
             made = self.__torch_function__(func, types, args, kwargs)
             return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
-        func, args, kwargs = without_like(func, args, kwargs)
+        func, args, kwargs = plain_form(func, args, kwargs)
         fn = canonical(func, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         args, kwargs = self.current((args, kwargs))

@@ -137,8 +137,15 @@ def shapes() -> list[Case]:
     ]  # fmt: skip
     found += [Case("getitem", torch.Tensor.__getitem__, (x, i), name=f"getitem {i}") for i in index]
     found += [Case("getitem", torch.Tensor.__getitem__, (t(2, 2, 4), ([0, 1],)), name="getitem where sizes coincide")]
+    picks: dict[str, tuple[Any, ...]] = {
+        "by a tensor": (slice(None), ids(8, 4)), "by two that are broadcast": (ids(4, 4, 1), ids(8, 1, 6)), "by rows and columns": (slice(None), ids(8, 4, 2), ids(4, 4, 2)),
+        "by two apart": (ids(4, 6), slice(None), ids(4, 6)), "by a mask": (slice(None), torch.arange(8) % 2 == 0), "by a mask that is true": (torch.ones(4, dtype=torch.bool),),
+        "by a mask of two dims": (torch.ones(4, 8, dtype=torch.bool),), "by a number in a tensor": (slice(None), torch.tensor(3)), "by a tensor and a number": (ids(4, 6), 2),
+        "by a table of weights' rows": (ids(4, 2, 6), None, slice(0, 6)),
+    }  # fmt: skip
     found += [
-        Case("getitem", torch.Tensor.__getitem__, (x, (slice(None), ids(8, 4))), kinds="ac", name="getitem by a tensor")
+        Case("getitem", torch.Tensor.__getitem__, (x, index), kinds="acc", name=f"getitem {name}")
+        for name, index in picks.items()
     ]
     return found
 

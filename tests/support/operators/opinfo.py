@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.hooks import canonical
+from planner_core.models.hooks import canonical, plain_form
 from planner_core.ops import Kind, Operator, operator
 from tests.support.operators.judge import Case, leaves
 
@@ -81,12 +81,11 @@ def cases(name: str) -> Iterator[Case]:
         # the largest ones have dims that can be split
         samples.sort(key=lambda s: -sum(t.dim() for t in leaves((s.input, s.args, s.kwargs))))
         for number, sample in enumerate(samples[:MOST]):
-            args = (sample.input, *sample.args)
-            kinds = "".join(
-                "a" if t.is_floating_point() or t.is_complex() else "c" for t in leaves((args, sample.kwargs))
-            )
+            func, args, kwargs = plain_form(entry.op, (sample.input, *sample.args), dict(sample.kwargs))
+            kinds = "".join("a" if t.is_floating_point() or t.is_complex() else "c" for t in leaves((args, kwargs)))
             if kinds:
-                yield Case(seen, entry.op, args, dict(sample.kwargs), kinds, f"{entry.formatted_name} {number}")
+                fn = seen if func is entry.op else canonical(func)
+                yield Case(str(fn), func, args, kwargs, kinds, f"{entry.formatted_name} {number}")
 
 
 def with_gradients(case: Case) -> Case:
