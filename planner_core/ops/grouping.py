@@ -4,7 +4,8 @@ An op joins the group that makes its only activation if a redistribution of that
 This holds if the op is linear in the tensor (views, casts, rotary embedding: a Partial passes through), or if the tensor is never
 Partial. Products, attention, lookups, norms and losses always start a group. So does a cast to a wider dtype, which belongs to
 the ops that follow. So does an op that broadcasts its activation: to redistribute the small tensor before it, or to sum the
-small gradient, costs less than after it. Inside a group no tensor is redistributed.
+small gradient, costs less than after it. An op that cannot be sharded as its operand is (numbers that are drawn, a sum along all
+samples) is a group alone: what comes before and behind it may be. Inside a group no tensor is redistributed.
 
 Example: y = gelu(x @ w). If x @ w may be Partial (k sharded), it must be summed before gelu, which is not linear. So gelu starts a
 group of its own. A view or a transpose of x @ w joins the group of the product.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op, P, R
+from planner_core.core import ITEM_BYTES, Block, Call, Graph, Op, P, R, Shard
 from planner_core.ops.operators import Kind
 from planner_core.ops.registry import is_heavy, operator, rows
 
@@ -63,18 +64,22 @@ def coarsen(graph: Graph) -> CoarseGraph:
 
 def coarsen_block(block: Block) -> CoarseBlock:
     """Group the ops of one block (see the head of the file)."""
-    home: dict[int, int] = {}  # value -> the group that makes it; a value from outside or from a call is absent
+    home: dict[
+        int, int
+    ] = {}  # value -> the group that makes it; absent: a value from outside, from a call, or from an op that is alone
     members: list[list[int]] = []
     may_be_partial = _partial_values(block)
     for position, item in enumerate(block.items):
         if isinstance(item, Call):
             continue
-        group = _joins(block, item, home, may_be_partial)
+        alone = _is_alone(block, item)
+        group = None if alone else _joins(block, item, home, may_be_partial)
         if group is None:
             group = len(members)
             members.append([])
         members[group].append(position)
-        home.update(dict.fromkeys(item.outputs, group))
+        if not alone:
+            home.update(dict.fromkeys(item.outputs, group))
     _absorb_elementwise(block, members, home, may_be_partial)
     return CoarseBlock(block, _in_order(block, [m for m in members if m]))
 
@@ -110,6 +115,18 @@ def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[in
     if passes or not any(i in may_be_partial for i in tracked):
         return group
     return None
+
+
+def _is_alone(block: Block, op: Op) -> bool:
+    """Whether no dim of an op may be sharded, or not the first dim of its activation, which its result has too."""
+    made = [block.values[o].meta.shape for o in op.outputs]
+    given = [(k, block.values[i].meta.shape) for k, i in enumerate(op.inputs) if block.values[i].kind == "activation"]
+    if is_heavy(op) or not given or not any(n > 1 for shape in made for n in shape):
+        return False
+    splits = [r for r in rows(op, block.values) if r.splits_work]
+    return not splits or any(
+        shape[:1] != (1,) and shape in made and all(r.inputs[k][0] != Shard(0) for r in splits) for k, shape in given
+    )
 
 
 def _widens(block: Block, op: Op) -> bool:
@@ -156,6 +173,8 @@ def _may_absorb(block: Block, positions: list[int], into: list[int], may_be_part
     if made & (set(block.outputs) | may_be_partial):
         return False
     if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
+        return False
+    if any(_is_alone(block, op) for op in theirs):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
     return not any(_broadcasts(block, op, made) for op in theirs)

@@ -24,6 +24,24 @@ class PlanMismatch(RuntimeError):
     """The running model is not the one for which the plan was made. The message names the operator."""
 
 
+def check_gradient(site: str, edge: Edge, summed: Placements) -> None:
+    """Raise PlanMismatch if an operator gives the gradient of an operand in other placements than those in which it is summed: the
+    operand is another one than when it was planned."""
+    if edge.wanted != summed:
+        raise PlanMismatch(
+            f"{site} gives the gradient of an operand placed {edge.wanted}, but it is summed placed {summed}: the model does other "
+            "operations than when it was planned; set it as it was, or plan it again"
+        )
+
+
+def refuse_gradient(name: str) -> None:
+    """Raise PlanMismatch: nothing would sum the gradient over ranks."""
+    raise PlanMismatch(
+        f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
+        "it again"
+    )
+
+
 @dataclass(frozen=True)
 class Step:
     """One move of a tensor along one mesh axis."""

@@ -128,7 +128,7 @@ def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]
     micro_batch = {**load, "batch": load["batch"] // load["accumulate"]}
     inputs = example_inputs(model, parsed, micro_batch, 0, meta_signals=True)
     steering = steer(model, plan, mesh)
-    counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.inferring)
+    counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.whole.inferring)
     optimizer = _settled(model, plan["workload"], memory)
     memory.add_all(steering.params.copies(), "params")
     for param in model.parameters():

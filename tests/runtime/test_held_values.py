@@ -266,3 +266,54 @@ def test_what_a_step_reads_of_the_step_before_is_refused_before_it_is_planned() 
 def test_a_report_says_what_a_run_will_not_hand_on() -> None:
     notes = shardscope.plan(Keeping("dict"), inputs=_inputs(), cluster=TWO).notes
     assert any(note.startswith("forward keeps a computed tensor in extra.first: under a plan") for note in notes)
+
+
+class Along(nn.Module):
+    """A softmax along a dim that is an attribute, and layers that are frozen while another attribute says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.frozen = 1, True
+        self.body, self.first, self.last = (nn.Linear(WIDTH, n) for n in (WIDTH, 2 * WIDTH, WIDTH))
+        self.head = nn.Linear(2 * WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(not self.frozen and torch.is_grad_enabled()):
+            x = torch.relu(self.body(x))
+        h = self.first(x)
+        return F.cross_entropy(self.head(h * (2 * h).softmax(self.dim)), y)
+
+
+def _another_way(files: list[str]) -> list[list[Any]]:
+    """For each plan: what a step gives with other attributes, or says, and what one process gives."""
+    found = []
+    for file in files:
+        for name, value in (("dim", 1), ("dim", 0), ("frozen", False)):
+            torch.manual_seed(0)
+            own, inputs = Along(), _inputs()
+            alone = copy.deepcopy(own)
+            model: Any = shardscope.apply(own, shardscope.load_plan(file))
+            model(*inputs, global_batch=True).backward()
+            setattr(model, name, value)
+            setattr(alone, name, value)
+            try:
+                said: Any = float(model(*inputs, global_batch=True).detach())
+            except PlanMismatch as error:
+                said = str(error)
+            found.append([file, name, value, said, float(alone(*inputs).detach())])
+    return found
+
+
+def test_an_attribute_that_needs_another_plan_is_refused(tmp_path: Path) -> None:
+    files = []
+    for plan in shardscope.plan(Along(), inputs=_inputs(), cluster=TWO, accumulate=1).plans:
+        shardscope.save_plan(plan, tmp_path / plan.name)
+        files.append(str(tmp_path / plan.name))
+    for found in run_ranks(_another_way, 2, (files,), timeout_s=200):
+        for file, name, value, said, alone in found:
+            if isinstance(said, str):
+                wanted = "one of the ways in which softmax can run" if name == "dim" else "sends body.weight a gradient"
+                assert wanted in said and (name, value) != ("dim", 1), (file, said)
+            else:
+                assert name == "dim" and said == pytest.approx(alone, rel=1e-5), (file, name)
+        assert any(isinstance(said, str) for _, name, _, said, _ in found if name == "dim")

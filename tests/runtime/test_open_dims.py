@@ -60,7 +60,7 @@ def _losses(files: list[str]) -> list[list[tuple[int, float, float]]]:
 
 def test_any_number_of_picked_elements_runs_under_every_plan(tmp_path: Path) -> None:
     report = shardscope.plan(MaskedLoss(), inputs=_batch(9, 0.5), cluster=TWO, accumulate=1)
-    assert any("a mask picks as many elements as each batch says at" in note for note in report.notes)
+    assert any("the values of each batch say how many elements there are at" in note for note in report.notes)
     files = []
     for plan in report.plans:
         shardscope.save_plan(plan, tmp_path / plan.name)
@@ -75,7 +75,7 @@ def test_a_mask_that_picks_none_in_the_example_is_no_mask_of_none() -> None:
     ids, y = _batch(0, 0.0)
     y[0, 0] = 3  # a loss of none is no number
     notes = shardscope.plan(MaskedLoss(), inputs=(ids, y), cluster=TWO).notes
-    assert any("a mask picks as many elements as each batch says at" in note for note in notes)
+    assert any("the values of each batch say how many elements there are at" in note for note in notes)
 
 
 class AsManyForEach(MaskedLoss):
@@ -90,7 +90,7 @@ def test_a_number_that_the_model_fixes_may_be_split() -> None:
     ids, y = _batch(0, 1.0)
     y[:, ::2] = -100
     report = shardscope.plan(AsManyForEach(), inputs=(ids, y), cluster=TWO)
-    assert not any("a mask picks" in note for note in report.notes)
+    assert not any("the values of each batch" in note for note in report.notes)
 
 
 class ByNumber(MaskedLoss):
@@ -103,7 +103,7 @@ class ByNumber(MaskedLoss):
 
 
 def test_a_way_that_depends_on_the_number_is_refused_before_it_is_planned() -> None:
-    with pytest.raises(CaptureError, match="does other operations where a mask of its inputs picks another number"):
+    with pytest.raises(CaptureError, match="does other operations where the values of a batch say another number"):
         shardscope.plan(ByNumber(), inputs=_batch(0), cluster=TWO)
 
 
@@ -155,3 +155,72 @@ def test_what_all_samples_say_is_not_what_a_ranks_own_say(made: type[MaskedLoss]
     for found in run_ranks(_steps, 2, (made, files), timeout_s=200):
         for plan, (alone, got) in zip(plans, found, strict=True):
             assert got == pytest.approx(alone, rel=1e-5), plan.name
+
+
+class Counted(MaskedLoss):
+    """Computes with numbers of elements that the values of a batch say."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        h = h + self.down(F.gelu(self.up(h)))
+        return getattr(self, "_" + self.how)(h, ids, y)
+
+    def _nonzero(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        labelled = (y != -100).flatten().nonzero().squeeze(1)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten(), reduction="sum") / labelled.numel()
+
+    def _length(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        picked = h[y != -100]
+        return self.head(picked).square().sum() / len(picked)
+
+    def _unique(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        kinds, which = torch.unique(ids, return_inverse=True)
+        pooled = h.new_zeros(len(kinds), WIDTH).index_add(0, which.flatten(), h.flatten(0, 1))
+        return self.head(pooled).square().mean()
+
+    def _bincount(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        often = torch.bincount(ids.flatten())
+        losses = F.cross_entropy(self.head(h).flatten(0, 1), ids.flatten(), reduction="none")
+        return (losses * often[ids.flatten()]).mean() / len(often)
+
+    def _repeated(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        again = torch.repeat_interleave(torch.arange(len(ids)), (y != -100).sum(1))
+        return F.cross_entropy(self.head(h.mean(1)[again]), y[y != -100])
+
+    def _one_hot(self, h: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        wanted = F.one_hot(ids).float()
+        return F.mse_loss(self.head(h)[..., : wanted.shape[-1]], wanted)
+
+
+WAYS = ("nonzero", "length", "unique", "bincount", "repeated", "one_hot")
+
+
+def _counted(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[float]]]:
+    found = []
+    for how, named in files.items():
+        for file in named:
+            torch.manual_seed(0)
+            alone = Counted(how)
+            model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
+            batches = [_batch(seed) for seed in range(3)]
+            losses = [model(*b, global_batch=True) for b in batches]
+            losses[-1].backward()
+            found.append((how, [float(alone(*b)) for b in batches], [float(loss) for loss in losses]))
+    return found
+
+
+def test_numbers_of_elements_are_those_of_each_batch(tmp_path: Path) -> None:
+    files: dict[str, list[str]] = {}
+    for how in WAYS:
+        plans = shardscope.plan(Counted(how), inputs=_batch(9, 0.5), cluster=TWO, accumulate=1).plans
+        files[how] = [str(tmp_path / f"{how} {plan.name}") for plan in plans]
+        for plan, file in zip(plans, files[how], strict=True):
+            shardscope.save_plan(plan, file)
+    for found in run_ranks(_counted, 2, (files,), timeout_s=300):
+        assert {how for how, *_ in found} == set(WAYS)
+        for how, alone, got in found:
+            assert got == pytest.approx(alone, rel=1e-5), how

@@ -6,12 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner_core.models.capture.attributes import describe
+    from planner_core.models.capture.constants import with_picks
     from planner_core.models.capture.loss import own_loss, standin_loss
     from planner_core.models.capture.module import capture_module
     from planner_core.models.capture.recorder import Recorder
 
-__all__ = ["Recorder", "capture_module", "own_loss", "standin_loss"]
+__all__ = ["Recorder", "capture_module", "describe", "own_loss", "standin_loss", "with_picks"]
 _HOME = {
+    "describe": "planner_core.models.capture.attributes",
+    "with_picks": "planner_core.models.capture.constants",
     "own_loss": "planner_core.models.capture.loss",
     "standin_loss": "planner_core.models.capture.loss",
     "capture_module": "planner_core.models.capture.module",

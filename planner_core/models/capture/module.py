@@ -121,7 +121,7 @@ def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
 
 
 def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pass:
-    """The pass, with the dims marked whose size is the number of elements that a mask picks: another run with fewer tells them."""
+    """The pass, with the dims marked whose size the values of a batch say, as a mask does: another run with fewer tells them."""
     try:
         other = again()
     except CaptureError:  # the model needs just as many: each sample has the same number
@@ -129,10 +129,10 @@ def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pa
     blocks = with_open_dims({"": found.top, **found.blocks}, {"": other.top, **other.blocks})
     if blocks is None:
         raise CaptureError(
-            f"{model} does other operations where a mask of its inputs picks another number of elements{found.picks}, so each batch would "
+            f"{model} does other operations where the values of a batch say another number of elements{found.picks}, so each batch would "
             "be another graph; multiply by the mask instead"
         )
-    told = f"a mask picks as many elements as each batch says{found.picks}: they are not split, and counted as in the example"
+    told = f"the values of each batch say how many elements there are{found.picks}: they are not split, and counted as in the example"
     return replace(found, top=blocks.pop(""), blocks=blocks, told=(*found.told, told))
 
 

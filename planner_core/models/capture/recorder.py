@@ -201,7 +201,7 @@ class Recorder(TorchFunctionMode):
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
         chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
-        out = run_constant(func, self.picks.taken(fn, args), kwargs, operands)
+        out = run_constant(func, *self.picks.taken(fn, args, kwargs), operands)
         if any(self.picks.varies(t) for t in operands):
             self.picks.follow(sites.tensors(out))
         for made in sites.tensors(out):
@@ -231,8 +231,9 @@ class Recorder(TorchFunctionMode):
         if written and not args[0].is_meta and self.writes.twin(args[0]) is None:
             self.writes.made_twin(args[0])
         moved, moved_kw = self._on_meta(args, kwargs, operands)
+        as_given = moved
         if fn == "getitem":
-            moved = with_picks(self.picks.taken(fn, args), moved)
+            moved = with_picks(self.picks.taken(fn, args, kwargs)[0], moved)
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
@@ -242,7 +243,7 @@ class Recorder(TorchFunctionMode):
         results = self._results(fn, moved, out)
         if not results:
             return out
-        attrs = describe(fn, func, moved, moved_kw, results)
+        attrs = describe(fn, func, as_given, moved_kw, results)
         if written:
             attrs.update(self._version(args[0], results[0], inputs[0]))
         outputs = tuple(self.produce(t) for t in results)

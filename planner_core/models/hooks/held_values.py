@@ -35,8 +35,8 @@ class Absent:
 
 
 _PLAIN = (bool, int, float, str, type(None))
-_APART = frozenset(nn.Module().__dict__) - {"training"}
-"""What every module has: its parts, weights, buffers and hooks."""
+_APART = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_flat_weight_refs"}
+"""What every module has: its parts, weights, buffers and hooks; and what torch's recurrent layers make of their weights."""
 _VALUES = (list, dict, tuple, set, Enum, type, torch.dtype, torch.device, torch.Tensor)
 _NO_CONFIG = (nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType, Absent)
 MISSING, COMPUTED = object(), object()

@@ -194,13 +194,12 @@ def _side_by_side(index: list[object], kinds: list[object], picks: list[int], nu
 def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
     """The splits of the dims of indices: what is picked from is whole."""
     rank = max((len(shape) for shape in ins[1:]), default=0)
-    places = range(first, first + rank)
-    return [
-        split(f"i{j - first}", [None, *at], [j], outs[0][j])
-        for j in places
-        if outs[0][j] > 1
-        for at in [[_aligned(shape, first + rank - j, outs[0][j]) for shape in ins[1:]]]
-    ]
+    found = []
+    for j in range(first, first + rank):
+        at = [_aligned(shape, first + rank - j, outs[0][j]) for shape in ins[1:]]
+        if outs[0][j] > 1 and any(dim is not None for dim in at):
+            found.append(split(f"i{j - first}", [None, *at], [j], outs[0][j]))
+    return found
 
 
 def _aligned(shape: tuple[int, ...], back: int, size: int) -> DimOf:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
-from planner_core.ops import DISPATCH, Kind, Row, operator
+from planner_core.ops import DISPATCH, Kind, Row, operator, rows
 from planner_core.search.network import FREE, AxisState, Ints, Network, Restriction, only, tensor_name
 
 PairTest = Callable[[Value, AxisState], bool]
@@ -47,6 +47,7 @@ class AxisRules(Restriction):
     activations: tuple[PairTest, ...]
     parameters: tuple[PairTest, ...]
     kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
+    _samples: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)  # by block
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
@@ -59,7 +60,7 @@ class AxisRules(Restriction):
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
-            elif self._carries_batch(value):
+            elif index in self._by_samples(where):
                 batch = [[t(value, p) for p in states.pairs] if t is batch_split else None for t in self.activations]
                 self._forbid(net, name, states.index, batch)
         for name, node in net.nodes.items():
@@ -93,14 +94,23 @@ class AxisRules(Restriction):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
-                tested = self._carries_batch(value) if test is batch_split else self._in_stream(value) and not free
+                tested = v in self._by_samples(where) if test is batch_split else self._in_stream(value) and not free
                 if tested and tensor_name(v) in net.tensors and not test(value, pair):
                     return False
         return True
 
-    def _carries_batch(self, value: Value) -> bool:
+    def _by_samples(self, where: Block) -> frozenset[int]:
+        """The values with a batch dim by which their ops may make them. What is drawn, say, is made whole and then cut."""
+        if where.name in self._samples:
+            return self._samples[where.name]
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
-        return value.meta.shape[:1] in ((batch,), (batch * seq,))
+        found = {i for i, v in enumerate(where.values) if v.meta.shape[:1] in ((batch,), (batch * seq,))}
+        for op in where.ops:
+            for at, v in enumerate(op.outputs):
+                if v in found and all(row.outputs[at][0] != Shard(0) for row in rows(op, where.values)):
+                    found.remove(v)
+        self._samples[where.name] = frozenset(found)
+        return self._samples[where.name]
 
     def _in_stream(self, value: Value) -> bool:
         return value.meta.shape in residual_shapes(self.graph)

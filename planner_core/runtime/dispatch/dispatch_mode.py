@@ -30,7 +30,6 @@ from planner_core.models.hooks import (
     canonical,
     drops,
     is_inplace,
-    outputs,
     parts_to_put_back,
     plain_form,
     tensors,
@@ -39,14 +38,16 @@ from planner_core.models.hooks import (
     wrote_part,
 )
 from planner_core.runtime.dispatch.kept import contexts, keep
-from planner_core.runtime.dispatch.local_ops import OpCall, attention, on_meta, run_local
+from planner_core.runtime.dispatch.local_ops import OpCall, on_meta, run_local
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.dispatch.redistribute import deliver, place
+from planner_core.runtime.dispatch.whole_results import WholeResults, meta, replaced
 from planner_core.runtime.plan_reader import (
     Edge,
     Placements,
     PlanMismatch,
     Row,
+    check_gradient,
     kept_sites,
     other_versions,
     read_rows,
@@ -64,6 +65,8 @@ class Steered(torch.Tensor):
     local: torch.Tensor
     placements: Placements
     mesh: DeviceMesh
+    summed: Placements = ()
+    """The placements in which its gradient is summed, if it has one."""
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -104,7 +107,7 @@ class Steering(TorchFunctionMode):
                 "the plan makes products in chunks, which only generated code does, and this model cannot become generated code; plan "
                 "it again without --chunks"
             )
-        self.seen: dict[Any, tuple[list[torch.Tensor], int | None]] = {}
+        self.whole = WholeResults(params, tuple(mesh.shape))
         self.recompute, self.kept = set(recomputed_prefixes(plan)), kept_sites(plan)
         self.scopes = Scopes(model, self._module_call)
         self.written: dict[int, tuple[torch.Tensor, Steered]] = {}  # constants that this step has written
@@ -112,7 +115,6 @@ class Steering(TorchFunctionMode):
             lambda t: isinstance(t, Steered), lambda func, x: self.__torch_function__(func, (), (x,)), lambda: None
         )
         self.active = False
-        self.inferring = False  # global tensors on meta are in use, which take no memory
         self._recomputed = False
 
     # --- running --------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ class Steering(TorchFunctionMode):
                 f"{self.scopes.frame.scope or 'the model'} drops values ({fn}), and runs its own code: each rank would draw masks of its "
                 "own also where a tensor is whole; set the probability to 0, or take out what keeps the model from being rewritten"
             )
-        whole, unchanged = self._whole_results(fn, func, args, kwargs)
+        whole, unchanged = self.whole.of(fn, func, args, kwargs)
         if unchanged is not None:
             return operands[unchanged]
         if not whole:
@@ -205,14 +207,14 @@ class Steering(TorchFunctionMode):
         if func == DTYPE and args[0] in self.params:
             return self.params.dtype(args[0])
         if len({t.is_meta for t in operands}) > 1:  # a constant of the model, without values, and one made in forward
-            args, kwargs = on_meta(_replaced((args, kwargs), lambda t: t if t.is_meta else _meta(t)))
+            args, kwargs = on_meta(replaced((args, kwargs), lambda t: t if t.is_meta else meta(t)))
         return func(*args, **kwargs)
 
     def current(self, tree: Any) -> Any:
         """The same nested results, but with the new version of every constant into which this step wrote computed values."""
         if not self.written:
             return tree
-        return _replaced(tree, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
+        return replaced(tree, lambda t: self.written[id(t)][1] if id(t) in self.written else t)
 
     def _run(
         self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor],
@@ -227,8 +229,9 @@ class Steering(TorchFunctionMode):
             raise PlanMismatch(
                 f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"
             )
-        meta = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
-        local = [self._take(site, t, e, meta) for t, e in zip(operands, row.inputs, strict=True)]
+        self.whole.check(site, fn, func, args, kwargs, row)
+        on_meta_only = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
+        local = [self._take(site, t, e, on_meta_only) for t, e in zip(operands, row.inputs, strict=True)]
         if fn == "as_strided" and local[0].shape == operands[0].shape:
             local[0] = laid_out(local[0], operands[0].stride())
         # a recomputed block keeps nothing: its recomputation gathers again
@@ -240,14 +243,14 @@ class Steering(TorchFunctionMode):
             if is_inplace(fn):
                 return out
             made = iter(zip(row.outputs, whole, strict=True))
-            return _replaced(out, lambda t: self._hand_out(t, *next(made)))
+            return replaced(out, lambda t: self._hand_out(t, *next(made)))
 
     def _call(
         self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], row: Row, local: list[torch.Tensor],
         whole: list[torch.Tensor],
     ) -> Any:  # fmt: skip
         taken = iter(local)
-        args, kwargs = _replaced((args, kwargs), lambda _: next(taken))
+        args, kwargs = replaced((args, kwargs), lambda _: next(taken))
         if is_inplace(fn):
             fn, func, args, kwargs = _out_of_place(fn, func, args, kwargs)
         try:
@@ -264,6 +267,8 @@ class Steering(TorchFunctionMode):
             held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).working
             if held != edge.src:
                 raise PlanMismatch(f"{site} expects an operand placed {edge.src}, but it is placed {held}")
+            if isinstance(tensor, Steered) and tensor.summed and tensor.local.requires_grad:
+                check_gradient(site, edge, tensor.summed)
             return (
                 deliver(tensor.local, edge, self.mesh)
                 if isinstance(tensor, Steered)
@@ -274,7 +279,9 @@ class Steering(TorchFunctionMode):
         return torch.empty_like(local, device="meta") if meta and not local.is_meta and not size else local
 
     def _hand_out(self, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> Steered:
-        return Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
+        made = Steered(deliver(local, edge, self.mesh), whole, edge.dst, self.mesh)
+        made.summed = edge.gradient
+        return made
 
     def _rewrite(self, target: torch.Tensor, local: torch.Tensor, edge: Edge, whole: torch.Tensor) -> torch.Tensor:
         """Take the new version of a tensor that an in-place call wrote, so that all who hold the tensor see it.
@@ -284,7 +291,7 @@ class Steering(TorchFunctionMode):
         """
         local = deliver(local, edge, self.mesh)
         if isinstance(target, Steered):
-            target.local, target.placements = local, edge.dst
+            target.local, target.placements, target.summed = local, edge.dst, edge.gradient
             return target
         held = self.written.get(id(target))
         if held is None:
@@ -295,93 +302,6 @@ class Steering(TorchFunctionMode):
             with torch.no_grad():
                 target.copy_(local.detach())
         return target
-
-    def _whole_results(
-        self, fn: str, func: Any, args: Any, kwargs: dict[str, Any]
-    ) -> tuple[list[torch.Tensor], int | None]:
-        """The results with global shapes on meta, or the number of the operand that the call returns unchanged."""
-        if fn in SIZED:
-            args, kwargs = (*args[:1], *_numbers(args[1:])), _numbers(kwargs)
-        key = (func, _signature(args), _signature(kwargs))
-        if key not in self.seen:
-            self.inferring = True
-            try:
-                self.seen[key] = _infer(fn, func, *on_meta(_replaced((args, kwargs), self._without_values)))
-            finally:
-                self.inferring = False
-        return self.seen[key]
-
-    def _without_values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The global tensor on meta, as the model's code sees it: a master weight in float32 computes in the plan's dtype."""
-        return _meta(tensor).to(self.params.dtype(tensor)) if tensor in self.params else _meta(tensor)
-
-
-def _infer(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], int | None]:
-    """The results of a call on meta tensors, or the number of the operand that it returns unchanged."""
-    operands = tensors((args, kwargs))
-    with torch.no_grad():
-        out = (attention if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
-    if is_inplace(fn):
-        return [operands[0]], None
-    if fn != "contiguous":
-        unchanged = [i for i, t in enumerate(operands) if out is t]
-        if unchanged:
-            return [], unchanged[0]
-    return outputs(fn, () if fn == "contiguous" else args, out), None
-
-
-SIZED = (
-    "view",
-    "reshape",
-    "unflatten",
-    "expand",
-    "broadcast_to",
-    "as_strided",
-    "new_zeros",
-    "new_ones",
-    "new_empty",
-    "new_full",
-)
-"""Functions that take sizes behind their operand."""
-
-
-def _numbers(tree: Any) -> Any:
-    """Sizes that are tensors of one number as numbers: a shape follows from their values."""
-    return _replaced(tree, lambda t: t if t.dim() or t.is_meta or t.is_floating_point() else int(t))
-
-
-def _meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _signature(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tuple(tree.shape), tree.stride(), tree.dtype
-    if isinstance(tree, (tuple, list)):
-        return tuple(map(_signature, tree))
-    if isinstance(tree, dict):
-        return tuple((name, _signature(item)) for name, item in tree.items())
-    if isinstance(tree, slice):
-        return "slice", _signature((tree.start, tree.stop, tree.step))
-    return type(tree), tree if isinstance(tree, (int, float, str, torch.dtype)) else repr(tree)
-
-
-def _replaced(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nested arguments with every tensor replaced, in the order of `tensors`."""
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        items = [_replaced(item, change) for item in tree]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*items)
-        if type(tree).__module__ == "torch.return_types":  # named results: .values, .indices
-            return type(tree)(items)
-        return items if isinstance(tree, list) else tuple(items)
-    if isinstance(tree, dict):
-        return {name: _replaced(item, change) for name, item in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(_replaced(item, change) for item in (tree.start, tree.stop, tree.step)))
-    return tree
 
 
 def _out_of_place(fn: str, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, dict[str, Any]]:

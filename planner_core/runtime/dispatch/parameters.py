@@ -19,7 +19,7 @@ from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.dispatch.redistribute import deliver, move, place
 from planner_core.runtime.dispatch.working import WorkingCopy
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import Edge, Row, Step, Stored
+from planner_core.runtime.plan_reader import Edge, Row, Step, Stored, refuse_gradient
 from planner_core.runtime.program.setup import DTypes, axes_of, weight_of
 from planner_core.runtime.program.weights import Weight
 
@@ -117,6 +117,8 @@ class Parameters:
     def _hold(self, weight: Weight, stored: Stored) -> None:
         param = weight.parameter
         self._stored[id(param)], self._working[id(param)] = (param, stored), weight.dtype
+        if param.requires_grad and not stored.trained:
+            param.register_hook(lambda gradient: refuse_gradient(weight.names[0]))
         if stored.placements != stored.working:
             self._copies[id(param)] = WorkingCopy(weight, stored, self.mesh, lambda: self.sync_gradients)
         elif stored.sync and param.requires_grad:

@@ -50,6 +50,8 @@ QUESTIONS = frozenset(
     {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
 )
 
+AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
+
 
 class CannotRewrite(RuntimeError):
     """This model cannot be rewritten as generated code. The message says why."""
@@ -58,15 +60,17 @@ class CannotRewrite(RuntimeError):
 def record(
     model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
     twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None, other_way: str = "",
+    fewer: bool = False,
 ) -> Tape:  # fmt: skip
     """The tape of `forward(*args, **kwargs)`, the plain forward of `model`. `finish(result)` is recorded in scope "loss".
 
     `twins`: a parameter on meta with the global shape, for each parameter of the model (by its id). Constants are computed on
-    the CPU. At the line `other_way`, questions with a yes or no get the other answer. Raises CannotRewrite.
+    the CPU. At the line `other_way`, questions with a yes or no get the other answer. `fewer`: masks of the inputs pick one element
+    less. Raises CannotRewrite.
     """
     before = host_state()
     with _swapped(model, twins), torch.random.fork_rng():
-        tape = TapeRecorder(model, other_way)
+        tape = TapeRecorder(model, other_way, fewer)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
@@ -99,8 +103,8 @@ def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[No
 class TapeRecorder(Recorder):
     """Writes the tape of one forward pass. Numbers of tensors are those of the capture."""
 
-    def __init__(self, model: nn.Module, other_way: str = "") -> None:
-        super().__init__(model, replay=False)
+    def __init__(self, model: nn.Module, other_way: str = "", fewer: bool = False) -> None:
+        super().__init__(model, replay=False, fewer=fewer)
         self.other_way = other_way
         self.tape = Tape()
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
@@ -124,6 +128,8 @@ class TapeRecorder(Recorder):
             own = error.__cause__  # that of this recorder needs no words around it
             raise CannotRewrite(str(own if isinstance(own, CannotRewrite) else error)) from error
         self.tape.result = self._result(out)
+        self.tape.values = self.recording.values
+        self.tape.picks = next(iter(self.picks.where), "")
         self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
         return self.tape
 
@@ -193,6 +199,11 @@ class TapeRecorder(Recorder):
     # --- calls ----------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if getattr(func, "__name__", "") in AS_ARRAYS and any(
+            self.ids.get(id(t)) in self.varying for t in tensors(args)
+        ):
+            line = running_statement()[0].rpartition("/")[2]
+            raise CannotRewrite(f"its code takes the values of its inputs as arrays of numpy at {line}")
         out = super().__torch_function__(func, types, args, kwargs)
         if getattr(func, "__name__", "") in QUESTIONS and isinstance(out, (bool, int, float, list)):
             self._guard(func, args, kwargs or {}, out)
@@ -265,7 +276,7 @@ class TapeRecorder(Recorder):
         out = super()._record(fn, func, args, kwargs, operands)
         if len(items) > before:
             record: Any = items[-1]
-            call.site, call.outputs, call.saved = record.site, record.outputs, record.saved
+            call.site, call.outputs, call.saved, call.attrs = record.site, record.outputs, record.saved, record.attrs
             made = [args[0]] if is_inplace(fn) else outputs(fn, args, out)
             names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}
             call.shape = mapped(

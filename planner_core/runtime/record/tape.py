@@ -6,12 +6,14 @@ written as code for one rank's tensors, or run again on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from planner_core.core import Value
 
 PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "parameter",
@@ -86,18 +88,24 @@ class TapeCall:
     """Tensors that autograd keeps for its backward."""
     strides: tuple[int, ...] = ()
     """Those of the operand of `as_strided`, unless it is contiguous: they say which of its elements are meant."""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """What a rule needs to know of an op beside its operands."""
     shape: Any = None
     """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
 
 
 @dataclass(slots=True)
 class Tape:
-    """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned."""
+    """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned. `picks`: the first
+    line at which a mask of the inputs picks elements, if one does."""
 
     tensors: list[Tensor] = field(default_factory=list)
     calls: list[TapeCall] = field(default_factory=list)
     arguments: Any = None
     result: Any = None
+    picks: str = ""
+    values: Sequence[Value] = ()
+    """The tensors as a rule takes them."""
 
     def results(self) -> list[int]:
         """Numbers of the tensors that the model returns, each once."""

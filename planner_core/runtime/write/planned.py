@@ -11,8 +11,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.core import Op
 from planner_core.models.hooks import Noted, Place
-from planner_core.runtime.plan_reader import kept_sites, other_versions, read_params, read_precision, read_rows
+from planner_core.runtime.plan_reader import (
+    kept_sites,
+    other_versions,
+    read_params,
+    read_precision,
+    read_rows,
+    refuse_gradient,
+)
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
 from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
@@ -25,6 +33,7 @@ from planner_core.runtime.record.batch import (
     same_operators,
     with_numbers_of,
 )
+from planner_core.runtime.record.by_rules import check_by_rules
 from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -67,36 +76,57 @@ class PlannedForward:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         axes = tuple(range(len(self.axes))) if whole else self.data_axes
-        layout = self.layout(args, kwargs, axes)
+        layout, counts = self._layout(args, kwargs, axes)
         gathers = not whole and layout.data_axes != self.data_axes
         if gathers:
             args, kwargs = pytree.tree_map_only(torch.Tensor, gathered, (args, kwargs))
-            layout = self.layout(args, kwargs, layout.data_axes)
+            layout, counts = self._layout(args, kwargs, layout.data_axes)
         if (whole or gathers) and layout.num_parts > 1:
             args, kwargs = self._own_samples(layout, args, kwargs)
-            layout = self.layout(args, kwargs, layout.data_axes)
-        return Prepared(
-            write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan)),
-            layout,
-            whole or gathers,
-            gathers,
-        )
+            layout, counts = self._layout(args, kwargs, layout.data_axes)
+        if line := layout.tape.picks:
+            self._refuse_numbers_of_picks(layout, args, kwargs, line.rpartition("/")[2])
+        if counts:  # the plan is for the samples of all ranks
+            with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)))
+        return Prepared(self._written(layout), layout, whole or gathers, gathers)
 
-    def layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> PlannedTape:
-        """A recording, placed as the plan says. Ranks may hold different samples along `axes`."""
+    def _written(self, layout: PlannedTape) -> Program:
+        return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
+
+    def _refuse_numbers_of_picks(self, layout: PlannedTape, args: Any, kwargs: Any, line: str) -> None:
+        """Raise CannotRewrite if the code is another where masks of the inputs pick one element less: it would be right for one batch."""
+        before = self._noted()
+        try:
+            tape = self._recorded(args, kwargs, fewer=True)
+            same = same_operators(layout.tape, tape) and len(layout.tape.tensors) == len(tape.tensors)
+            other = self._written(self._planned(tape, layout.samples, layout.data_axes)).source if same else ""
+        except CannotRewrite:
+            other = ""
+        finally:
+            before.put_back()
+        if other != self._written(layout).source:
+            raise CannotRewrite(f"its code computes with a number of elements that the values of a batch say at {line}")
+
+    def _layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> tuple[PlannedTape, bool]:
+        """A recording, placed as the plan says, and whether its calls compute with the number of a rank's own samples. Ranks may hold
+        different samples along `axes`."""
         tape = self._record(args, kwargs)
         if all(a.size == 1 for a in self.axes):
-            return self._planned(tape, [None] * len(tape.tensors), axes)
+            return self._planned(tape, [None] * len(tape.tensors), axes), False
         twice = self._record(*repeated((args, kwargs)))
         planned = self._planned(tape, batch_dims(tape, twice), axes)
+        for call in (c for c in twice.calls if c.kind == "op"):  # of two samples or more, so that these may be split
+            op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs))
+            check_by_rules(op, twice.values, planned.row(call), planned.sizes)
+        for number, name in planned.parameters.items():
+            if number in planned.planned and name in self.stored and not self.stored[name].trained:
+                refuse_gradient(name)
         for line in asked_of_all(planned) if planned.num_parts > 1 else ():
             if self._parts_ways(tape, args, kwargs, line):
                 raise CannotRewrite(
                     f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
                 )
-        if planned.num_parts > 1 and counts_samples(tape, twice):  # the plan is for the samples of all ranks
-            with_numbers_of(tape, self._record(*repeated((args, kwargs), planned.num_parts)))
-        return planned
+        return planned, planned.num_parts > 1 and counts_samples(tape, twice)
 
     def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:
         """Whether ranks whose own samples give other answers to the question at a line would run other operators."""
@@ -108,7 +138,7 @@ class PlannedForward:
         finally:
             before.put_back()
 
-    def _planned(self, tape: Tape, samples: list[int | None], axes: Sequence[int]) -> PlannedTape:
+    def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
         return PlannedTape(
             tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
@@ -141,13 +171,15 @@ class PlannedForward:
     def _noted(self) -> Noted:
         return Noted.of(self.model.named_modules())
 
-    def _recorded(self, args: Any, kwargs: Any, other_way: str = "") -> Tape:
+    def _recorded(self, args: Any, kwargs: Any, other_way: str = "", fewer: bool = False) -> Tape:
         forms = (self.forms[n] for n, _ in self.model.named_parameters())
         twins = {
             id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)
             for param, (shape, dtypes) in zip(self.model.parameters(), forms, strict=True)
         }  # fmt: skip
-        return record(self.model, self.plain, args, kwargs, twins=twins, finish=self.finish, other_way=other_way)
+        return record(
+            self.model, self.plain, args, kwargs, twins=twins, finish=self.finish, other_way=other_way, fewer=fewer
+        )
 
     def _own_samples(self, layout: PlannedTape, args: Any, kwargs: Any) -> Any:
         """This rank's part of the whole batch."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored
+from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
@@ -84,9 +84,11 @@ class PlannedTape:
     def _walk(self) -> None:
         """Find the delivered placements, in order. An axis is not a data axis if some operator needs a constant of the batch with
         other placements than by samples."""
+        summed: dict[int, Placements] = {}
         for call in self.tape.calls:
             if call.kind == "dropout":
                 self.delivered[call.outputs[0]] = self.delivered[call.inputs[0]]
+                summed[call.outputs[0]] = summed[call.inputs[0]]
             if call.kind != "op":
                 continue
             row = self.row(call)
@@ -98,8 +100,10 @@ class PlannedTape:
                     )
                 if kind not in (COMPUTED, PARAMETER):
                     self._constant(number, edge)
+                if kind == COMPUTED and self.tape.tensors[number].grad:
+                    check_gradient(call.site, edge, summed[number])
             for number, edge in zip(call.outputs, row.outputs, strict=True):
-                self.delivered[number] = edge.dst
+                self.delivered[number], summed[number] = edge.dst, edge.gradient
 
     def _constant(self, number: int, edge: Edge) -> None:
         dim = self.samples[number]

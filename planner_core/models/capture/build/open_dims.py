@@ -1,4 +1,4 @@
-"""Dims whose size depends on the values of a batch, since a mask picks that many elements. No plan splits them."""
+"""Dims whose size depends on the values of a batch: a mask picks that many elements, say. No plan splits them."""
 
 from __future__ import annotations
 
