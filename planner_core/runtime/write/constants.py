@@ -44,6 +44,7 @@ class ConstantsWriter:
         self.taken = Names(RESERVED | self.moves.taken | set(self.inputs.values()))
         self.names.update(self.inputs)
         self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
+        self.made_anew = self._made_anew()
         needed = self._needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
         asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
@@ -83,12 +84,18 @@ class ConstantsWriter:
                 todo += made.inputs
         return keep
 
+    def _made_anew(self) -> set[int]:
+        """What each step makes: what depends on inputs, and what is written in place, or the next step would find it written."""
+        tensors = self.layout.tape.tensors
+        found = {n for n, t in enumerate(tensors) if t.varies}
+        for made in self._calls():
+            written = any(self._root(n) in self.written_roots for n in made.outputs)
+            if written or any(n in found for n in made.inputs):
+                found.update(made.outputs)
+        return found
+
     def _varies(self, made: TapeCall) -> bool:
-        return (
-            made.kind == "guard"
-            or self._in_place(made)
-            or any(self.layout.tape.tensors[n].varies for n in made.outputs)
-        )
+        return made.kind == "guard" or self._in_place(made) or any(n in self.made_anew for n in made.outputs)
 
     def _call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
         if made.answer == "random":
@@ -159,7 +166,7 @@ class ConstantsWriter:
             same = next((n for t, n in self._made_cuts() if t == text), None)
             name = same or self.taken.keep(f"own_{identifier(whole.rpartition('.')[2])}")
             self.cuts[number, placements] = name
-            varies = tensor.varies or tensor.kind == INPUT
+            varies = number in self.made_anew or tensor.kind == INPUT
             if same is None:
                 self.lines[varies].append(f"{name} = {text}")
                 if not varies:
