@@ -1,4 +1,5 @@
-"""Check that a plan computes what one process computes: the loss, every gradient, and every parameter after a step of AdamW."""
+"""Check that a plan computes what one process computes: the loss, every gradient, every parameter after a step of AdamW, and then the
+loss of another batch, since values of the first may have been kept."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
 from planner_core.cost import Event, scheduled
@@ -100,6 +102,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
         "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
         "ranks": plan.mesh.num_devices, "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
+        "next_loss": dict(zip(("single", "parallel"), found["next_loss"], strict=True)),
         "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
         "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
@@ -167,8 +170,12 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def within(found: Mapping[str, Any]) -> bool:
     """Whether loss, gradients and parameters are equal up to `TOLERANCE`."""
     single, parallel = found["loss"]
-    close = abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
+    close = _close(single, parallel) and _close(*found["next_loss"])
     return bool(close and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE)
+
+
+def _close(single: float, parallel: float) -> bool:
+    return abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
 
 
 def _alone(
@@ -211,6 +218,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
     whole, single, chance = _alone(plan, seed, dtype)
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
+    turned = _turned(inputs)
     plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
     model.__dict__["forward"] = chance.around(model.forward)
     parallel = Parallel(model, plan, mesh, finish=loss_of)
@@ -239,11 +247,32 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
     param = _worst(_but(after, unsteady), _but(single_after, unsteady), LEARNING_RATE)
     return {
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
+        "next_loss": _next_loss(whole, parallel, turned, chance),
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())], "exchanges": counted.exchanges,
         "dispatched": parallel.dispatched.reason if parallel.dispatched else "", "dropout": chance.seen,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
+
+
+def _turned(inputs: Any) -> Any:
+    """The same samples, the last one first. Each tensor with samples along its first dim has as many as the first tensor."""
+    tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
+    samples = tensors[0].shape[0] if tensors else 0
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: t.flip(0) if t.dim() and t.shape[0] == samples else t.clone(), inputs
+    )
+
+
+def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNothing) -> tuple[float, float]:
+    """The losses of another batch, in one process and under the plan; zeros if it needs another plan, which a run says."""
+    own = pytree.tree_map_only(torch.Tensor, torch.clone, inputs)
+    try:
+        loss = parallel(tuple(own.get(ARGS, ())), {k: v for k, v in own.items() if k != ARGS}, whole=True)
+    except PlanMismatch:
+        return 0.0, 0.0
+    with drawing(seed_of(0, 1), torch.device("cpu")), chance:
+        return float(single_loss(whole, inputs).detach()), float(loss.detach())
 
 
 def _but(tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> dict[str, torch.Tensor]:
