@@ -21,6 +21,15 @@ def _group_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((split("d0", [0] + [None] * (len(ins) - 1), [0], ins[0][0]),))
 
 
+def _instance_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Samples and channels may be sharded, if no running statistics of all samples are updated."""
+    rest: list[DimOf] = [None] * (len(ins) - 1)
+    names = op.attrs.get("arg_names")
+    if isinstance(names, tuple) and "running_mean" in names and op.attrs.get("use_input_stats", True):
+        return Rule(())
+    return Rule((split("d0", [0, *rest], [0], ins[0][0]), split("d1", [1, *[0] * len(rest)], [1], ins[0][1])))
+
+
 def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Channels may be sharded, since they are independent. If the batch is sharded, ranks sum its statistics: for C channels 2C
     numbers forward and 2C backward."""
@@ -96,7 +105,7 @@ OPERATORS = (
     Operator(name="layer_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight bias eps"),
     Operator(name="rms_norm", kind=Kind.NORM, rule=_norm, arguments="input normalized_shape weight eps"),
     Operator(name="group_norm", kind=Kind.NORM, rule=_group_norm, arguments="input num_groups weight bias eps"),
-    Operator(name="instance_norm", kind=Kind.NORM, rule=_group_norm),
+    Operator(name="instance_norm", kind=Kind.NORM, rule=_instance_norm),
     Operator(
         name="batch_norm",
         kind=Kind.NORM,

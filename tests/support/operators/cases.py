@@ -246,7 +246,8 @@ def layers() -> list[Case]:
     return [
         Case("layer_norm", F.layer_norm, (t(4, 8, 4), (4,), t(4), t(4))), Case("layer_norm", F.layer_norm, (t(4, 8, 4), (8, 4)), name="layer_norm of two dims"),
         Case("rms_norm", F.rms_norm, (t(4, 8, 4), (4,), t(4))), Case("group_norm", F.group_norm, (t(4, 8, 4), 2, t(8), t(8))),
-        Case("instance_norm", F.instance_norm, (t(4, 8, 4),)), Case("batch_norm", F.batch_norm, (t(4, 8, 4, 4), *stats, t(8), t(8)), {"training": True, "momentum": 0.0}, "accpp"),
+        Case("instance_norm", F.instance_norm, (t(4, 8, 4),)), Case("instance_norm", F.instance_norm, (t(4, 8, 4), None, None, t(8), t(8)), kinds="app", name="instance_norm with weights"), Case("instance_norm", F.instance_norm, (t(4, 8, 4), *stats), kinds="acc", name="instance_norm that keeps statistics"),
+        Case("batch_norm", F.batch_norm, (t(4, 8, 4, 4), *stats, t(8), t(8)), {"training": True, "momentum": 0.0}, "accpp"),
         Case("batch_norm", F.batch_norm, (t(4, 8), *stats, t(8), t(8)), {"training": False}, "accpp", "batch_norm in use"),
         Case("scaled_dot_product_attention", sdpa, (q, k, v), kinds="aaa", name="attention"),
         Case("scaled_dot_product_attention", sdpa, (q, k, v), {"is_causal": True}, "aaa", "attention causal"),
