@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,14 @@ class Trainer:
         self.steps, self.hook = 0, lambda: None
 
 
+NUMBER = {"of": {"all": 1.0}}
+"""A setting of the file, as scripts have them."""
+
+
+def _setting() -> float:
+    return NUMBER["of"]["all"]
+
+
 def _whole(h: torch.Tensor) -> torch.Tensor:
     return h * 1.0
 
@@ -42,6 +51,8 @@ def _half(h: torch.Tensor) -> torch.Tensor:
 
 class Scaled(nn.Module):
     """`where` is the scale kept."""
+
+    of_class = 1.0
 
     def __init__(self, where: str = "number") -> None:
         super().__init__()
@@ -57,7 +68,8 @@ class Scaled(nn.Module):
     def scale(self) -> Any:
         return {
             "number": self.number, "config": self.config.number, "deep": self.config.more["a"][0], "list": self.listed[0],
-            "dict": self.named["number"], "tensor": self.tensor, "in place": self.written * 1.0,
+            "dict": self.named["number"], "tensor": self.tensor, "in place": self.written * 1.0, "class": Scaled.of_class,
+            "file": _setting(),
         }[self.where]  # fmt: skip
 
     def set(self, scale: float) -> None:
@@ -70,6 +82,10 @@ class Scaled(nn.Module):
             self.act = _whole if scale == 1.0 else _half
         elif self.where == "number":
             self.number = scale
+        elif self.where == "class":
+            Scaled.of_class = scale
+        elif self.where == "file":
+            NUMBER["of"]["all"] = scale
         else:
             self.config.number = self.config.more["a"][0] = self.listed[0] = self.named["number"] = scale
 
@@ -77,7 +93,7 @@ class Scaled(nn.Module):
         return F.cross_entropy(self.last(self.scaled(self.first(x))), y)
 
 
-WHERE = ("number", "config", "deep", "list", "dict", "tensor", "in place", "function")
+WHERE = ("number", "config", "deep", "list", "dict", "tensor", "in place", "function", "class", "file")
 
 
 def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -317,3 +333,78 @@ def test_an_attribute_that_needs_another_plan_is_refused(tmp_path: Path) -> None
             else:
                 assert name == "dim" and said == pytest.approx(alone, rel=1e-5), (file, name)
         assert any(isinstance(said, str) for _, name, _, said, _ in found if name == "dim")
+
+
+@dataclass
+class Out:
+    loss: torch.Tensor
+    more: SimpleNamespace
+
+
+class Named(nn.Module):
+    """Returns objects of its own. `asks`: so that only its own code can run."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.asks, self.calls, self.head = asks, 0, nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Out:
+        self.calls += self.asks
+        logits = self.head(x)
+        return Out(F.cross_entropy(logits, y), SimpleNamespace(logits=logits, words=["a"]))
+
+
+def _named(files: list[str]) -> list[float]:
+    found = []
+    for asks, file in zip((False, True), files, strict=True):
+        torch.manual_seed(0)
+        model: Any = shardscope.apply(Named(asks), shardscope.load_plan(file))
+        out = model(*_inputs(), global_batch=True)
+        assert isinstance(out, Out) and out.more.words == ["a"]
+        out.loss.backward()
+        assert model.head.weight.grad is not None
+        found.append(float(out.loss.detach()))
+    return found
+
+
+def test_results_may_be_objects_of_the_models_own(tmp_path: Path) -> None:
+    files = [_saved(tmp_path / str(asks), Named(asks)) for asks in (False, True)]
+    for found in run_ranks(_named, 2, (files,), timeout_s=100):
+        assert found[0] == pytest.approx(found[1])
+
+
+class Marked(nn.Module):
+    """Writes by its inputs into what it makes of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        masked = torch.zeros(len(x), KINDS, dtype=torch.bool)
+        known = masked[:, 1:]
+        masked.scatter_(1, (y[:, None] + 1) % KINDS, True)
+        known.logical_not_()
+        return F.cross_entropy(self.head(x).masked_fill(masked, -3.0), y)
+
+
+def _marked(files: list[str]) -> list[tuple[list[float], list[float]]]:
+    found = []
+    for file in files:
+        torch.manual_seed(0)
+        own = Marked()
+        batches = [_inputs() for _ in range(3)]
+        alone = [float(own(*b)) for b in batches]
+        model: Any = shardscope.apply(own, shardscope.load_plan(file))
+        found.append((alone, [float(model(*b, global_batch=True)) for b in batches]))
+    return found
+
+
+def test_what_a_step_writes_into_is_made_anew(tmp_path: Path) -> None:
+    files = []
+    for plan in shardscope.plan(Marked(), inputs=_inputs(), cluster=TWO, accumulate=1).plans:
+        shardscope.save_plan(plan, tmp_path / plan.name)
+        files.append(str(tmp_path / plan.name))
+    for found in run_ranks(_marked, 2, (files,), timeout_s=100):
+        for alone, got in found:
+            assert got == pytest.approx(alone, rel=1e-5)

@@ -6,6 +6,7 @@ bucket. `events` says in what order a rank issues them.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
@@ -100,14 +101,15 @@ class _Reader:
                 block = self.graph.blocks[item.block]
                 unit, open_unit = ScheduledUnit(item.prefix, self.labels[item.prefix], returns=False), None
                 outer = dict(zip(block.inputs, item.inputs, strict=True))
+                stays = _Stays.in_unit(block, block.ops, set(block.outputs))
                 for op in block.ops:
-                    self._op(unit, block, op, item.prefix, outer)
+                    self._op(unit, block, op, item.prefix, outer, stays)
                 found.append(unit)
             else:
                 if open_unit is None:
-                    open_unit = ScheduledUnit("", returns=False)
+                    open_unit, stays = ScheduledUnit("", returns=False), self._between(item)
                     found.append(open_unit)
-                self._op(open_unit, self.graph.top, item, "", {})
+                self._op(open_unit, self.graph.top, item, "", {}, stays)
         homes: dict[Identity, ScheduledUnit] = {}
         for unit in found:
             for use in unit.uses:
@@ -118,10 +120,21 @@ class _Reader:
             self._buckets(unit, homes, parted)
         return found
 
-    def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int]) -> None:
+    def _between(self, first: Op) -> _Stays:
+        """What stays in the part of the model that begins with an operator and ends before the next call."""
+        top = self.graph.top
+        items = itertools.dropwhile(lambda i: i is not first, top.items)
+        ops = [op for op in itertools.takewhile(lambda i: isinstance(i, Op), items) if isinstance(op, Op)]
+        mine = set(map(id, ops))
+        later = {v for i in top.items if id(i) not in mine for v in i.inputs}
+        return _Stays.in_unit(top, ops, later | set(top.outputs))
+
+    def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _Stays) -> None:
         unit.ops.append(op)
         unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
+        inside = {block.values[v].name for v in op.inputs if stays.at(block, op, v)}
+        sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
         for m in sent:
             if m.category == WAIT:
                 (unit.forward if m.phase == "forward" else unit.backward).append(m)
@@ -185,6 +198,34 @@ class _Reader:
         label = self.labels[prefix]
         block = self.graph.blocks[label.partition("#")[0]] if label else self.graph.top
         return _chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """The weights that a unit gathers at their operators, not ahead, since autograd or another unit holds what was gathered: frozen ones
+    that backward needs, and those of which the unit passes a view on. `roots`: the tensors that own such memory."""
+
+    roots: frozenset[int]
+
+    @staticmethod
+    def in_unit(block: Block, ops: Iterable[Op], passed_on: set[int]) -> _Stays:
+        """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
+        ops = list(ops)
+        own = {v for op in ops for v in op.outputs}
+        kept = {v for op in ops for v in op.saved if v not in own and not block.values[v].grad}
+        return _Stays(frozenset(_root(block, v) for v in (own & passed_on) | kept))
+
+    def at(self, block: Block, op: Op, value: int) -> bool:
+        """Whether an operator gathers a weight that stays."""
+        weight = block.values[value]
+        if weight.kind != "parameter" or _root(block, value) not in self.roots:
+            return False
+        return not weight.grad or any(_root(block, o) == _root(block, value) for o in op.outputs)
+
+
+def _root(block: Block, value: int) -> int:
+    storage = block.values[value].storage
+    return value if storage < 0 else storage
 
 
 def _cluster_of(plan: Plan) -> Cluster:

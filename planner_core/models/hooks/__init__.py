@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         TakenFinite,
     )
     from planner_core.models.hooks.held_values import (
+        DEPTH,
+        LONGEST,
         MISSING,
         Absent,
         Held,
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "DEPTH",
     "DROPOUTS",
+    "LONGEST",
     "MISSING",
     "RECURRENT",
     "Absent",
@@ -91,7 +95,7 @@ _HOME = {
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
     "finite": ("TakenFinite",),
     "held_values": (
-        "MISSING", "Absent", "Held", "Noted", "Place", "Same", "is_plain", "mark_of", "raw_values", "set_or_delete",
+        "DEPTH", "LONGEST", "MISSING", "Absent", "Held", "Noted", "Place", "Same", "is_plain", "mark_of", "raw_values", "set_or_delete",
     ),
     "host_random": ("drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip

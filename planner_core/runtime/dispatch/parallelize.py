@@ -14,6 +14,7 @@ from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
 from planner_core.runtime.program.setup import dtypes_of
+from planner_core.runtime.record.results import know
 
 
 def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: Init | None = None) -> Steering:
@@ -58,4 +59,4 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
 
 def hand_out(tree: Any) -> Any:
     """The results for the caller: scalars become plain tensors with their gradient; others stay (see `full_tensor()`)."""
-    return pytree.tree_map(lambda t: t.local if isinstance(t, Steered) and t.dim() == 0 else t, tree)
+    return pytree.tree_map(lambda t: t.local if isinstance(t, Steered) and t.dim() == 0 else t, know(tree))

@@ -16,6 +16,7 @@ from torch import nn
 from planner_core.models.hooks import MISSING, Noted, Place, Same, is_plain, mark_of, raw_values, set_or_delete
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.record.not_computed import NotComputed
+from planner_core.runtime.record.outside import Outside
 
 MOST_STATES = 32
 """So many times the code is written for other values of attributes, then a step is refused."""
@@ -44,6 +45,7 @@ class Attributes:
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         self.modules = list(modules)
+        self.outside = Outside(m for _, m in self.modules)
         self.seen: dict[Any, int] = {}
         self.number = 0
         self._notice()
@@ -51,6 +53,7 @@ class Attributes:
     def _notice(self) -> None:
         """Note which attributes there are, and their values, in forms that are compared fast."""
         self.noted = Noted.of(self.modules)
+        self.outer = self.outside.marks()
         helds = [h.held for h in self.noted.holders]
         raw = [(held, raw_values(held)) for held in helds]
         self.helds, self.sizes = helds, list(map(len, helds))
@@ -67,12 +70,16 @@ class Attributes:
         """A number for the present values: the same number for the same values. Raises PlanMismatch if they change with each step."""
         if self.seen and self._as_noted():
             return self.number
-        before = self.noted
+        before, outer = self.noted, self.outer
         self._notice()
-        self.number = self.seen.setdefault(tuple(sorted(self.noted.marks.items(), key=itemgetter(0))), len(self.seen))
+        inner = tuple(sorted(self.noted.marks.items(), key=itemgetter(0)))
+        self.number = self.seen.setdefault((inner, tuple(self.outer.items())), len(self.seen))
         if self.number >= MOST_STATES:
+            changed = before.changed(self.noted) or next(
+                (n for n, m in outer.items() if self.outer.get(n) != m), "an attribute"
+            )
             raise PlanMismatch(
-                f"{before.changed(self.noted) or 'an attribute'} of the model has had more than {MOST_STATES} values, and the code of a "
+                f"{changed} of the model has had more than {MOST_STATES} values, and the code of a "
                 "step is written anew for each; keep it in a buffer, whose values a step reads, or give it to forward as a tensor"
             )
         return self.number
@@ -86,4 +93,5 @@ class Attributes:
             )
         except (LookupError, RuntimeError, ValueError):  # gone, or compared with a tensor or array
             return False
+        same = same and self.outside.marks() == self.outer
         return same and all(mark_of(tensor) == mark for tensor, mark in self.tensors)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError
-from planner_core.models.capture import Recorder
+from planner_core.models.capture import Recorder, describe
 from planner_core.models.hooks import (
     DROPOUTS,
     Frame,
@@ -30,6 +30,8 @@ from planner_core.models.hooks import (
     set_host_state,
     tensors,
 )
+from planner_core.ops import operator
+from planner_core.runtime.record.results import know
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
@@ -50,6 +52,8 @@ QUESTIONS = frozenset(
     {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
 )
 
+MERGING = frozenset({"view", "reshape", "flatten", "view_as", "reshape_as", "ravel"})
+"""Functions that merge dims."""
 AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 
 
@@ -167,7 +171,7 @@ class TapeRecorder(Recorder):
                 return item
             raise CannotRewrite(f"it returns a {type(item).__name__}, in which tensors cannot be found")
 
-        return pytree.tree_map(leaf, out)
+        return pytree.tree_map(leaf, know(out))
 
     # --- tensors --------------------------------------------------------------------------------------
 
@@ -251,6 +255,9 @@ class TapeRecorder(Recorder):
         fresh = [t for t in tensors(out) if not any(t is o for o in operands)]
         if fresh:
             varies = chance or any(i in self.varying for i in call.inputs)
+            picks = call.inputs[1:]  # those of indices that are made of nothing (0, 1, 2, ...) are this rank's own
+            if operator(fn).known and (fn != "getitem" or not picks or any(i in self.varying for i in picks)):
+                call.attrs = describe(fn, func, args, kwargs, fresh)
             for tensor in fresh:
                 number = self.use(tensor)
                 self.origins[number] = CONSTANT, ""

@@ -88,8 +88,8 @@ class TapeCall:
     """Tensors that autograd keeps for its backward."""
     strides: tuple[int, ...] = ()
     """Those of the operand of `as_strided`, unless it is contiguous: they say which of its elements are meant."""
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-    """What a rule needs to know of an op beside its operands."""
+    attrs: Mapping[str, Any] | None = None
+    """What a rule needs to know beside its operands: of an op, and of a constant that may mix samples."""
     shape: Any = None
     """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
 

@@ -116,7 +116,7 @@ class PlannedForward:
         twice = self._record(*repeated((args, kwargs)))
         planned = self._planned(tape, batch_dims(tape, twice), axes)
         for call in (c for c in twice.calls if c.kind == "op"):  # of two samples or more, so that these may be split
-            op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs))
+            op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
             check_by_rules(op, twice.values, planned.row(call), planned.sizes)
         for number, name in planned.parameters.items():
             if number in planned.planned and name in self.stored and not self.stored[name].trained:

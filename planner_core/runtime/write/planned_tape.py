@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from planner_core.core import Op
+from planner_core.ops import rows
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
+from planner_core.runtime.record.recorder import MERGING
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER
 
 Place = tuple[str, str]
@@ -50,6 +53,7 @@ class PlannedTape:
         for number, tensor in enumerate(self.tape.tensors):
             if tensor.kind == PARAMETER:
                 self.parameters[number] = tensor.name
+        self.inner = self._inner()
         self._walk()
         self.data_axes = self._outermost()
         self.planned = reached(self.tape, trained_on(self.tape))
@@ -107,6 +111,8 @@ class PlannedTape:
 
     def _constant(self, number: int, edge: Edge) -> None:
         dim = self.samples[number]
+        if number in self.inner:  # a part of this dim is no part of the samples
+            self.data_axes = ()
         if dim is not None:
             self.data_axes = tuple(a for a in self.data_axes if edge.dst[a] == Shard(dim))
             self.batches.append((Shard(dim), edge.dst))
@@ -175,6 +181,34 @@ class PlannedTape:
             if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in self.data_axes)
         ]  # fmt: skip
 
+    def _inner(self) -> set[int]:
+        """The constants whose samples are merged with dims outside of them, as those of `labels.t().flatten()`."""
+        found: set[int] = set()
+        for call in self.tape.calls:
+            if call.kind == "constant":
+                merged = call.fn in MERGING and self._mixes(call)
+                kept = any(n in found for n in call.inputs)
+                found.update(n for n in call.outputs if (merged or kept) and self.samples[n] is not None)
+        return found
+
+    def _mixes(self, call: TapeCall) -> bool:
+        """Whether a call on a part of the samples makes another result than that part of its result, as a rule says."""
+        if call.attrs is None or all(self.samples[n] is None for n in call.inputs):
+            return False
+        numbers = (*call.inputs, *call.outputs)
+        values = []
+        for number in numbers:  # with two samples at least, so that they may be split
+            value, dim = self.tape.values[number], self.samples[number]
+            shape = tuple(n * 2 if d == dim else n for d, n in enumerate(value.meta.shape))
+            values.append(replace(value, meta=replace(value.meta, shape=shape)))
+        ids = tuple(range(len(numbers)))
+        op = Op(call.fn, call.fn, ids[: len(call.inputs)], ids[len(call.inputs) :], dict(call.attrs))
+        wanted = [None if self.samples[n] is None else f"S({self.samples[n]})" for n in numbers]
+        return not any(
+            all(w is None or w == str(p) for w, (p, _) in zip(wanted, (*row.inputs, *row.outputs), strict=True))
+            for row in rows(op, values)
+        )
+
     def mixed(self) -> set[int]:
         """The constants in which one number depends on several samples: they differ from rank to rank."""
         found: set[int] = set()
@@ -183,8 +217,9 @@ class PlannedTape:
         for call in self.tape.calls:
             if call.kind == "constant":
                 lost = any(self.samples[i] is not None for i in call.inputs)
+                mixes = call.fn not in MERGING and self._mixes(call)
                 for number in call.outputs:
-                    if any(i in found for i in call.inputs) or (lost and self.samples[number] is None):
+                    if mixes or any(i in found for i in call.inputs) or (lost and self.samples[number] is None):
                         found.add(number)
         return found
 
