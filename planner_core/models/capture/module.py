@@ -103,7 +103,7 @@ def _forward_pass(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
-    drew = recorder.drew_outside
+    drew = recorder.drew_outside or bool(recorder.drew_from)
     told = (*_opened(recorder.scopes.wrappers), *_finite(recorder.taken_finite), *((DREW_OUTSIDE,) if drew else ()))
     return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""))
 

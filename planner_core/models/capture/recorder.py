@@ -49,7 +49,7 @@ from planner_core.models.hooks import (
 )
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
-from planner_core.models.hooks.host_random import host_state
+from planner_core.models.hooks.host_random import HeldGenerators, host_state
 from planner_core.models.hooks.picks import Picks
 
 
@@ -68,7 +68,7 @@ class Recorder(TorchFunctionMode):
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
         # id(tensor) of a constant that depends on random numbers -> the tensor, and the function that drew it
         self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        self.drew_outside = False
+        self.drew_outside, self.drew_from = False, ""
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
@@ -363,7 +363,7 @@ class Recorder(TorchFunctionMode):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
-        before = host_state()
+        before, held = host_state(), HeldGenerators(self.scopes.root.named_modules())
         try:
             inside = without_autocast(lambda: self.scopes.frame.scope)
             with self.scopes, inside, hooks, torch.enable_grad(), self:
@@ -380,6 +380,8 @@ class Recorder(TorchFunctionMode):
             raise
         except Exception as error:
             raise CaptureError(explain(error, type(self.model).__name__, self.unknown)) from error
+        finally:
+            self.drew_from = held.put_back()
 
     def _after(self, after: Callable[[Any], Any], out: Any) -> Any:
         self.scope_stack.append(self.recording.root)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         set_or_delete,
     )
     from planner_core.models.hooks.host_random import (
+        HeldGenerators,
         drawing_from,
         generator_states,
         host_drawing,
@@ -60,6 +61,7 @@ __all__ = [
     "Absent",
     "Frame",
     "Held",
+    "HeldGenerators",
     "Noted",
     "Place",
     "Same",
@@ -97,7 +99,7 @@ _HOME = {
     "held_values": (
         "DEPTH", "LONGEST", "MISSING", "Absent", "Held", "Noted", "Place", "Same", "is_plain", "mark_of", "raw_values", "set_or_delete",
     ),
-    "host_random": ("drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
+    "host_random": ("HeldGenerators", "drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import nn
@@ -127,7 +128,8 @@ class Steering(TorchFunctionMode):
             return
         self.active = True
         try:
-            with self.scopes, self:
+            # a part that forward casts stays: the plan says in which type it computes
+            with mock.patch.object(nn.Module, "_apply", lambda module, change, recurse=True: module), self.scopes, self:
                 yield self.scopes
         finally:
             self.active = False

@@ -79,6 +79,8 @@ def record(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
         recorded = tape.record(forward, args, dict(kwargs), finish)
+    if tape.drew_from:
+        raise CannotRewrite(f"it draws random numbers from {tape.drew_from}, which generated code would not do")
     if host_state() != before:
         set_host_state(before)
         raise CannotRewrite("it draws random numbers from Python or numpy, which ranks would not agree on")
