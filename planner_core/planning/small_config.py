@@ -171,7 +171,8 @@ def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
     attention, width = config.get("attention_hidden_size"), config.get("hidden_size")
     if isinstance(attention, int) and isinstance(width, int):  # as many times the model's width as before (Zamba)
         small["attention_hidden_size"] = attention // width * small["hidden_size"]
-        small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
+        if "num_attention_heads" in small:
+            small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
     before, after = _head(config), _head(small)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(small.get(name), Mapping) and before and after:

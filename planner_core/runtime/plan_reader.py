@@ -29,8 +29,7 @@ def check_gradient(site: str, edge: Edge, summed: Placements) -> None:
     operand is another one than when it was planned."""
     if edge.wanted != summed:
         raise PlanMismatch(
-            f"{site} gives the gradient of an operand placed {edge.wanted}, but it is summed placed {summed}: the model does other "
-            "operations than when it was planned; set it as it was, or plan it again"
+            f"{site} gives the gradient of an operand placed {edge.wanted}, but it is summed placed {summed}: {OTHER}"
         )
 
 
@@ -40,6 +39,12 @@ def refuse_gradient(name: str) -> None:
         f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
         "it again"
     )
+
+
+OTHER = (
+    "the model does other operations than when it was planned (in eval mode, with other attributes, inputs or values); set it as it was, "
+    "or plan it again"
+)
 
 
 @dataclass(frozen=True)

@@ -47,4 +47,9 @@ def _deep(data: Mapping[str, Any], layers: int) -> dict[str, Any]:
     old = {data[k] for k in names}
     lists = {k: v for k, v in data.items() if isinstance(v, list) and len(v) > 1 and len(v) in old}
     cut = {k: (v * (-(-layers // len(v))))[:layers] for k, v in lists.items()}
-    return {**data, **dict.fromkeys(names, layers), **cut}
+    by_number = {
+        k: {n: part for n, part in v.items() if int(n) < layers}
+        for k, v in data.items()
+        if isinstance(v, Mapping) and v and all(str(n).isdecimal() for n in v) and k.startswith("per_layer")
+    }
+    return {**data, **dict.fromkeys(names, layers), **cut, **by_number}

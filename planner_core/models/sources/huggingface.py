@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -107,6 +108,18 @@ def _without_values(model: nn.Module) -> nn.Module:
     return model
 
 
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def _with_floats(value: Any) -> Any:
+    """A field, with the numbers that JSON has no word for, as transformers 5 writes them: {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"} and value["__float__"] in _FLOATS:
+            return _FLOATS[value["__float__"]]
+        return {k: _with_floats(v) for k, v in value.items()}
+    return [_with_floats(v) for v in value] if isinstance(value, list) else value
+
+
 def read_config(data: Mapping[str, Any]) -> Any:
     """A config object from plain data; raises InputError in one sentence."""
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -124,7 +137,7 @@ def read_config(data: Mapping[str, Any]) -> Any:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InputError(f"model_type {shown(kind)} is not known to transformers {_version()}{hint}")
     check_numbers(data)
-    given = {k: v for k, v in data.items() if k not in _NOT_FIELDS}
+    given = {k: _with_floats(v) for k, v in data.items() if k not in _NOT_FIELDS}
     try:
         config = AutoConfig.for_model(kind, **given)
     except Exception as error:

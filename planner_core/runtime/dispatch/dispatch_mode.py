@@ -44,6 +44,7 @@ from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.dispatch.redistribute import deliver, place
 from planner_core.runtime.dispatch.whole_results import WholeResults, meta, replaced
 from planner_core.runtime.plan_reader import (
+    OTHER,
     Edge,
     Placements,
     PlanMismatch,
@@ -224,12 +225,11 @@ class Steering(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         row = self.rows.get(site)
         if row is None:
-            raise PlanMismatch(
-                f"{site} is not in the plan: the running model is not the one that was planned{self.versions}"
-            )
+            raise PlanMismatch(f"{site} is not in the plan: {OTHER}{self.versions}")
         if len(row.inputs) != len(operands) or len(row.outputs) != len(whole):
             raise PlanMismatch(
-                f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"
+                f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}: "
+                f"{OTHER}{self.versions}"
             )
         self.whole.check(site, fn, func, args, kwargs, row)
         on_meta_only = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)

@@ -30,6 +30,7 @@ class WholeResults:
         if fn in SIZED:
             args, kwargs = (*args[:1], *_numbers(args[1:])), _numbers(kwargs)
         if fn == "getitem":
+            args = (args[0], _with_bounds(args[1]))
             args = with_picks(args, args)  # the result depends on how many elements a mask picks
         key = (func, _signature(args), _signature(kwargs))
         if key not in self._seen:
@@ -53,6 +54,8 @@ class WholeResults:
             for t in (*operands, *made)
         ]
         ids = tuple(range(len(values)))
+        if fn in ("getitem", "setitem"):
+            args = (args[0], _with_bounds(args[1]), *args[2:])
         moved, moved_kw = replaced((args, kwargs), self._without_values)
         attrs = describe(fn, func, moved, moved_kw, made)
         check_by_rules(Op(site, fn, ids[: len(operands)], ids[len(operands) :], attrs), values, row, self.sizes)
@@ -94,6 +97,13 @@ SIZED = (
 def _numbers(tree: Any) -> Any:
     """Sizes that are tensors of one number as numbers: a shape follows from their values."""
     return replaced(tree, lambda t: t if t.dim() or t.is_meta or t.is_floating_point() else int(t))
+
+
+def _with_bounds(index: Any) -> Any:
+    """An index whose slices end at numbers, not at tensors of one number."""
+    if isinstance(index, tuple):
+        return tuple(map(_with_bounds, index))
+    return _numbers(index) if isinstance(index, slice) else index
 
 
 def meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -132,7 +132,12 @@ class TapeRecorder(Recorder):
             out = self._forward(args, kwargs)
         except CaptureError as error:
             own = error.__cause__  # that of this recorder needs no words around it
-            raise CannotRewrite(str(own if isinstance(own, CannotRewrite) else error)) from error
+            said = str(error).replace(
+                "_Called could not be run on example inputs", "its forward cannot be recorded, perhaps on more samples,"
+            )
+            raise CannotRewrite(
+                str(own) if isinstance(own, CannotRewrite) else said.partition("; if it needs")[0]
+            ) from error
         self.tape.result = self._result(out)
         self.tape.values = self.recording.values
         self.tape.picks = next(iter(self.picks.where), "")

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.core import Op
 from planner_core.ops import rows
-from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient
+from planner_core.runtime.plan_reader import OTHER, Edge, PlanMismatch, Row, Stored, check_gradient
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
@@ -69,9 +69,7 @@ class PlannedTape:
         """The row of a call; raises PlanMismatch."""
         row = self.rows.get(call.site)
         if row is None:
-            raise PlanMismatch(
-                f"{call.site} is not in the plan: the running model is not the one that was planned{self.versions}"
-            )
+            raise PlanMismatch(f"{call.site} is not in the plan: {OTHER}{self.versions}")
         return row
 
     def place(self, call: TapeCall) -> Place:
@@ -82,7 +80,7 @@ class PlannedTape:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
             raise PlanMismatch(
-                f"{call.site} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}{self.versions}"
+                f"{call.site} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}: {OTHER}{self.versions}"
             )
 
     def _walk(self) -> None:
