@@ -92,6 +92,8 @@ class Parallel:
                     raise
                 self._fall_back(str(error))
         assert self.dispatched is not None
+        if not self.dispatched.inside:
+            self._refuse_gradients(pytree.tree_leaves((args, kwargs)))
         if not whole and not self.dispatched.inside:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._gathered, (args, kwargs))
         # ranks hold the same batch, and draw the same numbers beside it
@@ -111,6 +113,7 @@ class Parallel:
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        self._refuse_gradients(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         key = self._key(leaves, spec, whole)
         for _ in range(WAYS):
@@ -128,6 +131,17 @@ class Parallel:
             except GuardFailed:
                 del self.programs[key]
         raise CannotRewrite("its forward pass takes another way each time that it is called")
+
+    def _refuse_gradients(self, leaves: Sequence[Any]) -> None:
+        if (
+            torch.is_grad_enabled()
+            and self.mesh.size() > 1
+            and any(isinstance(x, torch.Tensor) and x.requires_grad for x in leaves)
+        ):
+            raise PlanMismatch(
+                "an input needs a gradient, but a plan sums the gradients of its own weights alone, so each rank would have a part of it; "
+                "plan the part that makes the input with the model, or detach it"
+            )
 
     def _fall_back(self, reason: str) -> None:
         name = self.plan["model"]["name"]

@@ -38,9 +38,10 @@ class Ready:
         numbers = {n: i for i, n in enumerate(n for n, t in enumerate(tape.tensors) if t.kind == "input")}
         self.inputs = [0] * len(numbers)
         self.cuts: list[tuple[int, int]] = []
+        self.given: dict[int, int] = {}  # the place of each input among the arguments
         for at, leaf in enumerate(pytree.tree_leaves(tape.arguments)):
             if isinstance(leaf, Ref):
-                self.inputs[numbers[leaf.number]] = at
+                self.inputs[numbers[leaf.number]] = self.given[leaf.number] = at
                 dim = self.layout.samples[leaf.number]
                 if self.whole and dim is not None and self.layout.data_axes:
                     self.cuts.append((at, dim))
@@ -54,11 +55,14 @@ class Ready:
         loss = any(t.shape == () and t.dtype.is_floating_point and n in self.layout.delivered
                    for n, t in zip(self.program.outputs, tensors, strict=True))  # fmt: skip
         self.ways: list[Deliver | None] = []
+        self.unchanged: dict[int, int] = {}  # results that are arguments of the call
         for number, tensor in zip(self.program.outputs, tensors, strict=True):
+            if number in self.given and self.gathers is None:
+                self.unchanged[order[number]] = self.given[number]
             way = self._delivery(number)
             if self.gathers is not None and self.layout.samples[number] is not None:
                 way = self._own(number, loss)
-            elif loss and tensor.shape and way is not None and collective(way):
+            elif loss and tensor.kind == COMPUTED and tensor.shape and way is not None and collective(way):
                 way = self._parts(number)
             self.ways.append(self._planned(number, way))
 
@@ -103,10 +107,14 @@ class Ready:
 
     def __call__(self, leaves: list[Any]) -> Any:
         """The model's result for a call whose arguments, flat, are `leaves`."""
+        given = {i: leaves[at] for i, at in self.unchanged.items()}
         for at, dim in self.cuts:
             leaves[at] = own_part(leaves[at], dim, self.program.data_axes, self.engine.axes)
         found = self.bound.run([leaves[i] for i in self.inputs])
-        made = [way(x) if way is not None else x for way, x in zip(self.ways, found, strict=True)]
+        made = [
+            given[i] if i in given else way(x) if way is not None else x
+            for i, (way, x) in enumerate(zip(self.ways, found, strict=True))
+        ]
         results = list(self.leaves)
         for at, number in self.places:
             results[at] = made[number]

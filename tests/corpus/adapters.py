@@ -45,6 +45,23 @@ def lora() -> Made:
     return _layers(LoRA(nn.Linear(WIDTH, WIDTH)))
 
 
+class FrozenBetween(nn.Module):
+    """A frozen weight with a trained bias, between layers that are trained: backward needs the frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.frozen, self.last = nn.Linear(16, 256), nn.Linear(256, WIDTH), nn.Linear(WIDTH, KINDS)
+        self.frozen.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(F.relu(self.frozen(F.relu(self.first(x))))), y)
+
+
+def frozen_between() -> Made:
+    """A frozen weight between layers that are trained, with a trained bias (BitFit)."""
+    return FrozenBetween(), (numbers(8, 16), classes(KINDS))
+
+
 class DoRA(LoRA):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)

@@ -299,6 +299,34 @@ def picks_by_values() -> Made:
     return Stretched(), (numbers(8, 8), numbers(8))
 
 
+class CrossBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attend = nn.LayerNorm(32), nn.MultiheadAttention(32, 4, kdim=12, vdim=12, batch_first=True)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, latents: Tensor, seen: Tensor) -> Tensor:
+        latents = latents + self.attend(self.norm(latents), seen, seen, need_weights=False)[0]
+        return latents + self.down(F.gelu(self.up(latents)))
+
+
+class Latents(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.block, self.head = nn.Parameter(torch.randn(8, 32) * 0.02), CrossBlock(), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        latents = self.latents.expand(len(x), -1, -1)
+        for _ in range(2):
+            latents = self.block(latents, x)
+        return F.cross_entropy(self.head(latents.mean(1)), y)
+
+
+def latents_twice() -> Made:
+    """Learned latents look at the input twice through one block (Perceiver)."""
+    return Latents(), (numbers(8, 10, 12), classes(8))
+
+
 class Tagger(nn.Module):
     """A linear-chain conditional random field over an LSTM."""
 

@@ -205,6 +205,7 @@ class PlannedTape:
         return not any(
             all(w is None or w == str(p) for w, (p, _) in zip(wanted, (*row.inputs, *row.outputs), strict=True))
             for row in rows(op, values)
+            if not row.within  # which needs that the dims outside of it are cut, too
         )
 
     def mixed(self) -> set[int]:

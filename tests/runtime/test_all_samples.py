@@ -1,0 +1,154 @@
+"""What depends on all samples of a batch, or comes from outside of it, is never that of a rank's own samples."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import planner_core as shardscope
+from planner_core.runtime import PlanMismatch
+from planner_core.verification.processes import run_ranks
+
+TWO = "1x8-h100:gpus=2"
+WIDTH, KINDS = 16, 8
+
+
+class Mixed(nn.Module):
+    """A loss against what `how` makes of the labels of several samples."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.up, self.head = how, nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, KINDS)
+        self.numpy, self.python, self.torch = (
+            np.random.default_rng(1),
+            random.Random(1),
+            torch.Generator().manual_seed(1),
+        )
+
+    def forward(self, x: Tensor, y: Tensor, partner: Tensor) -> Any:
+        scores = self.head(F.relu(self.up(x)))
+        return getattr(self, "_" + self.how)(scores, x, y, partner)
+
+    def _flip(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y) + F.cross_entropy(scores, y.flip(0))
+
+    def _roll(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y.roll(1))
+
+    def _cumsum(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y.cumsum(0) % KINDS)
+
+    def _sort(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y.sort().values)
+
+    def _tril(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return (scores * torch.ones(len(y), KINDS).tril()).sum(1).mean()
+
+    def _halves(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        half = len(y) // 2
+        return F.cross_entropy(scores, torch.cat([y[half:], y[:half]]))
+
+    def _partner(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y[partner])
+
+    def _inner(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(torch.stack([scores, 2 * scores]).flatten(0, 1), torch.stack([y, 7 - y]).flatten())
+
+    def _numpy_held(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y) * float(self.numpy.beta(1.0, 1.0))
+
+    def _python_held(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores, y) * self.python.random()
+
+    def _torch_held(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        return F.cross_entropy(scores + torch.rand(KINDS, generator=self.torch), y)
+
+    def _unchanged(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Any:
+        return F.cross_entropy(scores, y), x, [y]
+
+
+HOW = (
+    "flip",
+    "roll",
+    "cumsum",
+    "sort",
+    "tril",
+    "halves",
+    "partner",
+    "inner",
+    "numpy_held",
+    "python_held",
+    "torch_held",
+    "unchanged",
+)
+
+
+def _batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(8, WIDTH, generator=made),
+        torch.randint(0, KINDS, (8,), generator=made),
+        torch.randperm(8, generator=made),
+    )
+
+
+def _loss(out: Any) -> Tensor:
+    found: Tensor = out[0] if isinstance(out, (tuple, list)) else out
+    return found
+
+
+def _run(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[float]]]:
+    found = []
+    for how, named in files.items():
+        for file in named:
+            torch.manual_seed(0)
+            alone = Mixed(how)
+            model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
+            batches = [_batch(seed) for seed in range(3)]
+            outs = [model(*b, global_batch=True) for b in batches]
+            if how == "unchanged":
+                assert torch.equal(outs[1][1], batches[1][0]) and torch.equal(outs[1][2][0], batches[1][1])
+            _loss(outs[-1]).backward()
+            found.append(
+                (how, [float(_loss(alone(*b)).detach()) for b in batches], [float(_loss(o).detach()) for o in outs])
+            )
+    return found
+
+
+def test_every_plan_sees_all_samples(tmp_path: Path) -> None:
+    files: dict[str, list[str]] = {}
+    for how in HOW:
+        report = shardscope.plan(Mixed(how), inputs=_batch(9), cluster=TWO, accumulate=1)
+        assert how == "inner" or "FSDP" in [plan.name for plan in report.plans], how
+        files[how] = [str(tmp_path / f"{how} {plan.name}") for plan in report.plans]
+        for plan, file in zip(report.plans, files[how], strict=True):
+            shardscope.save_plan(plan, file)
+    for found in run_ranks(_run, 2, (files,), timeout_s=300):
+        assert {how for how, *_ in found} == set(HOW)
+        for how, alone, got in found:
+            assert got == pytest.approx(alone, rel=1e-5), how
+
+
+def _needs_gradient(file: str) -> str:
+    model: Any = shardscope.apply(Mixed("flip"), shardscope.load_plan(file))
+    x, y, partner = _batch(0)
+    try:
+        model(x.requires_grad_(), y, partner, global_batch=True)
+    except PlanMismatch as error:
+        return str(error)
+    return ""
+
+
+def test_an_input_that_needs_a_gradient_is_refused(tmp_path: Path) -> None:
+    report = shardscope.plan(Mixed("flip"), inputs=_batch(9), cluster=TWO, accumulate=1)
+    shardscope.save_plan(report.best, tmp_path / "plan")
+    for said in run_ranks(_needs_gradient, 2, (str(tmp_path / "plan"),), timeout_s=60):
+        assert "an input needs a gradient" in said
