@@ -69,6 +69,7 @@ class Parallel:
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         self.watch = ModelWatch(model)
+        self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[Any, Ready] = {}
         self.caches = _caches(model, self.plain)
         self.dispatched: Dispatched | None = None
@@ -208,6 +209,11 @@ class Parallel:
             raise CannotRewrite(f"{hooked} has hooks, which generated code would not run")
         for name, weight in self.engine.weights.items():
             weight.follow()
+            if self.shells[name] != _shell(weight.parameter):
+                raise PlanMismatch(
+                    f"the data of {name} was set (param.data = ..., as torch.nn.utils.vector_to_parameters does), but this rank holds a "
+                    "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
+                )
             if weight.parameter.requires_grad != weight.trained:
                 raise PlanMismatch(
                     f"requires_grad of {name} was changed after the plan was applied; freeze weights before apply"
@@ -253,3 +259,8 @@ def _caches(model: nn.Module, forward: Callable[..., Any]) -> bool:
     """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
     config: Any = getattr(model, "config", None)
     return bool(getattr(config, "use_cache", False)) and "use_cache" in inspect.signature(forward).parameters
+
+
+def _shell(param: torch.Tensor) -> int | None:
+    """The memory that stands for a DTensor. Setting its data replaces this, and not its local tensor."""
+    return param.untyped_storage()._cdata if isinstance(param, DTensor) else None
