@@ -62,6 +62,23 @@ def frozen_between() -> Made:
     return FrozenBetween(), (numbers(8, 16), classes(KINDS))
 
 
+class Shifted(FrozenBetween):
+    """A buffer is added to a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.arange(float(WIDTH)) / 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.frozen(F.relu(self.first(x))) + self.shift
+        return F.cross_entropy(self.last(F.relu(h)), y)
+
+
+def shifted_by_a_buffer() -> Made:
+    """A buffer is added to the result of a product, which may be a sum over ranks."""
+    return Shifted(), (numbers(8, 16), classes(KINDS))
+
+
 class DoRA(LoRA):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer)

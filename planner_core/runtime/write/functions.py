@@ -238,7 +238,7 @@ class FunctionWriter:
             forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
             return self.moves.apply(f"w.{use.argument}", forward, back if tensor.grad else (), edge.segments)
         if tensor.kind == BUFFER:
-            return f"w.{self.buffers[number, edge.dst].argument}"
+            return _divided(f"w.{self.buffers[number, edge.dst].argument}", self.layout, self.moves, edge.dst)
         if tensor.kind != COMPUTED:
             return self.cut_names[self.cuts.index((number, edge.dst))]
         return self.moves.apply(self._value(number), edge.forward, edge.backward if tensor.grad else (), edge.segments)
@@ -380,6 +380,11 @@ def constant_text(name: str, layout: PlannedTape, moves: MoveNames, number: int,
     """A constant cut to this rank's part."""
     for axis, dim in layout.slices(number, placements):
         name = f"{moves.axis(axis)}.slice({name}, {dim})"
+    return _divided(name, layout, moves, placements)
+
+
+def _divided(name: str, layout: PlannedTape, moves: MoveNames, placements: Placements) -> str:
+    """A constant as this rank's term of a sum."""
     for axis in layout.partial(placements):
         name = f"{moves.axis(axis)}.divide({name})"
     return name
