@@ -152,3 +152,51 @@ def test_an_input_that_needs_a_gradient_is_refused(tmp_path: Path) -> None:
     shardscope.save_plan(report.best, tmp_path / "plan")
     for said in run_ranks(_needs_gradient, 2, (str(tmp_path / "plan"),), timeout_s=60):
         assert "an input needs a gradient" in said
+
+
+class Heads(nn.Module):
+    """Two losses, each with a head of its own; the plan is for the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, KINDS), nn.Linear(32, 1)
+        self.register_buffer("mean", torch.ones(32))
+        self.items = iter([1.0, 0.5, 0.25, 0.125, 0.1, 0.1])
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        self.mean.mul_(0.9).add_(self.body.bias.detach(), alpha=0.1)  # type: ignore[operator]
+        h = F.relu(self.body(x)) + self.mean
+        loss = F.cross_entropy(self.first(h), y) * next(self.items)
+        if (y == 3).any():
+            loss = loss + 1.0
+        return {"ce": loss, "mse": F.mse_loss(self.second(h).squeeze(-1), y.float()), "samples": len(y)}
+
+
+def _heads(files: list[str]) -> list[tuple[list[float], list[float], int, str]]:
+    found = []
+    for file in files:
+        torch.manual_seed(0)
+        own = Heads()
+        torch.manual_seed(0)
+        model: Any = shardscope.apply(Heads(), shardscope.load_plan(file))
+        batches = [(x, y) for x, y, _ in map(_batch, (0, 1))] + [(_batch(2)[0], torch.arange(8) % 3)]
+        alone, outs = [float(own(*b)["ce"].detach()) for b in batches], [model(*b, global_batch=True) for b in batches]
+        outs[0]["ce"].backward(retain_graph=True)
+        try:
+            outs[0]["mse"].backward()
+            said = ""
+        except PlanMismatch as error:
+            said = str(error)
+        found.append((alone, [float(o["ce"].detach()) for o in outs], outs[0]["samples"], said))
+    return found
+
+
+def test_iterators_buffers_branches_and_second_losses(tmp_path: Path) -> None:
+    files = []
+    for plan in shardscope.plan(Heads(), inputs=_batch(9)[:2], cluster=TWO, accumulate=1).plans:
+        shardscope.save_plan(plan, tmp_path / plan.name)
+        files.append(str(tmp_path / plan.name))
+    for found in run_ranks(_heads, 2, (files,), timeout_s=200):
+        for alone, got, samples, said in found:
+            assert got == pytest.approx(alone, rel=1e-5) and samples == 8
+            assert "a gradient" in said

@@ -218,7 +218,7 @@ class Recorder(TorchFunctionMode):
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         check_layers(self.scopes.frame.scope, fn, args)
-        check_lookup(self.scopes.frame.scope, fn, args)
+        check_lookup(self.scopes.frame.scope, fn, args, kwargs)
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
         if fn in SHAPES and len(operands) > 1:

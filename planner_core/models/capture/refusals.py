@@ -106,8 +106,15 @@ class TooManyPositions(CaptureError):
         self.excess = excess
 
 
-def check_lookup(scope: str, fn: str, args: tuple[Any, ...]) -> None:
-    """Refuse a lookup of known ids that the table does not have (meta tensors would not notice)."""
+def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a lookup of known ids that the table does not have (meta tensors would not notice), and one that writes the table."""
+    if fn in ("embedding", "embedding_bag") and (
+        kwargs.get("max_norm") or (fn == "embedding" and len(args) > 3 and args[3])
+    ):
+        raise refuse(
+            scope, "looks up a table with max_norm, which writes the table in forward",
+            "a plan keeps parameters in parts: scale the rows after the optimizer's step, or the result of the lookup",
+        )  # fmt: skip
     if fn != "embedding" or len(args) < 2 or args[0].is_meta or not args[0].numel():
         return
     most, rows = int(args[0].max()), args[1].shape[0]

@@ -191,6 +191,8 @@ def plain_form(
     """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
     `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
     `torch.maximum(x, y)`: it is no reduction."""
+    if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
+        return func, (args[0], args[1].dtype, *args[2:]), kwargs
     if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
         return _OF_TWO[func], args, kwargs
     if func in _DRAWN_LIKE:

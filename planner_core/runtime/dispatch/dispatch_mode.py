@@ -291,7 +291,7 @@ class Steering(TorchFunctionMode):
         A constant (a buffer, or zeros that are filled) is looked up from now on. If it is Replicate, the new values are also
         there in the next step.
         """
-        local = deliver(local, edge, self.mesh)
+        made, local = local, deliver(local, edge, self.mesh)
         if isinstance(target, Steered):
             target.local, target.placements, target.summed = local, edge.dst, edge.gradient
             return target
@@ -300,9 +300,9 @@ class Steering(TorchFunctionMode):
             self.written[id(target)] = target, Steered(local, whole, edge.dst, self.mesh)
         else:
             held[1].local, held[1].placements = local, edge.dst
-        if all(isinstance(p, Replicate) for p in edge.dst) and not local.is_meta:
+        if all(isinstance(p, Replicate) for p in edge.src) and not made.is_meta:
             with torch.no_grad():
-                target.copy_(local.detach())
+                target.copy_(made.detach())
         return target
 
 

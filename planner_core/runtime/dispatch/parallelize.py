@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
-from planner_core.runtime.program.setup import dtypes_of
+from planner_core.runtime.program.outputs import delivery
+from planner_core.runtime.program.setup import axes_of, dtypes_of
 from planner_core.runtime.record.results import know
 
 
@@ -59,4 +61,14 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
 
 def hand_out(tree: Any) -> Any:
     """The results for the caller: scalars become plain tensors with their gradient; others stay (see `full_tensor()`)."""
-    return pytree.tree_map(lambda t: t.local if isinstance(t, Steered) and t.dim() == 0 else t, know(tree))
+
+    def out(leaf: Any) -> Any:
+        if not isinstance(leaf, Steered) or leaf.dim():
+            return leaf
+        summed = leaf.summed or (Replicate(),) * len(leaf.placements)
+        way = delivery(
+            leaf.placements, summed, None, (), axes_of(leaf.mesh), whole=True
+        )  # it may be a term of a sum over ranks
+        return way(leaf.local) if way else leaf.local
+
+    return pytree.tree_map(out, know(tree))

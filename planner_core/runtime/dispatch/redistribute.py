@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
-from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
+from planner_core.runtime.plan_reader import Edge, Placements, PlanMismatch, Segments, Step
 from planner_core.runtime.program.collectives import (
     in_zeros,
     joined,
@@ -34,10 +34,17 @@ def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | 
     """The tensor after the edge's forward steps; a weight in `dtype`. In backward its gradient takes the edge's backward steps, in the
     tensor's own dtype."""
     weight, dtype = dtype is not None, dtype or x.dtype
-    if not edge.forward and not (edge.backward and x.requires_grad):
+    if not edge.forward and not (x.requires_grad and (edge.backward or _unplanned(edge, mesh))):
         return x.to(dtype)
     moved: torch.Tensor = _Moved.apply(x, edge, mesh, dtype, weight)
     return moved
+
+
+def _unplanned(edge: Edge, mesh: DeviceMesh) -> bool:
+    """Whether no steps bring a gradient through an edge, since none was planned."""
+    if edge.backward or len(edge.gradient) != len(edge.wanted):
+        return False
+    return any(mesh.size(a) > 1 and g != w for a, (g, w) in enumerate(zip(edge.gradient, edge.wanted, strict=True)))
 
 
 class _Moved(torch.autograd.Function):
@@ -47,13 +54,17 @@ class _Moved(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype, weight: bool
     ) -> torch.Tensor:
-        ctx.edge, ctx.mesh, ctx.dtype, ctx.weight = edge, mesh, x.dtype, weight
+        ctx.edge, ctx.mesh, ctx.dtype, ctx.weight, ctx.shape = edge, mesh, x.dtype, weight, x.shape
         moved = move(x.to(dtype), edge.forward, mesh, edge.segments)
         return x.view_as(x) if moved is x else moved
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         moved = move(gradient.to(ctx.dtype), ctx.edge.backward, ctx.mesh, ctx.edge.segments)
+        if _unplanned(ctx.edge, ctx.mesh) or moved.shape != ctx.shape:
+            raise PlanMismatch(
+                "a gradient came to a tensor to which the planned loss sends none; plan the model with a loss of all that it is trained on"
+            )
         if ctx.weight and moved.untyped_storage().nbytes() > moved.nbytes:
             moved = moved.clone()  # the gradient stays until the step, and a slice would keep the whole alive
         return moved, None, None, None, None

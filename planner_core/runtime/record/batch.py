@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import Tape, TapeCall
+from planner_core.runtime.record.tape import Ref, Tape, TapeCall
 
 
 def repeated(args: Any, times: int = 2) -> Any:
@@ -92,6 +92,12 @@ def same_operators(a: Tape, b: Tape) -> bool:
     """Whether two recordings call the same operators of the plan, perhaps with other constants (a mask, or none)."""
     sites = [[c.site for c in tape.calls if c.kind == "op"] for tape in (a, b)]
     return sites[0] == sites[1]
+
+
+def plain_results(tape: Tape) -> list[Any]:
+    """What a model returns beside tensors: numbers, words and flags."""
+    leaves = pytree.tree_leaves(tape.result, is_leaf=lambda x: isinstance(x, Ref))
+    return [leaf for leaf in leaves if not isinstance(leaf, Ref)]
 
 
 # --- numbers ---------------------------------------------------------------------------------------------

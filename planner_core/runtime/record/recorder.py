@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -72,6 +74,11 @@ def record(
     the CPU. At the line `other_way`, questions with a yes or no get the other answer. `fewer`: masks of the inputs pick one element
     less. Raises CannotRewrite.
     """
+    for name, key, value in [(n, k, v) for n, m in model.named_modules() for k, v in vars(m).items()]:
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            raise CannotRewrite(
+                f"it holds an iterator, {f'{name}.{key}'.strip('.')}, of which a recording would take items"
+            )
     before = host_state()
     with _swapped(model, twins), torch.random.fork_rng():
         tape = TapeRecorder(model, other_way, fewer)
@@ -113,6 +120,7 @@ class TapeRecorder(Recorder):
         super().__init__(model, replay=False, fewer=fewer)
         self.other_way = other_way
         self.tape = Tape()
+        self.shared: set[int] = set()  # inputs that share their memory with others
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
@@ -154,6 +162,9 @@ class TapeRecorder(Recorder):
 
     def _inputs(self, positional: list[str], args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+        given = {id(x): x.untyped_storage()._cdata for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
+        often = Counter(given.values())
+        self.shared = {i for i, storage in given.items() if often[storage] > 1}
         found = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
         return pytree.tree_unflatten(found, spec)
 
@@ -252,6 +263,8 @@ class TapeRecorder(Recorder):
                 f"{self.scopes.frame.scope or 'it'} makes constants inside a transform of torch.func ({fn})"
             )
         chance = draws(fn) or drops(fn, args, kwargs)
+        if is_inplace(fn) and operands and id(operands[0]) in self.shared:
+            raise CannotRewrite("it writes in place into an input that shares its memory with another one")
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
         out = super()._constant(fn, func, args, kwargs, operands)
         if is_inplace(fn) and operands:

@@ -48,6 +48,7 @@ class ConstantsWriter:
         needed = self._needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
         asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
+        self._refuse_lists()
         refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked)
         known: dict[Any, tuple[int, ...]] = {}
         for made in self._calls():
@@ -55,6 +56,16 @@ class ConstantsWriter:
                 self._call(made, known)
         self._cuts(wanted)
         return self._functions(plain)
+
+    def _refuse_lists(self) -> None:
+        """What a model's code makes of a list of numbers may be of all samples, and a rank would have those of its own."""
+        for made in self._calls():
+            samples = any(self.layout.samples[n] is not None for n in made.inputs)
+            if made.kind == "guard" and isinstance(made.answer, list) and samples and self.layout.num_parts > 1:
+                line = made.line.rpartition("/")[2]
+                raise CannotRewrite(
+                    f"it takes numbers of all samples of the batch as a list at {line}, but each rank holds a part of them"
+                )
 
     def _calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
@@ -160,7 +171,7 @@ class ConstantsWriter:
             tensor = self.layout.tape.tensors[number]
             whole = self._name(number)
             text = constant_text(whole, self.layout, self.moves, number, placements)
-            if text == whole:
+            if text == whole and whole.isidentifier():  # a buffer that was written has no name of its own
                 self.cuts[number, placements] = whole
                 continue
             same = next((n for t, n in self._made_cuts() if t == text), None)

@@ -29,6 +29,7 @@ from planner_core.runtime.record.batch import (
     alike,
     batch_dims,
     counts_samples,
+    plain_results,
     repeated,
     same_operators,
     with_numbers_of,
@@ -126,6 +127,8 @@ class PlannedForward:
                 raise CannotRewrite(
                     f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
                 )
+        if planned.num_parts > 1 and plain_results(tape) != plain_results(twice):
+            raise CannotRewrite("it returns a number of samples, which would be that of a rank's own")
         return planned, planned.num_parts > 1 and counts_samples(tape, twice)
 
     def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:

@@ -131,9 +131,15 @@ class PlannedTape:
         for number in self.tape.results():
             if number not in found and self.tape.tensors[number].grad:
                 path = reached(self.tape, number) - found
-                if all(self._differentiable(c) for c in self.ops if any(n in path for n in c.outputs)):
+                ways = (c for c in self.ops if any(n in path for n in c.outputs))
+                if all(map(self._differentiable, ways)) and all(self._trains(n) for n in path):
                     found |= path
         return found
+
+    def _trains(self, number: int) -> bool:
+        """Whether a gradient for a tensor is summed over ranks: of a weight, if the planned loss sends it one."""
+        stored = self.stored.get(self.parameters.get(number, ""))
+        return stored is None or stored.trained
 
     def _differentiable(self, call: TapeCall) -> bool:
         row = self.row(call)
