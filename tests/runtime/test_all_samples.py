@@ -74,7 +74,15 @@ class Mixed(nn.Module):
     def _unchanged(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Any:
         return F.cross_entropy(scores, y), x, [y]
 
+    def _counted(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        COUNTED["calls"] += 1
+        if len(x) not in KEPT:
+            KEPT[len(x)] = torch.full((1,), 0.5)
+        return F.cross_entropy(scores, y) * COUNTED["calls"] * KEPT[len(x)]
 
+
+COUNTED, KEPT = {"calls": 0}, dict[int, Tensor]()
+"""What a file's code counts in each pass, and keeps from the first."""
 HOW = (
     "flip",
     "roll",
@@ -88,6 +96,7 @@ HOW = (
     "python_held",
     "torch_held",
     "unchanged",
+    "counted",
 )
 
 
@@ -113,7 +122,10 @@ def _run(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[float
             alone = Mixed(how)
             model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
             batches = [_batch(seed) for seed in range(3)]
+            COUNTED["calls"] = 0
             outs = [model(*b, global_batch=True) for b in batches]
+            assert COUNTED["calls"] == 3 * (how == "counted")
+            COUNTED["calls"] = 0
             if how == "unchanged":
                 assert torch.equal(outs[1][1], batches[1][0]) and torch.equal(outs[1][2][0], batches[1][1])
             _loss(outs[-1]).backward()

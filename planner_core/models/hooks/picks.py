@@ -91,28 +91,36 @@ def one_value_less(x: torch.Tensor) -> torch.Tensor:
     values = torch.unique(x)
     if len(values) > 1:
         return torch.where(x == values[-1], values[-2], x)
-    other = x.clone()
-    other.view(-1)[0] += 1
+    other = _own(x)
+    other.view(-1)[0] = _another(other.view(-1)[0])
     return other
 
 
 def one_run_less(x: torch.Tensor) -> torch.Tensor:
     """The last run of equal numbers joined to the one before, or one more run if there is only one."""
-    other = x.clone()
+    other = _own(x)
     flat = other.view(-1)
     starts = (flat[1:] != flat[:-1]).nonzero()
     if len(starts):
         last = int(starts[-1]) + 1
         flat[last:] = flat[last - 1].clone()
     else:
-        flat[-1] += 1
+        flat[-1] = _another(flat[-1])
     return other
 
 
 def one_repetition_less(repeats: torch.Tensor) -> torch.Tensor:
     """The most repeated is repeated once less, or the first once more if none is repeated."""
-    other = repeats.clone()
+    other = _own(repeats)
     flat = other.view(-1)
     at = int(flat.argmax())
     flat[at] += -1 if flat[at] > 0 else 1
     return other
+
+
+def _own(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _another(number: torch.Tensor) -> torch.Tensor:
+    return ~number if number.dtype == torch.bool else number + 1

@@ -60,10 +60,10 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
 
 
 def hand_out(tree: Any) -> Any:
-    """The results for the caller: scalars become plain tensors with their gradient; others stay (see `full_tensor()`)."""
+    """The results for the caller: single numbers become plain tensors with their gradient; others stay (see `full_tensor()`)."""
 
     def out(leaf: Any) -> Any:
-        if not isinstance(leaf, Steered) or leaf.dim():
+        if not isinstance(leaf, Steered) or leaf.numel() != 1:
             return leaf
         summed = leaf.summed or (Replicate(),) * len(leaf.placements)
         way = delivery(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -14,8 +15,8 @@ from planner_core.models.hooks import DEPTH, LONGEST, MISSING, is_plain, mark_of
 
 LIBRARIES = ("torch", "transformers", "builtins", "numpy")
 """Packages whose code nobody sets between two steps."""
-Place = tuple[str, Mapping[str, Any], str]
-"""The name of a value, and where it stands."""
+Place = tuple[str, Mapping[str, Any], str, Any]
+"""The name of a value, where it stands, and the class or the dict in which it is set."""
 
 
 class Outside:
@@ -31,10 +32,30 @@ class Outside:
 
     def marks(self) -> dict[str, Any]:
         """What counts about each value, by its name."""
-        return {name: _mark(held.get(key, MISSING), DEPTH) for name, held, key in self._places.values()}
+        return {name: _mark(held.get(key, MISSING), DEPTH) for name, held, key, _ in self._places.values()}
+
+    def set_since(self, before: dict[str, Any]) -> str:
+        """The name of a value that was set since `before`; empty if there is none. What was added to a dict or list is a cache."""
+        return next((name for name, mark in self.marks().items() if _set(before[name], mark)), "")
+
+    def keep(self) -> Callable[[], None]:
+        """A function that lets all values be as they are now."""
+        kept = [(owner, key, held.get(key, MISSING)) for _, held, key, owner in self._places.values()]
+        inside = [put_back for *_, value in kept for put_back in _contents(value, DEPTH)]
+
+        def put_back() -> None:
+            for owner, key, value in kept:
+                if isinstance(owner, type) and vars(owner).get(key) is not value:
+                    setattr(owner, key, value)
+                elif isinstance(owner, dict):
+                    owner[key] = value
+            for restore in inside:
+                restore()
+
+        return put_back
 
     def _class(self, cls: type) -> None:
-        if cls in self._seen or cls.__module__.partition(".")[0] in LIBRARIES:
+        if cls in self._seen or str(cls.__module__).partition(".")[0] in LIBRARIES:
             return
         self._seen.add(cls)
         for name, value in list(vars(cls).items()):
@@ -43,10 +64,10 @@ class Outside:
             if isinstance(value, FunctionType):
                 self._function(value)
             elif not name.startswith("__"):
-                self._value(f"{cls.__name__}.{name}", vars(cls), name)
+                self._value(f"{cls.__name__}.{name}", vars(cls), name, cls)
 
     def _function(self, function: FunctionType) -> None:
-        if function in self._seen or function.__module__.partition(".")[0] in LIBRARIES:
+        if function in self._seen or str(function.__module__).partition(".")[0] in LIBRARIES:
             return
         self._seen.add(function)
         for name in _globals_of(function.__code__):
@@ -56,12 +77,12 @@ class Outside:
             elif isinstance(value, type):
                 self._class(value)
             else:
-                self._value(name, function.__globals__, name)
+                self._value(name, function.__globals__, name, function.__globals__)
 
-    def _value(self, name: str, held: Mapping[str, Any], key: str) -> None:
+    def _value(self, name: str, held: Mapping[str, Any], key: str, owner: Any) -> None:
         value = held.get(key, MISSING)
         if is_plain(value) or isinstance(value, (list, dict, tuple, torch.Tensor)):
-            self._places[id(held), key] = name, held, key
+            self._places[id(owner), key] = name, held, key, owner
 
 
 def _globals_of(code: CodeType) -> set[str]:
@@ -75,3 +96,32 @@ def _mark(value: Any, depth: int) -> Any:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return tuple((key, _mark(item, depth - 1)) for key, item in items)
     return mark_of(value)
+
+
+def _set(before: Any, now: Any) -> bool:
+    if (
+        isinstance(before, tuple)
+        and isinstance(now, tuple)
+        and before
+        and all(type(x) is tuple and len(x) == 2 for x in before)
+    ):
+        later = dict(x for x in now if type(x) is tuple and len(x) == 2)
+        return any(key not in later or _set(mark, later[key]) for key, mark in before)
+    return bool(is_plain(before) and is_plain(now) and before != now and before != ())
+
+
+def _contents(value: Any, depth: int) -> Iterator[Callable[[], None]]:
+    """Functions that give lists and dicts the items that they have now."""
+    if not depth or not isinstance(value, (list, dict)) or len(value) > LONGEST:
+        return
+    if isinstance(value, list):
+        yield partial(value.__setitem__, slice(None), list(value))
+    else:
+        yield partial(_refill, value, dict(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        yield from _contents(item, depth - 1)
+
+
+def _refill(held: dict[Any, Any], items: dict[Any, Any]) -> None:
+    held.clear()
+    held.update(items)

@@ -35,6 +35,7 @@ from planner_core.runtime.record.batch import (
     with_numbers_of,
 )
 from planner_core.runtime.record.by_rules import check_by_rules
+from planner_core.runtime.record.outside import Outside
 from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -69,6 +70,7 @@ class PlannedForward:
         self.model, self.plan, self.axes, self.finish = model, plan, list(axes), finish
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
         self.plain: Callable[..., Any] = model.forward
+        self.outside = Outside(model.modules())
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
         self.dtypes, self.precision = dtypes_of(model, plan, self.stored), read_precision(plan)
@@ -96,7 +98,7 @@ class PlannedForward:
 
     def _refuse_numbers_of_picks(self, layout: PlannedTape, args: Any, kwargs: Any, line: str) -> None:
         """Raise CannotRewrite if the code is another where masks of the inputs pick one element less: it would be right for one batch."""
-        before = self._noted()
+        before, put_back = self._noted(), self.outside.keep()
         try:
             tape = self._recorded(args, kwargs, fewer=True)
             same = same_operators(layout.tape, tape) and len(layout.tape.tensors) == len(tape.tensors)
@@ -105,6 +107,7 @@ class PlannedForward:
             other = ""
         finally:
             before.put_back()
+            put_back()
         if other != self._written(layout).source:
             raise CannotRewrite(f"its code computes with a number of elements that the values of a batch say at {line}")
 
@@ -133,13 +136,14 @@ class PlannedForward:
 
     def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:
         """Whether ranks whose own samples give other answers to the question at a line would run other operators."""
-        before = self._noted()
+        before, put_back = self._noted(), self.outside.keep()
         try:
             return not same_operators(tape, self._recorded(args, kwargs, other_way=line))
         except CannotRewrite:  # as where the model refuses what it asks about: then a rank says so
             return False
         finally:
             before.put_back()
+            put_back()
 
     def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
@@ -153,10 +157,12 @@ class PlannedForward:
         Raises CannotRewrite if the model's own code sets some in each pass, or goes another way when they are set.
         """
         allow_kept(self._noted())
-        before = self._noted()
+        before, outer, put_back = self._noted(), self.outside.marks(), self.outside.keep()
         computed: list[Place] = []
         try:
             tape = self._recorded(args, kwargs)
+            if sets := self.outside.set_since(outer):
+                raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
             first = self._noted()
             name, computed = before.changed(first), before.computed(first)
             if name or computed:
@@ -168,6 +174,7 @@ class PlannedForward:
                     raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
         finally:
             before.put_back()
+            put_back()
         refuse_kept(computed, before)
         return tape
 
