@@ -54,9 +54,8 @@ def apply(
     Raises:
         InputError: There is no process group, or its number of ranks is not the plan's number of devices.
         PlanMismatch: The module is not the one that was planned; the message names the operator. It is also raised when the
-            module is called, if it was changed since, or is called in a way that the plan does not describe: autocast, gradient
-            hooks, inputs that need a gradient, `param.data = ...`, layers that were frozen when it was planned, a second loss that
-            it does not train, or an attribute with which an operator would need other placements.
+            module is called, if it was changed since, or is called in a way that the plan does not describe (autocast, gradient
+            hooks, inputs that need a gradient, other frozen layers, a second loss that it does not train).
 
     Example:
         Under `torchrun --nproc-per-node 2 train.py`:
