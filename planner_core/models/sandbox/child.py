@@ -136,8 +136,10 @@ def _capture(source: str, batch: int | None, seq: int | None, flat: bool) -> Gra
     import torch
 
     from planner_core.models.loading import capture_file
+    from planner_core.models.sandbox.lean_torch import spare_compiler
 
     torch.set_num_threads(1)
+    spare_compiler()
     limit_memory()
     return capture_file(source, batch=batch, seq=seq, flat=flat)
 
