@@ -64,9 +64,8 @@ def coarsen(graph: Graph) -> CoarseGraph:
 
 def coarsen_block(block: Block) -> CoarseBlock:
     """Group the ops of one block (see the head of the file)."""
-    home: dict[
-        int, int
-    ] = {}  # value -> the group that makes it; absent: a value from outside, from a call, or from an op that is alone
+    # value -> the group that makes it; absent are values from outside, from a call, or from an op that is alone
+    home: dict[int, int] = {}
     members: list[list[int]] = []
     may_be_partial = _partial_values(block)
     for position, item in enumerate(block.items):
@@ -156,7 +155,11 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
     for g in range(len(members)):
         targets = users.get(g, set()) - {g}
         h = next(iter(targets)) if len(targets) == 1 else None
-        if h is None or not _may_absorb(block, members[g], members[h], may_be_partial):
+        if h is None or any(
+            o not in home for p in members[h] for o in _op(block, p).outputs
+        ):  # None, or an op that is alone
+            continue
+        if not _may_absorb(block, members[g], members[h], may_be_partial):
             continue
         members[h] = sorted(members[g] + members[h])
         home.update((o, h) for p in members[g] for o in _op(block, p).outputs)
@@ -173,8 +176,6 @@ def _may_absorb(block: Block, positions: list[int], into: list[int], may_be_part
     if made & (set(block.outputs) | may_be_partial):
         return False
     if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
-        return False
-    if any(_is_alone(block, op) for op in theirs):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
     return not any(_broadcasts(block, op, made) for op in theirs)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from planner_core.core import Block, Call, Cluster, Graph, Op, Plan
+from planner_core.core import Block, Call, Cluster, Graph, Op, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
 
@@ -95,21 +95,22 @@ class _Reader:
 
     def units(self) -> list[ScheduledUnit]:
         found: list[ScheduledUnit] = []
-        open_unit: ScheduledUnit | None = None
-        for item in self.graph.top.items:
-            if isinstance(item, Call):
-                block = self.graph.blocks[item.block]
-                unit, open_unit = ScheduledUnit(item.prefix, self.labels[item.prefix], returns=False), None
-                outer = dict(zip(block.inputs, item.inputs, strict=True))
-                stays = _Stays.in_unit(block, block.ops, set(block.outputs))
-                for op in block.ops:
-                    self._op(unit, block, op, item.prefix, outer, stays)
-                found.append(unit)
+        top, blocks = self.graph.top, self.graph.blocks
+        parts = _parts(top)
+        passed_on = _passed_on(top, parts)
+        stay = {name: _Stays.in_unit(block, block.ops, set(block.outputs)) for name, block in blocks.items()}
+        for part in parts:
+            first = part[0]
+            if isinstance(first, Call):
+                block, prefix, stays = blocks[first.block], first.prefix, stay[first.block]
+                ops, outer = block.ops, dict(zip(block.inputs, first.inputs, strict=True))
             else:
-                if open_unit is None:
-                    open_unit, stays = ScheduledUnit("", returns=False), self._between(item)
-                    found.append(open_unit)
-                self._op(open_unit, self.graph.top, item, "", {}, stays)
+                ops = tuple(op for op in part if isinstance(op, Op))
+                block, prefix, outer, stays = top, "", {}, _Stays.in_unit(top, ops, passed_on)
+            unit = ScheduledUnit(prefix, self.labels[prefix] if prefix else "", returns=False)
+            for op in ops:
+                self._op(unit, block, op, prefix, outer, stays)
+            found.append(unit)
         homes: dict[Identity, ScheduledUnit] = {}
         for unit in found:
             for use in unit.uses:
@@ -120,21 +121,12 @@ class _Reader:
             self._buckets(unit, homes, parted)
         return found
 
-    def _between(self, first: Op) -> _Stays:
-        """What stays in the part of the model that begins with an operator and ends before the next call."""
-        top = self.graph.top
-        items = itertools.dropwhile(lambda i: i is not first, top.items)
-        ops = [op for op in itertools.takewhile(lambda i: isinstance(i, Op), items) if isinstance(op, Op)]
-        mine = set(map(id, ops))
-        later = {v for i in top.items if id(i) not in mine for v in i.inputs}
-        return _Stays.in_unit(top, ops, later | set(top.outputs))
-
     def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _Stays) -> None:
         unit.ops.append(op)
         unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
-        inside = {block.values[v].name for v in op.inputs if stays.at(block, op, v)}
-        sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
+        if inside := {block.values[v].name for v in op.inputs if stays.at(block, op, v)}:
+            sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
         for m in sent:
             if m.category == WAIT:
                 (unit.forward if m.phase == "forward" else unit.backward).append(m)
@@ -208,24 +200,32 @@ class _Stays:
     roots: frozenset[int]
 
     @staticmethod
-    def in_unit(block: Block, ops: Iterable[Op], passed_on: set[int]) -> _Stays:
+    def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _Stays:
         """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
-        ops = list(ops)
         own = {v for op in ops for v in op.outputs}
         kept = {v for op in ops for v in op.saved if v not in own and not block.values[v].grad}
-        return _Stays(frozenset(_root(block, v) for v in (own & passed_on) | kept))
+        return _Stays(frozenset(root(block, v) for v in (own & passed_on) | kept))
 
     def at(self, block: Block, op: Op, value: int) -> bool:
         """Whether an operator gathers a weight that stays."""
         weight = block.values[value]
-        if weight.kind != "parameter" or _root(block, value) not in self.roots:
+        if weight.kind != "parameter" or root(block, value) not in self.roots:
             return False
-        return not weight.grad or any(_root(block, o) == _root(block, value) for o in op.outputs)
+        return not weight.grad or any(root(block, o) == root(block, value) for o in op.outputs)
 
 
-def _root(block: Block, value: int) -> int:
-    storage = block.values[value].storage
-    return value if storage < 0 else storage
+def _parts(top: Block) -> list[list[Op | Call]]:
+    """The items of each unit: a call, or the operators between two calls."""
+    runs = [(calls, list(run)) for calls, run in itertools.groupby(top.items, key=lambda i: isinstance(i, Call))]
+    return [part for calls, run in runs for part in ([[item] for item in run] if calls else [run])]
+
+
+def _passed_on(top: Block, parts: Sequence[Sequence[Op | Call]]) -> set[int]:
+    """The values that one unit makes, and another one or the caller takes."""
+    home = {v: k for k, part in enumerate(parts) for item in part for v in item.outputs}
+    return {v for k, part in enumerate(parts) for item in part for v in item.inputs if home.get(v) != k} | set(
+        top.outputs
+    )
 
 
 def _cluster_of(plan: Plan) -> Cluster:

@@ -196,16 +196,10 @@ def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
     rank = max((len(shape) for shape in ins[1:]), default=0)
     found = []
     for j in range(first, first + rank):
-        at = [_aligned(shape, first + rank - j, outs[0][j]) for shape in ins[1:]]
+        at = [aligned(shape, rank, j - first) for shape in ins[1:]]
         if outs[0][j] > 1 and any(dim is not None for dim in at):
             found.append(split(f"i{j - first}", [None, *at], [j], outs[0][j]))
     return found
-
-
-def _aligned(shape: tuple[int, ...], back: int, size: int) -> DimOf:
-    """The dim that stands `back` places before the end, if it has this size."""
-    dim = len(shape) - back
-    return dim if dim >= 0 and shape[dim] == size else None
 
 
 def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
