@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.program.collectives import Trace
     from planner_core.runtime.program.operators.chances import drawing, seed_of
     from planner_core.runtime.record import CannotRewrite
+    from planner_core.runtime.record.batch import with_samples
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.host_states import HostStates
@@ -53,9 +54,11 @@ __all__ = [
     "sent_in_exchange",
     "steer",
     "table_of",
+    "with_samples",
 ]
 _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
+    "with_samples": "planner_core.runtime.record.batch",
     "flash_memory": "planner_core.runtime.dispatch.local_ops",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "HostStates": "planner_core.runtime.training.host_states",

@@ -68,7 +68,7 @@ class Parallel:
         weights = shard_model(model, self.planned.stored, mesh, self.axes, self.planned.dtypes, init)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
-        self.watch = ModelWatch(model)
+        self.watch = ModelWatch(model, self.planned.outside)
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[Any, Ready] = {}
         self.caches = _caches(model, self.plain)

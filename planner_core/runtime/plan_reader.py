@@ -24,6 +24,12 @@ class PlanMismatch(RuntimeError):
     """The running model is not the one for which the plan was made. The message names the operator."""
 
 
+OTHER = (
+    "the model does other operations than when it was planned (in eval mode, with other attributes, inputs or values); set it as it was, "
+    "or plan it again"
+)
+
+
 def check_gradient(site: str, edge: Edge, summed: Placements) -> None:
     """Raise PlanMismatch if an operator gives the gradient of an operand in other placements than those in which it is summed: the
     operand is another one than when it was planned."""
@@ -39,12 +45,6 @@ def refuse_gradient(name: str) -> None:
         f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
         "it again"
     )
-
-
-OTHER = (
-    "the model does other operations than when it was planned (in eval mode, with other attributes, inputs or values); set it as it was, "
-    "or plan it again"
-)
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,9 @@ class Ready:
         for at, dim in self.cuts:
             leaves[at] = own_part(leaves[at], dim, self.program.data_axes, self.engine.axes)
         found = self.bound.run([leaves[i] for i in self.inputs])
-        made = [
-            given[i] if i in given else way(x) if way is not None else x
-            for i, (way, x) in enumerate(zip(self.ways, found, strict=True))
-        ]
+        made = (
+            dict(enumerate(way(x) if way is not None else x for way, x in zip(self.ways, found, strict=True))) | given
+        )
         results = list(self.leaves)
         for at, number in self.places:
             results[at] = made[number]

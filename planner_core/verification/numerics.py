@@ -25,6 +25,7 @@ from planner_core.runtime import (
     seed_of,
     sent_in_exchange,
     table_of,
+    with_samples,
 )
 from planner_core.verification.build_models import (
     ARGS,
@@ -256,12 +257,8 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
 
 
 def _turned(inputs: Any) -> Any:
-    """The same samples, the last one first. Each tensor with samples along its first dim has as many as the first tensor."""
-    tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()]
-    samples = tensors[0].shape[0] if tensors else 0
-    return pytree.tree_map_only(
-        torch.Tensor, lambda t: t.flip(0) if t.dim() and t.shape[0] == samples else t.clone(), inputs
-    )
+    """A copy of the same samples, the last one first."""
+    return with_samples(pytree.tree_map_only(torch.Tensor, torch.clone, inputs), lambda x: x.flip(0))
 
 
 def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNothing) -> tuple[float, float]:

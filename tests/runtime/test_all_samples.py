@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
 from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import saved_plans
 
-TWO = "1x8-h100:gpus=2"
 WIDTH, KINDS = 16, 8
 
 
@@ -138,11 +138,8 @@ def _run(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[float
 def test_every_plan_sees_all_samples(tmp_path: Path) -> None:
     files: dict[str, list[str]] = {}
     for how in HOW:
-        report = shardscope.plan(Mixed(how), inputs=_batch(9), cluster=TWO, accumulate=1)
+        report, files[how] = saved_plans(Mixed(how), _batch(9), tmp_path, f"{how} ")
         assert how == "inner" or "FSDP" in [plan.name for plan in report.plans], how
-        files[how] = [str(tmp_path / f"{how} {plan.name}") for plan in report.plans]
-        for plan, file in zip(report.plans, files[how], strict=True):
-            shardscope.save_plan(plan, file)
     for found in run_ranks(_run, 2, (files,), timeout_s=300):
         assert {how for how, *_ in found} == set(HOW)
         for how, alone, got in found:
@@ -160,9 +157,8 @@ def _needs_gradient(file: str) -> str:
 
 
 def test_an_input_that_needs_a_gradient_is_refused(tmp_path: Path) -> None:
-    report = shardscope.plan(Mixed("flip"), inputs=_batch(9), cluster=TWO, accumulate=1)
-    shardscope.save_plan(report.best, tmp_path / "plan")
-    for said in run_ranks(_needs_gradient, 2, (str(tmp_path / "plan"),), timeout_s=60):
+    _, files = saved_plans(Mixed("flip"), _batch(9), tmp_path)
+    for said in run_ranks(_needs_gradient, 2, (files[0],), timeout_s=60):
         assert "an input needs a gradient" in said
 
 
@@ -204,10 +200,7 @@ def _heads(files: list[str]) -> list[tuple[list[float], list[float], int, str]]:
 
 
 def test_iterators_buffers_branches_and_second_losses(tmp_path: Path) -> None:
-    files = []
-    for plan in shardscope.plan(Heads(), inputs=_batch(9)[:2], cluster=TWO, accumulate=1).plans:
-        shardscope.save_plan(plan, tmp_path / plan.name)
-        files.append(str(tmp_path / plan.name))
+    _, files = saved_plans(Heads(), _batch(9)[:2], tmp_path)
     for found in run_ranks(_heads, 2, (files,), timeout_s=200):
         for alone, got, samples, said in found:
             assert got == pytest.approx(alone, rel=1e-5) and samples == 8

@@ -22,8 +22,7 @@ from planner_core.runtime.record.attributes import MOST_STATES
 from planner_core.verification.processes import run_ranks
 from tests.corpus import chance
 from tests.corpus.chance import KINDS, WIDTH
-
-TWO = "1x8-h100:gpus=2"
+from tests.support.saved_plans import TWO, saved_plans
 
 
 class Trainer:
@@ -321,10 +320,7 @@ def _another_way(files: list[str]) -> list[list[Any]]:
 
 
 def test_an_attribute_that_needs_another_plan_is_refused(tmp_path: Path) -> None:
-    files = []
-    for plan in shardscope.plan(Along(), inputs=_inputs(), cluster=TWO, accumulate=1).plans:
-        shardscope.save_plan(plan, tmp_path / plan.name)
-        files.append(str(tmp_path / plan.name))
+    _, files = saved_plans(Along(), _inputs(), tmp_path)
     for found in run_ranks(_another_way, 2, (files,), timeout_s=200):
         for file, name, value, said, alone in found:
             if isinstance(said, str):
@@ -401,10 +397,7 @@ def _marked(files: list[str]) -> list[tuple[list[float], list[float]]]:
 
 
 def test_what_a_step_writes_into_is_made_anew(tmp_path: Path) -> None:
-    files = []
-    for plan in shardscope.plan(Marked(), inputs=_inputs(), cluster=TWO, accumulate=1).plans:
-        shardscope.save_plan(plan, tmp_path / plan.name)
-        files.append(str(tmp_path / plan.name))
+    _, files = saved_plans(Marked(), _inputs(), tmp_path)
     for found in run_ranks(_marked, 2, (files,), timeout_s=100):
         for alone, got in found:
             assert got == pytest.approx(alone, rel=1e-5)

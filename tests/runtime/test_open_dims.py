@@ -14,8 +14,8 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import CaptureError
 from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import TWO, saved_plans
 
-TWO = "1x8-h100:gpus=2"
 KINDS, WIDTH = 64, 32
 
 
@@ -59,12 +59,8 @@ def _losses(files: list[str]) -> list[list[tuple[int, float, float]]]:
 
 
 def test_any_number_of_picked_elements_runs_under_every_plan(tmp_path: Path) -> None:
-    report = shardscope.plan(MaskedLoss(), inputs=_batch(9, 0.5), cluster=TWO, accumulate=1)
+    report, files = saved_plans(MaskedLoss(), _batch(9, 0.5), tmp_path)
     assert any("the values of each batch say how many elements there are at" in note for note in report.notes)
-    files = []
-    for plan in report.plans:
-        shardscope.save_plan(plan, tmp_path / plan.name)
-        files.append(str(tmp_path / plan.name))
     for found in run_ranks(_losses, 2, (files,), timeout_s=200):
         for plan, rows in zip(report.plans, found, strict=True):
             assert {n % 2 for n, _, _ in rows} == {0, 1}
@@ -146,14 +142,10 @@ def _steps(made: type[MaskedLoss], files: list[str]) -> list[tuple[list[float], 
 
 @pytest.mark.parametrize("made", [Trimmed, Asking])
 def test_what_all_samples_say_is_not_what_a_ranks_own_say(made: type[MaskedLoss], tmp_path: Path) -> None:
-    plans = shardscope.plan(made(), inputs=_trimmed(16), cluster=TWO, accumulate=1).plans
-    assert "data parallel" in [p.name for p in plans]
-    files = []
-    for plan in plans:
-        shardscope.save_plan(plan, tmp_path / plan.name)
-        files.append(str(tmp_path / plan.name))
+    report, files = saved_plans(made(), _trimmed(16), tmp_path)
+    assert "data parallel" in [p.name for p in report.plans]
     for found in run_ranks(_steps, 2, (made, files), timeout_s=200):
-        for plan, (alone, got) in zip(plans, found, strict=True):
+        for plan, (alone, got) in zip(report.plans, found, strict=True):
             assert got == pytest.approx(alone, rel=1e-5), plan.name
 
 
@@ -214,12 +206,7 @@ def _counted(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[f
 
 
 def test_numbers_of_elements_are_those_of_each_batch(tmp_path: Path) -> None:
-    files: dict[str, list[str]] = {}
-    for how in WAYS:
-        plans = shardscope.plan(Counted(how), inputs=_batch(9, 0.5), cluster=TWO, accumulate=1).plans
-        files[how] = [str(tmp_path / f"{how} {plan.name}") for plan in plans]
-        for plan, file in zip(plans, files[how], strict=True):
-            shardscope.save_plan(plan, file)
+    files = {how: saved_plans(Counted(how), _batch(9, 0.5), tmp_path, f"{how} ")[1] for how in WAYS}
     for found in run_ranks(_counted, 2, (files,), timeout_s=300):
         assert {how for how, *_ in found} == set(WAYS)
         for how, alone, got in found:

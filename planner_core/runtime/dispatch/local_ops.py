@@ -142,12 +142,11 @@ def _expand(call: OpCall) -> torch.Tensor:
 
 @_rule("new_zeros", "new_ones", "new_empty", "new_full")
 def _new(call: OpCall) -> Any:
-    """The first argument behind the operand is the sizes, or there are only sizes."""
-    name, sizes = ("size", call.kwargs.get("size")) if "size" in call.kwargs else ("", call.args[1:])
-    if name:
-        return call.func(*call.args, **{**call.kwargs, name: call.local_shape()})
-    rest = sizes[1:] if sizes and isinstance(sizes[0], (tuple, list)) else ()
-    return call.func(call.args[0], call.local_shape(), *rest, **call.kwargs)
+    """The sizes are named, or one argument, behind which may be the number that fills, or all that is behind the operand."""
+    if "size" in call.kwargs:
+        return call.func(*call.args, **{**call.kwargs, "size": call.local_shape()})
+    x, sizes, *fill = call.args
+    return call.func(x, call.local_shape(), *(fill if isinstance(sizes, (tuple, list)) else ()), **call.kwargs)
 
 
 @_rule("as_strided")

@@ -43,9 +43,8 @@ def allow_kept(noted: Noted) -> None:
 class Attributes:
     """Gives each set of values that the modules' attributes have had a number."""
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        self.modules = list(modules)
-        self.outside = Outside(m for _, m in self.modules)
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], outside: Outside) -> None:
+        self.modules, self.outside = list(modules), outside
         self.seen: dict[Any, int] = {}
         self.number = 0
         self._notice()

@@ -6,6 +6,7 @@ stays the same is not. Anything else is refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,17 +17,20 @@ from planner_core.runtime.record.recorder import CannotRewrite
 from planner_core.runtime.record.tape import Ref, Tape, TapeCall
 
 
-def repeated(args: Any, times: int = 2) -> Any:
-    """The same inputs with every sample several times. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
+def with_samples(args: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same inputs with other samples. These are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
     samples = tensors[0].shape[0] if tensors else 0
+    return pytree.tree_map_only(torch.Tensor, lambda t: change(t) if t.dim() and t.shape[0] == samples else t, args)
 
-    def more(item: Any) -> Any:
-        if isinstance(item, torch.Tensor) and item.dim() and item.shape[0] == samples:
-            return torch.cat([item] * times) if not item.is_meta else item.new_empty((times * samples, *item.shape[1:]))
-        return item
 
-    return pytree.tree_map(more, args)
+def repeated(args: Any, times: int = 2) -> Any:
+    """The same inputs with every sample several times."""
+
+    def more(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x] * times) if not x.is_meta else x.new_empty((times * x.shape[0], *x.shape[1:]))
+
+    return with_samples(args, more)
 
 
 def batch_dims(once: Tape, twice: Tape) -> list[int | None]:

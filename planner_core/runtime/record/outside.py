@@ -40,15 +40,15 @@ class Outside:
 
     def keep(self) -> Callable[[], None]:
         """A function that lets all values be as they are now."""
-        kept = [(owner, key, held.get(key, MISSING)) for _, held, key, owner in self._places.values()]
+        kept = [(owner, key, held[key]) for _, held, key, owner in self._places.values() if key in held]
         inside = [put_back for *_, value in kept for put_back in _contents(value, DEPTH)]
 
         def put_back() -> None:
             for owner, key, value in kept:
-                if isinstance(owner, type) and vars(owner).get(key) is not value:
-                    setattr(owner, key, value)
-                elif isinstance(owner, dict):
+                if isinstance(owner, dict):
                     owner[key] = value
+                elif vars(owner).get(key) is not value:  # to set an attribute of a class is slow
+                    setattr(owner, key, value)
             for restore in inside:
                 restore()
 

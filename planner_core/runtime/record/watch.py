@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from planner_core.runtime.record.attributes import Attributes
+from planner_core.runtime.record.outside import Outside
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -18,14 +19,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class ModelWatch:
     """A model as it was when its parameters were sharded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, outside: Outside) -> None:
         self.names = {id(m): n for n, m in model.named_modules()}
         self.modules = list(model.modules())
         self.root = model
         self.children = [tuple(m._modules.values()) for m in self.modules]
         self.params = [(m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None]
         self.forwards = [m.__dict__.get("forward") for m in self.modules]
-        self.attributes = Attributes((self.names[id(m)], m) for m in self.modules)
+        self.attributes = Attributes(((self.names[id(m)], m) for m in self.modules), outside)
         self.classes = {type(m): type(m).forward for m in self.modules}
 
     def hooked(self) -> str:

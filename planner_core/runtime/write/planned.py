@@ -87,17 +87,18 @@ class PlannedForward:
         if (whole or gathers) and layout.num_parts > 1:
             args, kwargs = self._own_samples(layout, args, kwargs)
             layout, counts = self._layout(args, kwargs, layout.data_axes)
-        if line := layout.tape.picks:
-            self._refuse_numbers_of_picks(layout, args, kwargs, line.rpartition("/")[2])
+        program = self._for_any_picks(layout, args, kwargs) if layout.tape.picks else None
         if counts:  # the plan is for the samples of all ranks
             with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)))
-        return Prepared(self._written(layout), layout, whole or gathers, gathers)
+            program = None
+        return Prepared(program or self._written(layout), layout, whole or gathers, gathers)
 
     def _written(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
 
-    def _refuse_numbers_of_picks(self, layout: PlannedTape, args: Any, kwargs: Any, line: str) -> None:
-        """Raise CannotRewrite if the code is another where masks of the inputs pick one element less: it would be right for one batch."""
+    def _for_any_picks(self, layout: PlannedTape, args: Any, kwargs: Any) -> Program:
+        """The program, which must be the same where masks of the inputs pick one element less, or it would be right for one batch alone.
+        Raises CannotRewrite."""
         before, put_back = self._noted(), self.outside.keep()
         try:
             tape = self._recorded(args, kwargs, fewer=True)
@@ -108,8 +109,11 @@ class PlannedForward:
         finally:
             before.put_back()
             put_back()
-        if other != self._written(layout).source:
+        program = self._written(layout)
+        if other != program.source:
+            line = layout.tape.picks.rpartition("/")[2]
             raise CannotRewrite(f"its code computes with a number of elements that the values of a batch say at {line}")
+        return program
 
     def _layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> tuple[PlannedTape, bool]:
         """A recording, placed as the plan says, and whether its calls compute with the number of a rank's own samples. Ranks may hold
