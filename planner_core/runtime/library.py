@@ -49,7 +49,8 @@ def apply(
         tensor of samples has this rank's own samples. If the model returns a loss, other tensors that are sharded over ranks are
         DTensors without gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
         Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip
-        with `clip_grad_norm_`.
+        with `clip_grad_norm_`. Running statistics of sharded channels are whole in `state_dict()`, as DTensors; the buffer itself
+        has this rank's channels alone up to date.
 
     Raises:
         InputError: There is no process group, or its number of ranks is not the plan's number of devices.

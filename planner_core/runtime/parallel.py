@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.dispatch.fallback import Dispatched
+from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import (
+    Placements,
     PlanMismatch,
     Stored,
     check_torch,
@@ -185,13 +187,16 @@ class Parallel:
     @torch.no_grad()
     def gather_buffers(self) -> None:
         """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels)."""
-        if self.dispatched is not None:
-            self.dispatched.params.gather_buffers(self.model)
-        split = {name: p for ready in self.programs.values() for name, p in ready.program.split_buffers.items()}
-        for name, placements in split.items():
+        for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
             own = place(buffer, placements, self.axes).contiguous()
             buffer.copy_(take(own, leading(placements, (Replicate(),) * len(self.axes), self.axes)))
+
+    def split_buffers(self) -> dict[str, Placements]:
+        """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""
+        marked = {name: getattr(buffer, SPLIT, ()) for name, buffer in self.model.named_buffers()}
+        written = {name: p for ready in self.programs.values() for name, p in ready.program.split_buffers.items()}
+        return {n: p for n, p in (marked | written).items() if any(isinstance(one, Shard) for one in p)}
 
     # --- rewriting ------------------------------------------------------------------------------------
 

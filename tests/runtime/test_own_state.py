@@ -20,6 +20,7 @@ from planner_core.runtime import PlanMismatch
 from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.saved_plans import saved_plans
 
 NAMES = ("Megatron-LM", "data parallel")
 STEPS = 4
@@ -174,3 +175,30 @@ def test_a_state_dict_has_the_models_own_order() -> None:
 
 def test_all_ranks_leave_a_step_out_that_one_found_not_finite() -> None:
     assert rows()[0]["stepped"] == [False, False]
+
+
+def _normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def _statistics(files: list[str]) -> list[str]:
+    wrong = []
+    for file in files:
+        alone, model = _normed(), shardscope.apply(_normed(), shardscope.load_plan(file))
+        kept: dict[str, Any] = {}
+        for step in range(4):
+            inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+            alone(inputs), model(inputs, global_batch=True)
+            if step == 1:
+                kept = copy.deepcopy(model.state_dict())
+                wanted = copy.deepcopy(alone.state_dict())
+        model.load_state_dict(kept)
+        whole = {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in model.state_dict().items()}
+        wrong += [f"{file}: {n}" for n, value in wanted.items() if not torch.allclose(value, whole[n], atol=1e-5)]
+    return wrong
+
+
+def test_running_statistics_of_parts_are_saved_and_loaded_as_a_whole(tmp_path: Path) -> None:
+    _, files = saved_plans(_normed(), (torch.randn(8, 16),), tmp_path)
+    assert run_ranks(_statistics, 2, (files,))[0] == []

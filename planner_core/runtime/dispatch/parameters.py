@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.dispatch.redistribute import deliver, move, place
 from planner_core.runtime.dispatch.working import WorkingCopy
 from planner_core.runtime.initialize import Init
@@ -132,19 +131,6 @@ class Parameters:
         assert isinstance(whole, DTensor)
         gathers = [Step(a, p, Replicate()) for a, p in enumerate(held.placements) if isinstance(p, Shard)]
         return move(whole.to_local(), reversed(gathers), self.mesh, held.segments)
-
-    @torch.no_grad()
-    def gather_buffers(self, model: nn.Module) -> None:
-        """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels).
-
-        All ranks must call it before they save, or before the model runs without its plan.
-        """
-        for buffer in model.buffers():
-            placements = getattr(buffer, SPLIT, ())
-            gathers = [Step(a, p, Replicate()) for a, p in enumerate(placements) if isinstance(p, Shard)]
-            if gathers:
-                own = place(buffer, placements, self.mesh, {}).contiguous()
-                buffer.copy_(move(own, reversed(gathers), self.mesh, {}))
 
     def _sum_gradient(self, param: torch.Tensor) -> None:
         if self.sync_gradients and param.grad is not None:

@@ -1,7 +1,10 @@
-"""The model's own order of fused weights: what `state_dict` gives, and what `load_state_dict` takes.
+"""What `state_dict` gives and `load_state_dict` takes: fused weights in the model's own order, and buffers of parts.
 
 If a fused dim (q, k and v in one projection) is sharded, a rank holds a part of each of its segments. So its part is not one piece of the
 model's tensor. Outside of a step such a weight is shown in the model's order.
+
+A buffer of which a rank updates its own part (running statistics of sharded channels) is whole on each rank, but only that part is new.
+So it is shown as a DTensor of these parts.
 """
 
 # mypy: allow-untyped-calls
@@ -60,8 +63,10 @@ def show_in_model_order(parallel: Parallel) -> None:
             first = prefix + weight.names[0]
             done = name != first and first in state
             state[name] = state[first] if done else portable(parallel, weight, state[name])
+        _show_buffers(parallel, state, prefix)
 
     def taken(module: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
+        _take_buffers(parallel, state, prefix)
         for weight, name in _named(parallel, prefix, state):
             held, given = weight.parameter.detach(), state[name]
             if not isinstance(held, DTensor) or not isinstance(given, torch.Tensor) or given.shape != held.shape:
@@ -76,6 +81,20 @@ def show_in_model_order(parallel: Parallel) -> None:
 
     parallel.model.register_state_dict_post_hook(shown)
     parallel.model.register_load_state_dict_pre_hook(taken)
+
+
+def _show_buffers(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:
+    for name, placements in parallel.split_buffers().items():
+        if prefix + name in state:
+            own = place(state[prefix + name], placements, parallel.axes).contiguous().clone()
+            state[prefix + name] = DTensor.from_local(own, parallel.mesh, placements, run_check=False)
+
+
+def _take_buffers(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:
+    for name, _ in parallel.model.named_buffers(remove_duplicate=False):
+        given = state.get(prefix + name)
+        if isinstance(given, DTensor):
+            state[prefix + name] = given.full_tensor()
 
 
 def _named(parallel: Parallel, prefix: str, state: MutableMapping[str, Any]) -> Iterator[tuple[Weight, str]]:

@@ -109,7 +109,8 @@ def load(
 
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """The state that is saved. Every tensor has the order of the model."""
-    model = dict(parallel.model.state_dict())
+    buffers = dict(parallel.model.named_buffers(remove_duplicate=False))
+    model = {name: buffers.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(parallel, optimizer)
