@@ -6,7 +6,7 @@ An exported script imports from here. It names its axes, as in `Axis("data")`; `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,14 @@ class GuardFailed(RuntimeError):
     """A constant has another value now than in the recorded forward pass, where it decided which way the model's code went."""
 
 
-def expect(value: Any, answer: Any) -> None:
-    """Raise GuardFailed if `value`, the answer to a question about a constant, is not the recorded `answer`."""
+def expect(value: Any, answer: Any, before: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
+    """Raise GuardFailed if `value`, the answer to a question about a constant, is not the recorded `answer`.
+
+    `before`: tensors that outlive the step and have been written by now, with what they were: the pass that follows writes them anew.
+    """
     if value != answer:
+        for tensor, kept in before:
+            tensor.copy_(kept)
         raise GuardFailed(f"{value!r} where {answer!r} was recorded")
 
 

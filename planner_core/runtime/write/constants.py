@@ -43,6 +43,9 @@ class ConstantsWriter:
         """The text of both functions. `plain`: constants that the model returns unchanged."""
         self.taken = Names(RESERVED | self.moves.taken | set(self.inputs.values()))
         self.names.update(self.inputs)
+        self.before = self.taken.keep("before")
+        self.outlive: dict[str, None] = {}  # written buffers and inputs
+        self.kept: dict[str, None] = {}  # those that are written before a guard
         self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
         self.made_anew = self._made_anew()
         needed = self._needed([n for n, _ in wanted] + [*plain])
@@ -116,9 +119,13 @@ class ConstantsWriter:
         text = self._text(made)
         lines = self.lines[self._varies(made)]
         if made.kind == "guard":
-            lines.append(f"expect({_question(made.fn, text)}, {made.answer!r})")
+            self.kept |= self.outlive
+            undo = f", {self.before}" if self.outlive else ""
+            lines.append(f"expect({_question(made.fn, text)}, {made.answer!r}{undo})")
             return
         if self._in_place(made):
+            if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT):
+                self.outlive[self._first_name(self._root(made.inputs[0]))] = None
             lines.append(text)
             self.names[made.outputs[0]] = self._name(made.inputs[0])
             return
@@ -142,9 +149,12 @@ class ConstantsWriter:
         return identifier(made.fn)
 
     def _name(self, number: int) -> str:
+        return self.names.get(number) or self._first_name(number)
+
+    def _first_name(self, number: int) -> str:
         tensor = self.layout.tape.tensors[number]
-        if number in self.names:
-            return self.names[number]
+        if tensor.kind == INPUT:
+            return self.inputs[number]
         if tensor.kind == BUFFER:
             return f"buffers[{tensor.name!r}]"
         if tensor.kind == LITERAL:
@@ -191,6 +201,8 @@ class ConstantsWriter:
         mentioned = set(re.findall(r"\w+", " ".join([*self.lines[True], *results])))
         self.given = [n for n in dict.fromkeys(self.handed) if n in mentioned]
         fixed, varying = self.lines[False], self.lines[True]
+        if self.kept:
+            varying.insert(0, f"{self.before} = [(t, t.clone()) for t in ({', '.join(self.kept)},)]")
         known = {*self.inputs.values(), *self.given}
         self.produced = [n for n in dict.fromkeys(results) if n not in known and n.isidentifier()]
         self.taken_by_constants = ["buffers", *self.inputs.values(), *(n for n in self.given if n in " ".join(varying))]
