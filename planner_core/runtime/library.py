@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime.initialize import Init
@@ -18,7 +15,7 @@ from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.program.setup import REPLACED
+from planner_core.runtime.refusals import refuse_silent_faults
 
 
 def apply(
@@ -77,23 +74,9 @@ def apply(
 def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
     """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
     show_in_model_order(parallel)
-    _refuse_stale_optimizers()
+    refuse_silent_faults()
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, _apply=_stay)
     return module
-
-
-@functools.cache
-def _refuse_stale_optimizers() -> None:
-    """Let every optimizer of this process refuse to step parameters that a plan has replaced: they take no part in the model."""
-
-    def check(optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        if any(hasattr(p, REPLACED) for group in optimizer.param_groups for p in group["params"][:1]):
-            raise PlanMismatch(
-                "this optimizer has the parameters from before apply, which the plan has replaced; make it after apply, from "
-                "model.parameters()"
-            )
-
-    register_optimizer_step_pre_hook(check)
 
 
 def _stay(*args: Any, **kwargs: Any) -> Any:

@@ -41,8 +41,8 @@ from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
 from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
-WAYS = 3
-"""If a forward pass takes another way than the recorded one, it is recorded again, at most this many times."""
+WAYS = 8
+"""At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
 
 class Parallel:
@@ -72,7 +72,8 @@ class Parallel:
         self.engine.seed, self.engine.written = seed, written
         self.watch = ModelWatch(model, self.planned.outside)
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
-        self.programs: dict[Any, Ready] = {}
+        self.programs: dict[tuple[Any, int], Ready] = {}
+        self.recorded = 0
         self.caches = _caches(model, self.plain)
         self.dispatched: Dispatched | None = None
         self.fallback = fallback
@@ -119,21 +120,22 @@ class Parallel:
         self._refuse_gradients(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         key = self._key(leaves, spec, whole)
-        for _ in range(WAYS):
-            ready = self.programs.get(key)
-            if ready is None:
-                args, kwargs = pytree.tree_unflatten(leaves, spec)
-                with torch.inference_mode(False):
-                    ready = self.programs[key] = self._prepare(args, kwargs, whole)
-            try:
-                return ready(
-                    [self._gathered(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-                    if ready.gathers
-                    else list(leaves)
-                )
-            except GuardFailed:
-                del self.programs[key]
-        raise CannotRewrite("its forward pass takes another way each time that it is called")
+        for way in range(WAYS):
+            if (key, way) in self.programs:
+                with contextlib.suppress(GuardFailed):
+                    return self._run(self.programs[key, way], leaves)
+        way = next((w for w in range(WAYS) if (key, w) not in self.programs), self.recorded % WAYS)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        with torch.inference_mode(False):
+            self.programs[key, way] = self._prepare(args, kwargs, whole)
+        self.recorded += 1
+        try:
+            return self._run(self.programs[key, way], leaves)
+        except GuardFailed:
+            raise CannotRewrite("its forward pass takes another way each time that it is called") from None
+
+    def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
+        return ready([self._gathered(x) if ready.gathers and isinstance(x, torch.Tensor) else x for x in leaves])
 
     def _refuse_gradients(self, leaves: Sequence[Any]) -> None:
         if (

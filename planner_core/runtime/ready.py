@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.engine import Bound, Engine
-from planner_core.runtime.program.outputs import Deliver, collective, delivery, unplanned
+from planner_core.runtime.program.outputs import Deliver, collective, delivery, single, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
 from planner_core.runtime.write.planned import own_part
@@ -55,6 +55,7 @@ class Ready:
         loss = any(t.shape == () and t.dtype.is_floating_point and n in self.layout.delivered
                    for n, t in zip(self.program.outputs, tensors, strict=True))  # fmt: skip
         self.ways: list[Deliver | None] = []
+        self.single = {order[n] for n, t in zip(self.program.outputs, tensors, strict=True) if t.shape == ()}
         self.unchanged: dict[int, int] = {}  # results that are arguments of the call
         for number, tensor in zip(self.program.outputs, tensors, strict=True):
             if number in self.given and self.gathers is None:
@@ -116,7 +117,7 @@ class Ready:
         )
         results = list(self.leaves)
         for at, number in self.places:
-            results[at] = made[number]
+            results[at] = single(made[number]) if number in self.single else made[number]
         return pytree.tree_unflatten(results, self.spec)
 
 

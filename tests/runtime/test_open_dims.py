@@ -13,6 +13,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import CaptureError
+from planner_core.runtime.library import applied
 from planner_core.verification.processes import run_ranks
 from tests.support.saved_plans import TWO, saved_plans
 
@@ -104,10 +105,15 @@ def test_a_way_that_depends_on_the_number_is_refused_before_it_is_planned() -> N
 
 
 class Asking(MaskedLoss):
-    """Runs one layer more if any sample is long."""
+    """Runs one layer more if any sample is long. It counts its steps before it asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        h = self.embed(ids)
+        self.steps += 1
+        h = self.embed(ids) / self.steps
         if (lengths > 10).any():
             h = h + self.down(F.gelu(self.up(h)))
         return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
@@ -133,9 +139,13 @@ def _steps(made: type[MaskedLoss], files: list[str]) -> list[tuple[list[float], 
         torch.manual_seed(0)
         alone = made()
         model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
-        batches = [_trimmed(n) for n in (16, 12, 16)]
-        losses = [model(*b, global_batch=True) for b in batches]
-        losses[0].backward()  # gradients are summed over ranks: all must come
+        batches = [_trimmed(n) for n in (16, 12, 8, 16, 8)]
+        losses = []
+        for batch in batches:
+            losses.append(model(*batch, global_batch=True))
+            losses[-1].backward()  # gradients are summed over ranks: all must come
+        parallel = applied(model)
+        assert parallel.dispatched or len(parallel.programs) == (3 if made is Trimmed else 2)
         found.append(([float(alone(*b)) for b in batches], [float(loss) for loss in losses]))
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -202,3 +204,72 @@ def _statistics(files: list[str]) -> list[str]:
 def test_running_statistics_of_parts_are_saved_and_loaded_as_a_whole(tmp_path: Path) -> None:
     _, files = saved_plans(_normed(), (torch.randn(8, 16),), tmp_path)
     assert run_ranks(_statistics, 2, (files,))[0] == []
+
+
+class Watched(nn.Module):
+    """A model whose hook lets it run operator by operator."""
+
+    def __init__(self, *, hooked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
+        if hooked:
+            self.up.register_forward_hook(lambda module, inputs, out: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x))).square().mean()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _penalized(model: Any, **options: bool) -> list[float]:
+    """Losses with a penalty on the weights, of two micro-batches a step. The first of them need not be summed over ranks."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(2):
+            inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(2 * step + part))
+            waits = options and part == 0 and step < 2
+            with model.no_sync() if waits else contextlib.nullcontext():
+                loss = model(inputs, **options) + 0.1 * sum(p.square().sum() for p in model.parameters())
+                loss.backward()
+            losses.append(float(_whole(loss.detach())))
+        optimizer.step()
+    return losses
+
+
+def _penalties(files: list[str]) -> list[tuple[str, list[float], list[float]]]:
+    found = []
+    for hooked, file in ((hooked, file) for hooked in (False, True) for file in files):
+        alone, model = Watched(hooked=hooked), shardscope.apply(Watched(hooked=hooked), shardscope.load_plan(file))
+        found.append((file, _penalized(alone), _penalized(model, global_batch=True)))
+    return found
+
+
+def test_a_penalty_on_the_weights_counts_once_under_every_plan(tmp_path: Path) -> None:
+    _, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    for file, wanted, got in run_ranks(_penalties, 2, (files,))[0]:
+        assert got == pytest.approx(wanted, rel=1e-5), file
+
+
+def _asked(file: str) -> list[str]:
+    model = shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))
+    model(torch.randn(8, 16), global_batch=True).backward()
+    gradient, said = model.up.weight.grad, []
+    for ask in (lambda: gradient.norm().item(), lambda: float(gradient.sum()), lambda: bool((gradient > 0).any())):
+        try:
+            said.append(str(ask()))
+        except PlanMismatch as error:
+            said.append(str(error))
+    return [*said, str(gradient.norm().full_tensor().item() > 0), str(gradient.std().item() > 0)]
+
+
+def test_a_number_of_which_each_rank_has_a_term_is_refused(tmp_path: Path) -> None:
+    report, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    file = files[[p.name for p in report.plans].index("Megatron-LM")]
+    *said, norm, deviation = run_ranks(_asked, 2, (file,))[0]
+    assert norm == deviation == "True"
+    for one in said:
+        assert re.search(r"each rank has its own term of it; let all ranks call .full_tensor\(\) first", one)

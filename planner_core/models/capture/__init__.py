@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from planner_core.models.capture.loss import own_loss, standin_loss
     from planner_core.models.capture.module import capture_module
     from planner_core.models.capture.recorder import Recorder
+    from planner_core.models.capture.writes import memory
 
-__all__ = ["Recorder", "capture_module", "describe", "own_loss", "standin_loss", "with_picks"]
+__all__ = ["Recorder", "capture_module", "describe", "memory", "own_loss", "standin_loss", "with_picks"]
 _HOME = {
     "describe": "planner_core.models.capture.attributes",
     "with_picks": "planner_core.models.capture.constants",
@@ -20,6 +21,7 @@ _HOME = {
     "standin_loss": "planner_core.models.capture.loss",
     "capture_module": "planner_core.models.capture.module",
     "Recorder": "planner_core.models.capture.recorder",
+    "memory": "planner_core.models.capture.writes",
 }
 
 

@@ -42,7 +42,7 @@ from planner_core.models.capture.refusals import (
     without_autocast,
 )
 from planner_core.models.capture.replay import Replayer
-from planner_core.models.capture.writes import KEPT, Writes
+from planner_core.models.capture.writes import KEPT, Undo, Writes
 from planner_core.models.hooks import (
     TakenFinite,
     meta_kernels,  # noqa: F401 - registers
@@ -72,7 +72,7 @@ class Recorder(TorchFunctionMode):
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
-        self.writes = Writes()
+        self.writes, self.undo = Writes(), Undo()
         self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
         self.given: set[int] = set()  # values that are inputs of the model
         self.unknown = 0  # elements of the largest constant that was too large to be computed
@@ -198,12 +198,15 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         if self.replayer and sites.is_inplace(fn) and operands:
             self.replayer.wrote(operands[0], self.birth(operands[0]))
+        if sites.is_inplace(fn) and operands:
+            self.undo.before_write(operands[0])
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
         chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
         out = run_constant(func, *self.picks.taken(fn, args, kwargs), operands)
         if any(self.picks.varies(t) for t in operands):
             self.picks.follow(sites.tensors(out))
+        self.undo.made(sites.tensors(out), operands)
         for made in sites.tensors(out):
             if chance:
                 self.drawn[id(made)] = weakref.ref(made), fn if drew else ""
@@ -382,6 +385,7 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(explain(error, type(self.model).__name__, self.unknown)) from error
         finally:
             self.drew_from = held.put_back()
+            self.undo.put_back()
 
     def _after(self, after: Callable[[Any], Any], out: Any) -> Any:
         self.scope_stack.append(self.recording.root)

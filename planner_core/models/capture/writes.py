@@ -8,6 +8,7 @@ is written into a constant, the constant is a computed tensor from then on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Writes:
 
     def wrote(self, target: torch.Tensor, time: int) -> None:
         """Remember a write of `target`."""
-        for key in (_memory(target), self._key(target)):
+        for key in (memory(target), self._key(target)):
             self._last[key] = _Write(target, time)
 
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
@@ -59,7 +60,7 @@ class Writes:
         raise stale(scope)
 
     def _key(self, tensor: torch.Tensor) -> int:
-        return _memory(self.twin(tensor) if self.twins and id(tensor) in self.twins else tensor)
+        return memory(self.twin(tensor) if self.twins and id(tensor) in self.twins else tensor)
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -84,7 +85,34 @@ def stale(scope: str) -> CaptureError:
     )  # fmt: skip
 
 
-def _memory(tensor: torch.Tensor | None) -> int:
+class Undo:
+    """Lets what outlives a pass be as it was: its inputs, buffers, and tensors that the model's code holds."""
+
+    def __init__(self) -> None:
+        self._own: set[int] = set()  # memory that the pass has taken
+        self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def made(self, results: Iterable[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        """Note what a call made. A view of an operand has the memory of that."""
+        self._own.update({memory(t) for t in results} - {memory(t) for t in operands})
+
+    def before_write(self, target: torch.Tensor) -> None:
+        """Keep what will be written, the first time."""
+        at = memory(target)
+        if at not in self._own and not target.is_meta and at != id(target):
+            key = at, target.storage_offset(), target.shape, target.stride()
+            if key not in self._kept:
+                self._kept[key] = target, target.detach().clone()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo all writes."""
+        for target, before in reversed(self._kept.values()):
+            target.detach().copy_(before)
+
+
+def memory(tensor: torch.Tensor | None) -> int:
+    """A number for the memory of a tensor, which its views have in common; the tensor's own if it has no plain memory."""
     if tensor is None or tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return id(tensor)
     return int(tensor.untyped_storage()._cdata)

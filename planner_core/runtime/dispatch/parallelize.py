@@ -14,7 +14,7 @@ from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
-from planner_core.runtime.program.outputs import delivery
+from planner_core.runtime.program.outputs import delivery, single
 from planner_core.runtime.program.setup import axes_of, dtypes_of
 from planner_core.runtime.record.results import know
 
@@ -69,6 +69,6 @@ def hand_out(tree: Any) -> Any:
         way = delivery(
             leaf.placements, summed, None, (), axes_of(leaf.mesh), whole=True
         )  # it may be a term of a sum over ranks
-        return way(leaf.local) if way else leaf.local
+        return single(way(leaf.local) if way else leaf.local)
 
     return pytree.tree_map(out, know(tree))

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -32,7 +30,6 @@ class Parameters:
         self._stored: dict[int, tuple[nn.Parameter, Stored]] = {}
         self._working: dict[int, torch.dtype] = {}
         self._copies: dict[int, WorkingCopy] = {}
-        self._summed: set[int] = set()  # parameters whose gradient is already summed over ranks
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._stored
@@ -67,7 +64,7 @@ class Parameters:
 
     def copies(self) -> list[torch.Tensor]:
         """Working copies that stand beside what is stored."""
-        return [copy.weight.working for copy in self._copies.values()]
+        return [copy.weight.working for copy in self._copies.values() if not copy.weight.alias]
 
     def adopt(self, weight: Weight, stored: Stored) -> None:
         """Take over a parameter that has the placements `stored` already."""
@@ -118,11 +115,8 @@ class Parameters:
         self._stored[id(param)], self._working[id(param)] = (param, stored), weight.dtype
         if param.requires_grad and not stored.trained:
             param.register_hook(lambda gradient: refuse_gradient(weight.names[0]))
-        if stored.placements != stored.working:
+        if stored.placements != stored.working or (stored.sync and param.requires_grad):
             self._copies[id(param)] = WorkingCopy(weight, stored, self.mesh, lambda: self.sync_gradients)
-        elif stored.sync and param.requires_grad:
-            param.register_hook(lambda gradient: self._part_gradient(param))
-            param.register_post_accumulate_grad_hook(self._sum_gradient)
 
     def full(self, param: torch.Tensor, tensor: torch.Tensor | None = None) -> torch.Tensor:
         """The global value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
@@ -131,22 +125,6 @@ class Parameters:
         assert isinstance(whole, DTensor)
         gathers = [Step(a, p, Replicate()) for a, p in enumerate(held.placements) if isinstance(p, Shard)]
         return move(whole.to_local(), reversed(gathers), self.mesh, held.segments)
-
-    def _sum_gradient(self, param: torch.Tensor) -> None:
-        if self.sync_gradients and param.grad is not None:
-            gradient = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
-            for axis in self.stored(param).sync:
-                if self.mesh.size(axis) > 1:
-                    dist.all_reduce(gradient, group=self.mesh.get_group(axis))
-            self._summed.add(id(param))
-
-    def _part_gradient(self, param: torch.Tensor) -> None:
-        """Prepare a gradient that is summed over ranks for a second backward pass: each of n ranks keeps 1/n of it, so that the
-        next sum over ranks gives the sum of both passes."""
-        if id(param) in self._summed and param.grad is not None:
-            own = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
-            own.div_(math.prod(self.mesh.size(axis) for axis in self.stored(param).sync))
-        self._summed.discard(id(param))
 
     @contextlib.contextmanager
     def regathered(self, operands: Sequence[torch.Tensor], local: Sequence[torch.Tensor], row: Row) -> Iterator[None]:

@@ -1,4 +1,8 @@
-"""The working copy of a weight whose optimizer states are sharded (ZeRO-1, ZeRO-2), while a model runs its own code."""
+"""The working copy of a weight while a model runs its own code, if its gradient is summed over ranks once a step.
+
+It is a copy if optimizer states are sharded (ZeRO-1, ZeRO-2), else the parameter itself. Its gradient is kept apart from the parameter's,
+since a loop may add terms to that, which are not to be summed: those of a penalty on the weights.
+"""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -37,7 +41,8 @@ class WorkingCopy:
     def value(self) -> torch.Tensor:
         """The copy, made anew once the parameter or its gradient has been used."""
         weight = self.weight
-        if weight.stale():
+        weight.follow()
+        if not weight.alias and weight.stale():
             weight.working.copy_(take(weight.local.detach().to(weight.dtype), weight.refresh, weight.segments))
             weight.fresh()
         return weight.working

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, take
@@ -84,6 +84,13 @@ class _Delivered(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         moved = take(gradient, ctx.steps)
         return moved if ctx.own == 1 else moved / ctx.own, None, None, None
+
+
+def single(x: torch.Tensor) -> torch.Tensor:
+    """A single number. Its gradient may come as a DTensor, if a penalty on weights was added to it."""
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
+    return x
 
 
 def unplanned(x: torch.Tensor, what: str) -> torch.Tensor:

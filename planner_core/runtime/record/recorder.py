@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError
-from planner_core.models.capture import Recorder, describe
+from planner_core.models.capture import Recorder, describe, memory
 from planner_core.models.hooks import (
     DROPOUTS,
     Frame,
@@ -120,7 +120,10 @@ class TapeRecorder(Recorder):
         super().__init__(model, replay=False, fewer=fewer)
         self.other_way = other_way
         self.tape = Tape()
-        self.shared: set[int] = set()  # inputs that share their memory with others
+        self.shared: set[int] = set()  # memory that several inputs share
+        self.written: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # what outlives the pass, with what it was before a write
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
@@ -162,9 +165,8 @@ class TapeRecorder(Recorder):
 
     def _inputs(self, positional: list[str], args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
-        given = {id(x): x.untyped_storage()._cdata for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
-        often = Counter(given.values())
-        self.shared = {i for i, storage in given.items() if often[storage] > 1}
+        given = {id(x): memory(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
+        self.shared = {at for at, number in Counter(given.values()).items() if number > 1}
         found = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
         return pytree.tree_unflatten(found, spec)
 
@@ -263,7 +265,7 @@ class TapeRecorder(Recorder):
                 f"{self.scopes.frame.scope or 'it'} makes constants inside a transform of torch.func ({fn})"
             )
         chance = draws(fn) or drops(fn, args, kwargs)
-        if is_inplace(fn) and operands and id(operands[0]) in self.shared:
+        if is_inplace(fn) and operands and memory(operands[0]) in self.shared:
             raise CannotRewrite("it writes in place into an input that shares its memory with another one")
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
         out = super()._constant(fn, func, args, kwargs, operands)

@@ -124,7 +124,7 @@ class ConstantsWriter:
             lines.append(f"expect({_question(made.fn, text)}, {made.answer!r}{undo})")
             return
         if self._in_place(made):
-            if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT):
+            if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
                 self.outlive[self._first_name(self._root(made.inputs[0]))] = None
             lines.append(text)
             self.names[made.outputs[0]] = self._name(made.inputs[0])

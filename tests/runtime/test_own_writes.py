@@ -1,0 +1,60 @@
+"""What forward writes in place outlives a step, and recordings leave no trace in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import saved_plans
+
+WIDTH, KINDS = 16, 8
+
+
+class WritesWhatItIsGiven(nn.Module):
+    """Writes in place into an input, into a view of it, and into a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.steps, self.offset = nn.Linear(WIDTH, KINDS), torch.zeros(1), torch.zeros(WIDTH)
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.offset[3:].add_(0.5)
+        x.sub_(1.0)
+        h = x.view(-1, WIDTH)
+        h += self.offset
+        seen.logical_not_()
+        return (self.head(F.relu_(h)).square().sum(1) * seen).mean() * self.steps.sum()
+
+
+def _writes(files: list[str]) -> list[tuple[str, list[float], list[float], bool]]:
+    found = []
+    for file in files:
+        alone, model = WritesWhatItIsGiven(), shardscope.apply(WritesWhatItIsGiven(), shardscope.load_plan(file))
+        batches = [_given(seed) for seed in range(3)]
+        wanted = [float(alone(*(t.clone() for t in batch)).detach()) for batch in batches]
+        got = [float(model(*batch, global_batch=True).detach()) for batch in batches]
+        found.append((file, wanted, got, bool(torch.equal(model.steps, alone.steps))))
+    return found
+
+
+def _given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    return torch.randn(8, WIDTH, generator=made), torch.rand(8, generator=made) > 0.5
+
+
+def test_what_forward_writes_in_place_is_written_once_in_each_step(tmp_path: Path) -> None:
+    given, model = _given(0), WritesWhatItIsGiven()
+    _, files = saved_plans(model, given, tmp_path)
+    assert all(map(torch.equal, given, _given(0)))
+    assert not model.steps.any() and not model.offset.any()
+    for file, wanted, got, counted in run_ranks(_writes, 2, (files,))[0]:
+        assert got == pytest.approx(wanted, rel=1e-5), file
+        assert counted, file
