@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     )
     from planner_core.models.hooks.held_values import (
         DEPTH,
-        LONGEST,
         MISSING,
         Absent,
+        Content,
         Held,
         Noted,
         Place,
         Same,
+        inside,
         is_plain,
         mark_of,
         raw_values,
@@ -55,10 +56,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DEPTH",
     "DROPOUTS",
-    "LONGEST",
     "MISSING",
     "RECURRENT",
     "Absent",
+    "Content",
     "Frame",
     "Held",
     "HeldGenerators",
@@ -74,6 +75,7 @@ __all__ = [
     "generator_states",
     "host_drawing",
     "host_state",
+    "inside",
     "is_inplace",
     "is_plain",
     "mark_of",
@@ -97,7 +99,8 @@ _HOME = {
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
     "finite": ("TakenFinite",),
     "held_values": (
-        "DEPTH", "LONGEST", "MISSING", "Absent", "Held", "Noted", "Place", "Same", "is_plain", "mark_of", "raw_values", "set_or_delete",
+        "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "mark_of", "raw_values",
+        "set_or_delete",
     ),
     "host_random": ("HeldGenerators", "drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip

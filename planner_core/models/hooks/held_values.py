@@ -5,12 +5,15 @@ These are numbers, words, flags and functions, those of a config, lists and dict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import FunctionType, MethodType, ModuleType
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -39,6 +42,9 @@ _APART = frozenset(nn.Module().__dict__) - {"training"} | {"_flat_weights", "_fl
 """What every module has: its parts, weights, buffers and hooks; and what torch's recurrent layers make of their weights."""
 _VALUES = (list, dict, tuple, set, Enum, type, torch.dtype, torch.device, torch.Tensor)
 _NO_CONFIG = (nn.Module, torch.Tensor, type, FunctionType, MethodType, ModuleType, Absent)
+_CONTENTS = (partial, deque, set, bytearray, numpy.ndarray)
+LARGEST = 1 << 20
+"""An array of more bytes is data, and not watched."""
 MISSING, COMPUTED = object(), object()
 """Marks of a value that is not there, and of a tensor that a recording has computed, which has no values."""
 
@@ -86,10 +92,10 @@ class Noted:
                 if is_plain(value):
                     marks[path] = value
                     continue
-                inside = _inside(value) if depth < DEPTH else None
-                if inside is not None:
-                    todo.append((path, inside, (holder, key), depth + 1))
-                marks[path] = type(value) if inside is not None or id(value) in apart else mark_of(value)
+                within = inside(value) if depth < DEPTH else None
+                if within is not None:
+                    todo.append((path, within, (holder, key), depth + 1))
+                marks[path] = type(value) if within is not None or id(value) in apart else mark_of(value)
         return cls(list(found.values()), marks)
 
     def changed(self, now: Noted) -> str:
@@ -110,6 +116,9 @@ class Noted:
 
     def put_back(self) -> None:
         """Give everything that was there its earlier values, and empty caches, so that each recording is of the same calls."""
+        for mark in self.marks.values():
+            if isinstance(mark, Content):
+                mark.put_back()
         for holder in self.holders:
             held, before = holder.held, holder.values
             if isinstance(held, list):
@@ -152,6 +161,109 @@ class Same:
         return hash(self.key)
 
 
+class Content:
+    """The mark of what holds values otherwise than lists, dicts and configs do: a deque, a set, an array, an object with slots, the
+    arguments of a partial function, the variables that a function has from around it."""
+
+    __slots__ = ("key", "restores", "value")
+
+    def __init__(self, value: Any, key: Any, restores: Sequence[Callable[[], None]]) -> None:
+        self.value, self.key, self.restores = value, key, restores
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Content) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def put_back(self) -> None:
+        """Let the value have the content that it had when it was marked."""
+        for restore in self.restores:
+            restore()
+
+    @classmethod
+    def of(cls, value: Any, depth: int = DEPTH) -> Content | None:
+        """The mark of such a value; None for any other."""
+        if not depth:
+            return None
+        kind: Any = type(value)
+        if isinstance(value, (list, dict, deque, set)):
+            return cls._of_items(value, depth) if len(value) <= LONGEST else None
+        if isinstance(value, bytearray):
+            return cls(value, (id(value), bytes(value)), [partial(value.__setitem__, slice(None), bytes(value))])
+        if isinstance(value, numpy.ndarray):
+            same = value.copy() if value.nbytes <= LARGEST and not value.dtype.hasobject else None
+            return (
+                None
+                if same is None
+                else cls(value, (id(value), value.shape, same.tobytes()), [partial(numpy.copyto, value, same)])
+            )
+        if isinstance(value, partial):
+            inner = [_deep(item, depth - 1) for item in (value.func, *value.args, *value.keywords.values())]
+            return cls(value, (partial, *value.keywords, *inner), _restores(inner))
+        if isinstance(value, FunctionType):
+            return cls._of_function(value, depth)
+        slots = (
+            [n for c in kind.__mro__ for n in _slots(c) if n[:2] != "__" and hasattr(value, n)]
+            if kind.__module__ != "builtins"
+            else []
+        )
+        if not slots or hasattr(value, "__dict__") or isinstance(value, _NO_CONFIG):
+            return None
+        held = [getattr(value, n) for n in slots]
+        inner = [_deep(item, depth - 1) for item in held]
+        puts = [partial(setattr, value, n, item) for n, item in zip(slots, held, strict=True) if is_plain(item)]
+        return cls(value, (id(value), *inner), [*puts, *_restores(inner)])
+
+    @classmethod
+    def _of_items(cls, value: Any, depth: int) -> Content:
+        before = value.copy()
+        items = before.values() if isinstance(before, dict) else before
+        inner = [_deep(item, depth - 1) for item in items]
+        key = (
+            frozenset(inner)
+            if isinstance(value, set)
+            else (*before, None, *inner)
+            if isinstance(value, dict)
+            else tuple(inner)
+        )
+        add = value.extend if isinstance(value, (list, deque)) else value.update
+        return cls(value, (id(value), key), [value.clear, partial(add, before), *_restores(inner)])
+
+    @classmethod
+    def _of_function(cls, value: FunctionType, depth: int) -> Content | None:
+        """That of the variables from around a function, and of its defaults."""
+        cells = [c for c in value.__closure__ or () if _filled(c)]
+        held = [c.cell_contents for c in cells]
+        inner = [
+            _deep(x, depth - 1) for x in (*held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        ]
+        if not inner:
+            return None
+        puts = [partial(setattr, c, "cell_contents", x) for c, x in zip(cells, held, strict=True) if is_plain(x)]
+        return cls(value, (id(value), *inner), [*puts, *_restores(inner)])
+
+
+def _deep(value: Any, depth: int) -> Any:
+    return value if is_plain(value) else Content.of(value, depth) or Same(value)
+
+
+def _restores(marks: Iterable[Any]) -> list[Callable[[], None]]:
+    return [m.put_back for m in marks if isinstance(m, Content)]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not MISSING
+    except ValueError:  # a variable that has no value yet
+        return False
+
+
 def is_plain(value: Any) -> bool:
     """Whether it is a number, word, flag or None, or a tuple of them."""
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
@@ -165,7 +277,9 @@ def mark_of(value: Any) -> Any:
     """What counts about a value: two with the same mark can be exchanged for each other."""
     if is_plain(value):
         return value
-    return COMPUTED if isinstance(value, torch.Tensor) and value.is_meta else Same(value)
+    if isinstance(value, torch.Tensor):
+        return COMPUTED if value.is_meta else Same(value)
+    return Content.of(value) or Same(value)
 
 
 def _sets(then: Any, now: Any) -> bool:
@@ -198,7 +312,7 @@ def _values(held: Held) -> dict[Any, Any]:
     return found
 
 
-def _inside(value: Any) -> Held | None:
+def inside(value: Any) -> Held | None:
     """What a config, list or dict holds; None for what holds nothing that is watched."""
     if isinstance(value, (list, dict)):
         return value if len(value) <= LONGEST else None
@@ -207,7 +321,7 @@ def _inside(value: Any) -> Held | None:
 
 def _is_config(value: Any, depth: int) -> bool:
     """Whether an object holds values, and no code or parts of a program, as a trainer does that a module knows."""
-    if isinstance(value, _NO_CONFIG) or not hasattr(value, "__dict__") or not depth:
+    if isinstance(value, (*_NO_CONFIG, *_CONTENTS)) or not hasattr(value, "__dict__") or not depth:
         return False
     return all(isinstance(v, (*_PLAIN, *_VALUES)) or _is_config(v, depth - 1) for v in value.__dict__.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks import MISSING, Noted, Place, Same, is_plain, mark_of, raw_values, set_or_delete
+from planner_core.models.hooks import MISSING, Content, Noted, Place, Same, is_plain, mark_of, raw_values, set_or_delete
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.record.not_computed import NotComputed
 from planner_core.runtime.record.outside import Outside
@@ -62,8 +62,8 @@ class Attributes:
         self.values = [get(held) for get, held in self.getters]
         self.places = [(held, k) for held, values in raw for k, v in values.items() if not is_plain(v)]
         self.objects = [held[key] for held, key in self.places]
-        marks = (m for m in self.noted.marks.values() if isinstance(m, Same))
-        self.tensors = [(m.value, m) for m in marks if isinstance(m.value, torch.Tensor)]
+        marks = (m for m in self.noted.marks.values() if isinstance(m, (Content, Same)))
+        self.written = [(m.value, m) for m in marks if isinstance(m, Content) or isinstance(m.value, torch.Tensor)]
 
     def state(self) -> int:
         """A number for the present values: the same number for the same values. Raises PlanMismatch if they change with each step."""
@@ -93,4 +93,4 @@ class Attributes:
         except (LookupError, RuntimeError, ValueError):  # gone, or compared with a tensor or array
             return False
         same = same and self.outside.marks() == self.outer
-        return same and all(mark_of(tensor) == mark for tensor, mark in self.tensors)
+        return same and all(mark_of(value) == mark for value, mark in self.written)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks import DEPTH, LONGEST, MISSING, is_plain, mark_of
+from planner_core.models.hooks import DEPTH, MISSING, Content, inside, is_plain, mark_of
 
 LIBRARIES = ("torch", "transformers", "builtins", "numpy")
 """Packages whose code nobody sets between two steps."""
@@ -70,6 +70,8 @@ class Outside:
         if function in self._seen or str(function.__module__).partition(".")[0] in LIBRARIES:
             return
         self._seen.add(function)
+        if Content.of(function):  # variables from around it
+            self._places[id(function), ""] = function.__name__, {"": function}, "", {}
         for name in _globals_of(function.__code__):
             value = function.__globals__.get(name, MISSING)
             if isinstance(value, FunctionType):
@@ -81,7 +83,12 @@ class Outside:
 
     def _value(self, name: str, held: Mapping[str, Any], key: str, owner: Any) -> None:
         value = held.get(key, MISSING)
-        if is_plain(value) or isinstance(value, (list, dict, tuple, torch.Tensor)):
+        if (
+            is_plain(value)
+            or isinstance(value, (tuple, torch.Tensor))
+            or inside(value) is not None
+            or Content.of(value)
+        ):
             self._places[id(owner), key] = name, held, key, owner
 
 
@@ -92,10 +99,11 @@ def _globals_of(code: CodeType) -> set[str]:
 
 
 def _mark(value: Any, depth: int) -> Any:
-    if isinstance(value, (list, tuple, dict)) and not is_plain(value) and depth and len(value) <= LONGEST:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return tuple((key, _mark(item, depth - 1)) for key, item in items)
-    return mark_of(value)
+    within = value if isinstance(value, tuple) and not is_plain(value) else inside(value)
+    if within is None or not depth:
+        return mark_of(value)
+    items = within.items() if isinstance(within, dict) else enumerate(within)
+    return tuple((key, _mark(item, depth - 1)) for key, item in items)
 
 
 def _set(before: Any, now: Any) -> bool:
@@ -107,18 +115,24 @@ def _set(before: Any, now: Any) -> bool:
     ):
         later = dict(x for x in now if type(x) is tuple and len(x) == 2)
         return any(key not in later or _set(mark, later[key]) for key, mark in before)
+    if isinstance(before, Content):
+        return isinstance(now, Content) and before != now
     return bool(is_plain(before) and is_plain(now) and before != now and before != ())
 
 
 def _contents(value: Any, depth: int) -> Iterator[Callable[[], None]]:
-    """Functions that give lists and dicts the items that they have now."""
-    if not depth or not isinstance(value, (list, dict)) or len(value) > LONGEST:
+    """Functions that give what holds values the items that it has now."""
+    within = inside(value)
+    if not depth or within is None:
+        content = Content.of(value)
+        if content:
+            yield content.put_back
         return
-    if isinstance(value, list):
-        yield partial(value.__setitem__, slice(None), list(value))
+    if isinstance(within, list):
+        yield partial(within.__setitem__, slice(None), list(within))
     else:
-        yield partial(_refill, value, dict(value))
-    for item in value.values() if isinstance(value, dict) else value:
+        yield partial(_refill, within, dict(within))
+    for item in within.values() if isinstance(within, dict) else within:
         yield from _contents(item, depth - 1)
 
 
