@@ -241,6 +241,8 @@ class Recorder(TorchFunctionMode):
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
         packed, self.packed = self.packed, []
+        if fn in chances.RECURRENT:  # its kernels keep all weights, also where the decomposition would not need one
+            packed += [t for t in sites.tensors(moved) if t.requires_grad]
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # a value of its own
         results = self._results(fn, moved, out)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from planner_core.runtime.plan_reader import Placements
 from planner_core.runtime.record import DEVICE, CannotRewrite, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
@@ -172,7 +174,10 @@ class ConstantsWriter:
         if self._in_place(made):
             if made.fn == "setitem":
                 return f"{leaf(made.args[0])}[{subscript(made.args[1], leaf)}] = {literal(made.args[2], leaf)}"
-            return f"{leaf(made.args[0])}.{made.fn}({arguments(made.func, made.args[1:], made.kwargs, leaf)})"
+            target, named = leaf(made.args[0]), {k: v for k, v in made.kwargs.items() if k != "inplace"}
+            if hasattr(torch.Tensor, made.fn):
+                return f"{target}.{made.fn}({arguments(made.func, made.args[1:], named, leaf)})"
+            return f"{target}.copy_({call(made.func, made.fn, made.args, named, leaf)})"
         return call(made.func, made.fn, made.args, made.kwargs, leaf)
 
     def _cuts(self, wanted: Sequence[Cut]) -> None:
