@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from planner_core.models.hooks import RECURRENT, tensors
+
 
 class FlashAttention(torch.autograd.Function):
     """Shapes and saved tensors of a flash attention kernel: q, k, v, result, log-sum-exp (and the mask, if any)."""
@@ -49,3 +51,9 @@ def attention(
         raise RuntimeError(f"attention of {heads} query heads and {groups} key heads")
     out: torch.Tensor = FlashAttention.apply(query, key, value, attn_mask)  # type: ignore[no-untyped-call]
     return out
+
+
+def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
+    """What a kernel keeps for backward whatever it is called with: that of a recurrent layer keeps all weights, also where the
+    decomposition on meta would not need one."""
+    return [t for t in tensors(args) if t.requires_grad] if fn in RECURRENT else []

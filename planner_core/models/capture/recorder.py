@@ -25,7 +25,7 @@ from planner_core.models.capture.constants import (
     with_picks,
     with_sizes,
 )
-from planner_core.models.capture.fused_kernels import attention
+from planner_core.models.capture.fused_kernels import attention, kept_by_kernel
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.refusals import (
     check_call,
@@ -240,9 +240,7 @@ class Recorder(TorchFunctionMode):
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = run(*moved, **moved_kw)
-        packed, self.packed = self.packed, []
-        if fn in chances.RECURRENT:  # its kernels keep all weights, also where the decomposition would not need one
-            packed += [t for t in sites.tensors(moved) if t.requires_grad]
+        packed, self.packed = [*self.packed, *kept_by_kernel(fn, moved)], []
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # a value of its own
         results = self._results(fn, moved, out)

@@ -4,26 +4,53 @@ from __future__ import annotations
 
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
-from planner_core.ops.rules import WHOLE, Internal, Rule, Shapes, Split, broadcast_splits, split
+from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes, Split, broadcast_splits, split
 
 _COUNT = Internal("forward", "all_reduce", 4)
 """A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
 
 
+def _today(rule: RuleFn) -> RuleFn:
+    """A rule that leaves a loss whole if it is called by arguments of old (`size_average`, `reduce`), which say another reduction."""
+
+    def checked(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+        old = any(op.attrs.get(name) is not None for name in ("size_average", "reduce"))
+        return Rule(()) if old else rule(op, ins, outs)
+
+    return checked
+
+
 def _cross_entropy(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Tokens may be sharded: the loss is a sum over the valid targets of all ranks. Classes may be sharded: ranks exchange the
     maximum, the sum of exponentials and the logit of the target."""
-    logits, targets = ins[0], ins[1]
-    reduction = op.attrs.get("reduction", "mean")
-    if len(logits) != 2 or reduction not in ("mean", "sum") or len(targets) != 1 or len(ins) > 2:
-        return Rule((), known=len(ins) == 2)
-    if op.attrs.get("label_smoothing"):
+    tokens = _per_target(op, ins, outs)
+    plain = len(ins) == 2 and len(ins[0]) == 2 and len(ins[1]) == 1 and not op.attrs.get("label_smoothing")
+    if not tokens.splits or not plain or op.attrs.get("reduction", "mean") == "none":
+        return tokens
+    exchange = Internal("forward", "all_reduce", 4 * ins[0][0], ("tokens",), count=3)
+    classes = Split("classes", (1, None), (WHOLE,), (ins[0][1],), internal=(exchange,))
+    return Rule((*tokens.splits, classes))
+
+
+def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Logits [sample, class, ...] and targets [sample, ...] (or a weight for each class), perhaps with a weight of each class: every
+    dim but that of classes may be sharded."""
+    logits, reduction = ins[0], op.attrs.get("reduction", "mean")
+    if len(ins) not in (2, 3) or len(logits) < 2:
+        return Rule((), known=len(ins) in (2, 3))
+    soft, none, tokens = ins[1] == logits, reduction == "none", (logits[0], *logits[2:])
+    named = op.attrs.get("arg_names", ("input", "target"))
+    fits = (soft or ins[1] == tokens) and all(w == logits[1:2] for w in ins[2:]) and outs[0] == (tokens if none else ())
+    if not fits or not isinstance(named, tuple) or named[:2] != ("input", "target"):
         return Rule(())
-    count = (_COUNT,) if reduction == "mean" else ()
-    tokens = Split("tokens", (0, 0), (None,), (logits[0],), internal=count)
-    exchange = Internal("forward", "all_reduce", 4 * logits[0], ("tokens",), count=3)
-    classes = Split("classes", (1, None), (WHOLE,), (logits[1],), internal=(exchange,))
-    return Rule((tokens, classes))
+    count = (_COUNT,) if reduction == "mean" and not soft else ()
+    found = []
+    for dim in (0, *range(2, len(logits))):
+        own = dim if soft else max(0, dim - 1)
+        out: DimOf = max(0, dim - 1) if none else None
+        places = (dim, own, None)[: len(ins)]
+        found.append(Split("tokens" if dim == 0 else f"d{dim}", places, (out,), (logits[dim],), internal=count))
+    return Rule(tuple(found))
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:
@@ -41,11 +68,7 @@ def _log_softmax_used(local: LocalBytes) -> int:
 
 def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Tokens may be sharded, as in cross-entropy: the loss is a sum over the valid targets of all ranks."""
-    reduction = op.attrs.get("reduction", "mean")
-    if len(ins) != 2 or len(ins[0]) != 2 or len(ins[1]) != 1 or reduction not in ("mean", "sum"):
-        return Rule((), known=len(ins) == 2)
-    count = (_COUNT,) if reduction == "mean" else ()
-    return Rule((Split("tokens", (0, 0), (None,), (ins[0][0],), internal=count),))
+    return _per_target(op, ins, outs)
 
 
 def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -80,7 +103,7 @@ OPERATORS = (
     Operator(
         name="cross_entropy",
         kind=Kind.LOSS,
-        rule=_cross_entropy,
+        rule=_today(_cross_entropy),
         spellings=("cross_entropy_loss",),
         arguments="input target weight size_average ignore_index reduce reduction label_smoothing",
         defaults={"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
@@ -95,21 +118,21 @@ OPERATORS = (
         title="loss",
     ),
     Operator(
-        name="nll_loss", kind=Kind.LOSS, rule=_nll_loss, spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
+        name="nll_loss", kind=Kind.LOSS, rule=_today(_nll_loss), spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
     ),
     # elementwise and then a sum: these join the group that makes their operands
-    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
+    *operators("mse_loss", kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN, title="loss"),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
-        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN,
     ),
     *operators(
         "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
-        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN,
     ),
     *operators(
         "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
-        kind=Kind.LOSS, rule=_row_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_today(_row_loss), leads=False, local=Local.MEAN,
     ),
-    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=Local.MEAN),
+    *operators("ctc_loss", kind=Kind.LOSS, rule=_today(_ctc_loss), leads=False, local=Local.MEAN),
 )  # fmt: skip

@@ -93,6 +93,11 @@ class OpCall:
         """The axes that shard `dim`, in the form that the functions of generated code take."""
         return [MeshAxis(self.mesh, a) for a in self.axes(placements, dim)]
 
+    def targets(self) -> list[MeshAxis]:
+        """The axes that shard the targets of a loss: any dim of the logits but that of the classes."""
+        classes = self.axes(self.operand(0), 1)
+        return [MeshAxis(self.mesh, a) for a in self.axes(self.operand(0)) if a not in classes]
+
     def local_shape(self, i: int = 0) -> list[int]:
         """The shape of this rank's part of the i-th result."""
         shape = list(self.shapes[i])
@@ -210,34 +215,31 @@ def _cross_entropy(call: OpCall) -> Any:
     logits = call.operand(0)
     if not call.axes(logits):
         return call.plain()
-    return _split_cross_entropy(call.ranks(logits, 0), call.ranks(logits, 1), *call.args, **call.kwargs)
+    return _split_cross_entropy(call.targets(), call.ranks(logits, 1), *call.args, **call.kwargs)
 
 
 def _split_cross_entropy(
-    samples: list[MeshAxis], classes: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: None = None,
+    samples: list[MeshAxis], classes: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
     size_average: None = None, ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    if weight is not None or label_smoothing or reduction not in ("mean", "sum"):
-        raise NotImplementedError(
-            "cross_entropy with class weights, label smoothing or reduction='none' cannot be split"
-        )
     return cross_entropy(
-        input, target, ignore_index=ignore_index, reduction=reduction, samples=samples, classes=classes
-    )
+        input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing, samples=samples,
+        classes=classes,
+    )  # fmt: skip
 
 
 @_rule("nll_loss")
 def _nll_loss(call: OpCall) -> Any:
-    samples = call.ranks(call.operand(0), 0)
+    samples = call.targets()
     return _split_nll_loss(samples, *call.args, **call.kwargs) if samples else call.plain()
 
 
 def _split_nll_loss(
-    samples: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: None = None, size_average: None = None,
+    samples: list[MeshAxis], input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, size_average: None = None,
     ignore_index: int = -100, reduce: None = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
-    return nll_loss(input, target, ignore_index=ignore_index, reduction=reduction, samples=samples)
+    return nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction, samples=samples)
 
 
 @_rule("moe_experts")

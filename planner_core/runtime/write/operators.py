@@ -243,28 +243,21 @@ def _mean(local: LocalCall) -> str:
 
 @_rule("cross_entropy")
 def _cross_entropy(local: LocalCall) -> str:
-    logits = local.operand(0)
-    if not local.axes(logits):
+    split, classes = local.axes(local.operand(0)), local.axes(local.operand(0), 1)
+    if not split:
         return local.plain()
-    if len(local.texts) > 2 or local.argument("label_smoothing", 7, 0.0):
-        raise CannotRewrite(f"{local.call.site}: cross_entropy with class weights or label smoothing cannot be split")
-    return _loss(local, "cross_entropy", samples=local.axes(logits, 0), classes=local.axes(logits, 1))
+    return _loss(local, "cross_entropy", samples=[a for a in split if a not in classes], classes=classes)
 
 
 @_rule("nll_loss")
 def _nll_loss(local: LocalCall) -> str:
-    if not local.axes(local.operand(0), 0):
-        return local.plain()
-    if len(local.texts) > 2:
-        raise CannotRewrite(f"{local.call.site}: nll_loss with class weights cannot be split")
-    return _loss(local, "nll_loss", samples=local.axes(local.operand(0), 0))
+    split = local.axes(local.operand(0))
+    return _loss(local, "nll_loss", samples=split) if split else local.plain()
 
 
 def _loss(local: LocalCall, name: str, **split: list[int]) -> str:
-    reduction = local.argument("reduction", 6, "mean")
-    if reduction not in ("mean", "sum"):
-        raise CannotRewrite(f"{local.call.site}: {name} with reduction={reduction!r} cannot be split")
-    options = {"ignore_index": (local.argument("ignore_index", 4, -100), -100), "reduction": (reduction, "mean")}
+    known = (("ignore_index", 4, -100), ("reduction", 6, "mean"), ("label_smoothing", 7, 0.0))
+    options = {name: (local.argument(name, at, default), default) for name, at, default in known}
     shown = [f"{k}={v!r}" for k, (v, default) in options.items() if v != default]
     shown += [f"{k}={local.named(axes)}" for k, axes in split.items() if axes]
     return f"{name}({', '.join([*local.texts, *shown])})"

@@ -30,29 +30,48 @@ def _wide(x: torch.Tensor) -> torch.dtype:
 
 
 def cross_entropy(
-    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = (),
-    classes: Axes = (),
+    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, samples: Axes = (), classes: Axes = (),
 ) -> torch.Tensor:  # fmt: skip
-    """This rank's term of the loss. `logits` are [token, class]; the axes `samples` shard tokens, the axes `classes` the vocabulary."""
+    """This rank's term of the loss. `logits` are [token, class, ...]; the axes `samples` shard any dim but that of the classes, the axes
+    `classes` that one."""
     if classes:
         start = part(classes) * logits.shape[1]
         total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
     else:
-        total = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
-    return total if reduction == "sum" else _per_target(total, target, ignore_index, samples)
+        total = F.cross_entropy(
+            logits,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=_summed(reduction),
+            label_smoothing=label_smoothing,
+        )
+    if target.is_floating_point() and reduction == "mean":  # weights of all classes for each token, which counts as one
+        return total / (target.numel() // target.shape[1] * parts(samples))
+    return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
 
 
 def nll_loss(
-    logs: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean", samples: Axes = ()
-) -> torch.Tensor:
+    logs: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    samples: Axes = (),
+) -> torch.Tensor:  # fmt: skip
     """This rank's term of the loss; the axes `samples` shard the tokens."""
-    total = F.nll_loss(logs, target, ignore_index=ignore_index, reduction="sum")
-    return total if reduction == "sum" else _per_target(total, target, ignore_index, samples)
+    total = F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=_summed(reduction))
+    return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
 
 
-def _per_target(total: torch.Tensor, target: torch.Tensor, ignore_index: int, samples: Axes) -> torch.Tensor:
-    """This rank's sum over its tokens, divided by the number of valid targets on all ranks."""
-    count = _sum((target != ignore_index).sum().float(), samples)  # 4 bytes
+def _summed(reduction: str) -> str:
+    return "sum" if reduction == "mean" else reduction
+
+
+def _per_target(
+    total: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, samples: Axes
+) -> torch.Tensor:
+    """This rank's sum over its tokens, divided by the number of valid targets on all ranks, or by the weights of their classes."""
+    valid = target != ignore_index
+    count = valid.sum() if weight is None else weight[target.where(valid, 0)].where(valid, 0).sum()
+    count = _sum(count.float(), samples)  # 4 bytes
     return (total / count).to(total.dtype)
 
 
