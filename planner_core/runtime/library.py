@@ -15,6 +15,7 @@ from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
+from planner_core.runtime.program.weights import forget
 from planner_core.runtime.refusals import refuse_silent_faults
 
 
@@ -75,7 +76,12 @@ def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
     """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
     show_in_model_order(parallel)
     refuse_silent_faults()
-    module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, _apply=_stay)
+
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        type(module).zero_grad(module, *args, **kwargs)
+        forget(module.parameters())
+
+    module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_stay)
     return module
 
 

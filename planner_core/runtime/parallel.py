@@ -88,6 +88,11 @@ class Parallel:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = False) -> Any:
         """One forward pass. `whole`: every rank brings the global batch."""
+        listening = self.watch.listening()
+        if listening:
+            raise PlanMismatch(
+                f"{listening} has a hook for backward, which never runs under a plan; remove it, or keep what it needs by a hook of forward"
+            )
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)
@@ -150,7 +155,7 @@ class Parallel:
 
     def _fall_back(self, reason: str) -> None:
         name = self.plan["model"]["name"]
-        if self.programs:
+        if any(trained for (_, _, _, trained, *_), _ in self.programs):
             raise PlanMismatch(f"{name} ran as generated code until now, but it cannot any longer: {reason}")
         held = [(w, self.stored_as(w)) for w in self.engine.weights.values()]
         self.dispatched = Dispatched(self.model, self.plain, self.plan, self.mesh, held, reason)

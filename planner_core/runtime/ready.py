@@ -92,7 +92,8 @@ class Ready:
 
     def _parts(self, number: int) -> Deliver:
         placements, mesh = self.layout.delivered[number], self.mesh
-        return lambda x: DTensor.from_local(x.detach(), mesh, placements, run_check=False)
+        what = f"result {self.program.outputs.index(number) + 1} of the model, of which each rank has a part"
+        return lambda x: DTensor.from_local(unplanned(x, what), mesh, placements, run_check=False)
 
     def _own(self, number: int, loss: bool) -> Deliver:
         """If the batch was gathered for the plan: the caller gets its own samples back, beside a loss."""

@@ -4,20 +4,26 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.setup import REPLACED
+from planner_core.runtime.program.weights import OWNERS, forget, pending
 
 
 @functools.cache
 def refuse_silent_faults() -> None:
     """Let optimizers refuse parameters that a plan has replaced, and numbers of shards be refused where those of tensors are meant."""
     register_optimizer_step_pre_hook(_check_parameters)
+    torch.optim.Optimizer.zero_grad = _forgetting(torch.optim.Optimizer.zero_grad)  # type: ignore[method-assign]
+    torch.autograd.backward = _of_all(torch.autograd.backward)
+    torch.autograd.grad = _of_all(torch.autograd.grad)
     # torch has no public way: an operator's own rule would not be asked for a single number
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     handlers[torch.ops.aten._local_scalar_dense.default] = _number
@@ -29,6 +35,40 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             "this optimizer has the parameters from before apply, which the plan has replaced; make it after apply, from "
             "model.parameters()"
         )
+
+    waits = pending(p for group in optimizer.param_groups for p in group["params"])
+    if waits:
+        raise PlanMismatch(
+            f"the optimizer steps, but gradients of {waits} were not summed over ranks: each backward pass since then ran inside "
+            "no_sync(); let the last one of a step run outside of it"
+        )
+
+
+def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:
+    """An optimizer's `zero_grad` that leaves out what micro-batches inside `no_sync()` have kept for the last one, too."""
+
+    @functools.wraps(zero_grad)
+    def forgets(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        zero_grad(self, *args, **kwargs)
+        forget(p for group in self.param_groups for p in group["params"])
+
+    return forgets
+
+
+def _of_all(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of autograd that refuses to look for the gradients of some parameters alone: those under a plan are not in its graph."""
+
+    @functools.wraps(backward)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        inputs = kwargs.get("inputs", args[1] if len(args) > 1 and backward.__name__ == "grad" else None)
+        if any(OWNERS.get(x) is not None for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)):
+            raise PlanMismatch(
+                "gradients were asked for of some tensors alone (torch.autograd.grad, or backward with inputs=), but parameters under a "
+                "plan get theirs by loss.backward(), in their .grad"
+            )
+        return backward(*args, **kwargs)
+
+    return checked
 
 
 def _number(op: Any, args: Any, kwargs: Any) -> Any:

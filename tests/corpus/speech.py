@@ -367,3 +367,17 @@ def packed_by_lengths() -> Made:
 
 _PADDED = "give the padded batch to the layer, and mask the padding in the loss"
 REFUSED = {"packed_sequence": _PADDED, "packed_by_lengths": _PADDED}
+
+
+class Spectra(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan, self.head = nn.LSTM(16, WIDTH, batch_first=True), nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.scan(x)[0]).transpose(1, 2), y)
+
+
+def lstm_of_features() -> Made:
+    """An LSTM of what needs no gradient, whose kernel keeps all weights; a class of each frame."""
+    return Spectra(), (numbers(8, 4, 16), torch.randint(0, 8, (8, 4)))

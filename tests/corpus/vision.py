@@ -538,3 +538,22 @@ class Dropping(nn.Conv2d):
 def functional_dropout() -> Made:
     """Dropout by F.dropout; a run under a plan is held against one process without it."""
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *(Dropping() for _ in range(4))), 16)
+
+
+class Segmenting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(3))
+        self.stem, self.head = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 8, 1)
+        self.register_buffer("rare", torch.linspace(0.2, 1.6, 8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.stem(x)
+        for layer in self.layers:
+            h = h + F.relu(layer(h))
+        return F.cross_entropy(self.head(h), y, weight=self.rare, label_smoothing=0.1, ignore_index=3)
+
+
+def segmentation_by_rare_kinds() -> Made:
+    """A loss of each pixel, with a weight for each class, smoothed, without the pixels of one class."""
+    return Segmenting(), (numbers(8, 3, 8, 8), torch.randint(0, 8, (8, 8, 8)))

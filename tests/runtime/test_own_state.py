@@ -7,7 +7,7 @@ import copy
 import re
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +273,76 @@ def test_a_number_of_which_each_rank_has_a_term_is_refused(tmp_path: Path) -> No
     assert norm == deviation == "True"
     for one in said:
         assert re.search(r"each rank has its own term of it; let all ranks call .full_tensor\(\) first", one)
+
+
+class Both(Watched):
+    """Returns its scores beside the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(hooked=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = self.down(torch.relu(self.up(x)))
+        return scores.square().mean(), scores
+
+
+def _refusals(file: str) -> dict[str, str]:
+    def steps(model: Any, loss: Any, scores: Any) -> None:
+        with model.no_sync():
+            loss.backward()
+        torch.optim.SGD(model.parameters()).step()
+
+    def clips(model: Any, loss: Any, scores: Any) -> None:
+        with model.no_sync():
+            loss.backward()
+        shardscope.clip_grad_norm_(model.parameters(), 1.0)
+
+    def listens(model: Any, loss: Any, scores: Any) -> None:
+        model.up.register_full_backward_hook(lambda module, into, out: None)
+        model(torch.randn(8, 16), global_batch=True)
+
+    doings: dict[str, Callable[[Any, Any, Any], Any]] = {
+        "were not summed over ranks: each": steps,
+        "cannot be clipped": clips,
+        "hook for backward": listens,
+        "of some tensors alone": lambda model, loss, scores: loss.backward(inputs=[model.down.weight]),
+        "or backward with inputs=": lambda model, loss, scores: torch.autograd.grad(loss, list(model.parameters())),
+        "a gradient came to result 2": lambda model, loss, scores: (loss + _whole(scores).mean()).backward(),
+    }
+    said = {}
+    for expected, do in doings.items():
+        model = shardscope.apply(Both(), shardscope.load_plan(file))
+        said[expected] = _told(partial(do, model, *model(torch.randn(8, 16), global_batch=True)))
+    return said
+
+
+def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
+    report, files = saved_plans(Both(), (torch.randn(8, 16),), tmp_path)
+    said = run_ranks(_refusals, 2, (files[[p.name for p in report.plans].index("data parallel")],))[0]
+    assert len(said) == 6
+    for expected, error in said.items():
+        assert expected in error
+
+
+def _thrown_away(files: list[str]) -> list[float]:
+    apart = []
+    for file in files:
+        alone, model = Both(), shardscope.apply(Both(), shardscope.load_plan(file))
+        for one, options in ((alone, {}), (model, {"global_batch": True})):
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+            for forgets in (optimizer.zero_grad, one.zero_grad):
+                with model.no_sync():
+                    (100 * one(torch.ones(8, 16), **options)[0]).backward()
+                forgets()
+                one(torch.full((8, 16), 0.5), **options)[0].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        apart += [
+            float((_whole(p) - q).abs().max()) for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+        ]
+    return apart
+
+
+def test_a_micro_batch_that_is_thrown_away_leaves_nothing(tmp_path: Path) -> None:
+    _, files = saved_plans(Both(), (torch.randn(8, 16),), tmp_path)
+    assert max(run_ranks(_thrown_away, 2, (files,))[0]) < 1e-6

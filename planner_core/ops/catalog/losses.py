@@ -8,6 +8,8 @@ from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes,
 
 _COUNT = Internal("forward", "all_reduce", 4)
 """A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
+_WEIGHTS = Internal("forward", "all_reduce", 1, sends=(2,), least_item=4)
+"""Of targets with a weight for each class, the weights are summed."""
 
 
 def _today(rule: RuleFn) -> RuleFn:
@@ -43,7 +45,7 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     fits = (soft or ins[1] == tokens) and all(w == logits[1:2] for w in ins[2:]) and outs[0] == (tokens if none else ())
     if not fits or not isinstance(named, tuple) or named[:2] != ("input", "target"):
         return Rule(())
-    count = (_COUNT,) if reduction == "mean" and not soft else ()
+    count = (_COUNT if len(ins) == 2 else _WEIGHTS,) if reduction == "mean" and not soft else ()
     found = []
     for dim in (0, *range(2, len(logits))):
         own = dim if soft else max(0, dim - 1)

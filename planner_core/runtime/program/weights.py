@@ -12,7 +12,7 @@ Autograd sees only working or gathered tensors, as leaves. Their gradients go to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.buckets import Member, Way, aligned, alike, moved, talks, through, unpack
@@ -27,6 +28,22 @@ from planner_core.runtime.program.collectives import AxisMove, Segments
 
 STEPS = "_shardscope_optimizer_steps"
 """An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
+
+
+OWNERS = WeakIdKeyDictionary()
+"""The weight of each parameter that is under a plan."""
+
+
+def pending(parameters: Iterable[torch.Tensor]) -> str:
+    """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
+    found = (OWNERS.get(p) for p in parameters)
+    return next((w.names[0] for w in found if w is not None and w.terms is not None), "")
+
+
+def forget(parameters: Iterable[torch.Tensor]) -> None:
+    """Leave out such gradients: a loop has set its gradients to zero."""
+    for weight in filter(None, (OWNERS.get(p) for p in parameters)):
+        weight.terms = weight.packing = None
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -63,6 +80,7 @@ class Weight:
 
     def __post_init__(self) -> None:
         setattr(self.parameter, STEPS, 0)
+        OWNERS[self.parameter] = self
         local = self.local
         self.alias = not self.refresh and local.dtype == self.dtype
         self.seen: object = None

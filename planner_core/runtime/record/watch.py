@@ -13,8 +13,6 @@ from torch import nn
 from planner_core.runtime.record.attributes import Attributes
 from planner_core.runtime.record.outside import Outside
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class ModelWatch:
     """A model as it was when its parameters were sharded."""
@@ -32,15 +30,14 @@ class ModelWatch:
     def hooked(self) -> str:
         """The name of a module, other than the model itself, with hooks that only its own call would run; empty if there is none."""
         for module in self.modules[1:]:
-            own = module.__dict__
-            if (
-                own["_forward_hooks"]
-                or own["_forward_pre_hooks"]
-                or own["_backward_hooks"]
-                or own["_backward_pre_hooks"]
-            ):
+            if module.__dict__["_forward_hooks"] or module.__dict__["_forward_pre_hooks"]:
                 return str(self.names[id(module)])
         return ""
+
+    def listening(self) -> str:
+        """The name of a module, other than the model itself, with hooks for backward, which no code under a plan would run."""
+        own = (m for m in self.modules[1:] if m.__dict__["_backward_hooks"] or m.__dict__["_backward_pre_hooks"])
+        return next((str(self.names[id(m)]) for m in own), "")
 
     def changed(self) -> str:
         """A sentence about what has changed; empty if nothing has."""

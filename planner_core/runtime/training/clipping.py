@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
+from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.weights import pending
+
 Group = tuple[int, ...]
 
 
@@ -34,12 +37,19 @@ def clip_grad_norm_(
         The norm of all gradients together before clipping. It is the same on every rank.
 
     Raises:
+        PlanMismatch: Every backward pass of this step ran inside `no_sync()`.
         RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
 
     Example:
         >>> shardscope.clip_grad_norm_(model.parameters(), 1.0)
     """
     params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    waits = pending(params)
+    if waits:
+        raise PlanMismatch(
+            f"gradients of {waits} were not summed over ranks yet, so they cannot be clipped: let the last backward pass of a step run "
+            "outside of no_sync()"
+        )
     grads = [p.grad for p in params if p.grad is not None]
     total = total_norm(grads, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):

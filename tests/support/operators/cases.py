@@ -262,6 +262,11 @@ def layers() -> list[Case]:
         Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), ids(8, 4, 4)), kinds="ac", name="cross_entropy of images"),
         Case("cross_entropy", F.cross_entropy, (t(16, 8), target, pos(8)), kinds="acc", name="cross_entropy weighted"),
         Case("cross_entropy", F.cross_entropy, (t(16, 8), pos(16, 8)), kinds="ac", name="cross_entropy of probabilities"),
+        Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), ids(8, 4, 4), pos(8)), {"label_smoothing": 0.2}, "acc", "cross_entropy of images, all"),
+        Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), ids(8, 4, 4)), {"reduction": "none"}, "ac", "cross_entropy of images, each"),
+        Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), pos(4, 8, 4), pos(8)), kinds="acc", name="cross_entropy of probabilities, weighted"),
+        Case("cross_entropy", F.cross_entropy, (t(16, 8), target), {"size_average": False}, "ac", "cross_entropy of old"),
+        Case("nll_loss", F.nll_loss, (t(4, 8, 4), ids(8, 4, 4), pos(8)), kinds="acc", name="nll_loss of images"),
         *(Case(fn, getattr(F, fn), (pos(4, 8), pos(4, 8)), {"reduction": how}, "ac", f"{fn} {how}")
           for fn in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits") for how in ("mean", "sum", "none")),
         Case("moe_experts", moe_experts, moe, expert, "aaapp"), Case("moe_experts", moe_experts, other, {**expert, "transposed": True}, "aaapppp", "moe_experts transposed with bias"),

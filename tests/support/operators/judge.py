@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -252,22 +253,37 @@ def _batch_norm(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Te
 def _cross_entropy(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
     if not any(r.splits_work for r in w.chosen):
         return w.case.call(mine)
-    logits, target = mine
-    ignore, reduction = w.op.attrs["ignore_index"], w.op.attrs["reduction"]
-    classes = [logits if r == rank else w.operands[r][0].detach() for r in w.peers(rank, "classes")]
-    losses = F.cross_entropy(torch.cat(classes, 1), target, ignore_index=ignore, reduction="sum")  # type: ignore[arg-type]
-    valid = sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens"))
-    return [losses / valid if reduction == "mean" else losses]
+    target, attrs = mine[1], w.op.attrs
+    classes = [mine[0] if r == rank else w.operands[r][0].detach() for r in w.peers(rank, "classes")]
+    smooth: Any = attrs.get("label_smoothing", 0.0)
+    return _of_targets(
+        w, rank, partial(F.cross_entropy, torch.cat(classes, 1), target, *mine[2:], label_smoothing=smooth)
+    )
 
 
 def _nll_loss(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:
+    return _of_targets(w, rank, partial(F.nll_loss, *mine))
+
+
+def _of_targets(w: World, rank: Rank, loss: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """This rank's term: its sum, divided by what the targets of all ranks count."""
     ignore, reduction = w.case.kwargs.get("ignore_index", -100), w.case.kwargs.get("reduction", "mean")
-    losses = F.nll_loss(*mine, ignore_index=ignore, reduction="sum")
-    return [
-        losses / sum((w.operands[r][1] != ignore).sum() for r in w.peers(rank, "tokens"))
-        if reduction == "mean"
-        else losses
-    ]
+    total = loss(ignore_index=ignore, reduction="sum" if reduction == "mean" else reduction)
+    if reduction != "mean":
+        return [total]
+    ranks = {rank}
+    for row in w.chosen:
+        if row.splits_work and row.name != "classes":
+            ranks = {peer for r in ranks for peer in w.peers(r, row.name)}
+    return [total / sum(_counted(w.operands[r], ignore) for r in ranks)]
+
+
+def _counted(operands: list[torch.Tensor], ignore: int) -> float:
+    target = operands[1]
+    if target.is_floating_point():
+        return target.numel() / target.shape[1]
+    valid = target[target != ignore]
+    return float(operands[2][valid].sum()) if len(operands) > 2 else float(len(valid))
 
 
 def _as_strided(w: World, rank: Rank, mine: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -70,9 +70,9 @@ def _per_target(
 ) -> torch.Tensor:
     """This rank's sum over its tokens, divided by the number of valid targets on all ranks, or by the weights of their classes."""
     valid = target != ignore_index
-    count = valid.sum() if weight is None else weight[target.where(valid, 0)].where(valid, 0).sum()
-    count = _sum(count.float(), samples)  # 4 bytes
-    return (total / count).to(total.dtype)
+    each = valid if weight is None else weight[target.where(valid, 0)].where(valid, 0)
+    count = each.sum(dtype=torch.float32 if weight is None else _wide(weight))  # 4 bytes, or those of a weight
+    return (total / _sum(count, samples)).to(total.dtype)
 
 
 class _ClassParallel(torch.autograd.Function):
