@@ -34,7 +34,7 @@ from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
 from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
-from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.program.weights import Weight, pending
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
@@ -155,8 +155,11 @@ class Parallel:
 
     def _fall_back(self, reason: str) -> None:
         name = self.plan["model"]["name"]
-        if any(trained for (_, _, _, trained, *_), _ in self.programs):
-            raise PlanMismatch(f"{name} ran as generated code until now, but it cannot any longer: {reason}")
+        if pending(w.parameter for w in self.engine.weights.values()):
+            raise PlanMismatch(
+                f"{name} ran as generated code in the micro-batches before, and cannot in this one: {reason}; let it go the same way in "
+                "all micro-batches of a step"
+            )
         held = [(w, self.stored_as(w)) for w in self.engine.weights.values()]
         self.dispatched = Dispatched(self.model, self.plain, self.plan, self.mesh, held, reason)
         warnings.warn(

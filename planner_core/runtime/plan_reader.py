@@ -24,19 +24,20 @@ class PlanMismatch(RuntimeError):
     """The running model is not the one for which the plan was made. The message names the operator."""
 
 
-OTHER = (
-    "the model does other operations than when it was planned (in eval mode, with other attributes, inputs or values); set it as it was, "
-    "or plan it again"
-)
+def other_model(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
+    """The error for an operator that is not as it was planned. `line`: the place in the model's code; `versions`: see `other_versions`."""
+    at = f" at {line.rpartition('/')[2]}" if line else ""
+    return PlanMismatch(
+        f"{site}{at} {what}: the model does other operations than when it was planned (in eval mode, with other attributes, lengths, "
+        f"inputs or values); set it as it was, or plan it again{versions}"
+    )
 
 
 def check_gradient(site: str, edge: Edge, summed: Placements) -> None:
     """Raise PlanMismatch if an operator gives the gradient of an operand in other placements than those in which it is summed: the
     operand is another one than when it was planned."""
     if edge.wanted != summed:
-        raise PlanMismatch(
-            f"{site} gives the gradient of an operand placed {edge.wanted}, but it is summed placed {summed}: {OTHER}"
-        )
+        raise other_model(site, "gives an operand another gradient than in the plan", "")
 
 
 def refuse_gradient(name: str) -> None:

@@ -241,13 +241,17 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
 
 _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
 """ATen ops whose results have sizes, or a truth value, that depend on values."""
-_FORM = "use a form of the model without data-dependent control flow"
+_FORM = "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int"
 _FORMS = {
     "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
     "nested_tensor": "give one padded tensor and a mask",
     "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
+    "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
+    "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",
+    "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
+    "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
 }
-"""A way out, by the function of torch, or the kernel, in which a capture ended."""
+"""A way out, by the function of torch, the kernel, the file of torch or the call in which a capture ended."""
 _FORMS["masked_select"] = _FORMS["nonzero"]
 
 
@@ -287,5 +291,12 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
 
 
 def _instead(stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
-    names = ([kernel[1]] if kernel else []) + [f.name for f in stack]
+    frames = list(stack)
+    names = (
+        ([kernel[1]] if kernel else [])
+        + [f.name for f in frames]
+        + [f.filename.rpartition("/")[2] for f in frames[-3:]]
+    )
+    lines = " ".join(f.line or "" for f in frames)
+    names += [name for name in _FORMS if name[-1] == "(" and name in lines]
     return next((_FORMS[name] for name in names if name in _FORMS), _FORM)

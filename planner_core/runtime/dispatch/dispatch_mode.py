@@ -44,13 +44,13 @@ from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.dispatch.redistribute import deliver, place
 from planner_core.runtime.dispatch.whole_results import WholeResults, meta, replaced
 from planner_core.runtime.plan_reader import (
-    OTHER,
     Edge,
     Placements,
     PlanMismatch,
     Row,
     check_gradient,
     kept_sites,
+    other_model,
     other_versions,
     read_rows,
     recomputed_prefixes,
@@ -225,12 +225,10 @@ class Steering(TorchFunctionMode):
     ) -> Any:  # fmt: skip
         row = self.rows.get(site)
         if row is None:
-            raise PlanMismatch(f"{site} is not in the plan: {OTHER}{self.versions}")
+            raise other_model(site, "is not in the plan", self.versions)
         if len(row.inputs) != len(operands) or len(row.outputs) != len(whole):
-            raise PlanMismatch(
-                f"{site} has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}: "
-                f"{OTHER}{self.versions}"
-            )
+            told = f"has {len(operands)} operands and {len(whole)} results, the plan {len(row.inputs)} and {len(row.outputs)}"
+            raise other_model(site, told, self.versions)
         self.whole.check(site, fn, func, args, kwargs, row)
         on_meta_only = any(t.local.is_meta if isinstance(t, Steered) else t.is_meta for t in operands)
         local = [self._take(site, t, e, on_meta_only) for t, e in zip(operands, row.inputs, strict=True)]
@@ -268,7 +266,7 @@ class Steering(TorchFunctionMode):
         if isinstance(tensor, Steered) or tensor in self.params:
             held = tensor.placements if isinstance(tensor, Steered) else self.params.stored(tensor).working
             if held != edge.src:
-                raise PlanMismatch(f"{site} expects an operand placed {edge.src}, but it is placed {held}")
+                raise other_model(site, "takes another operand than in the plan", self.versions)
             if isinstance(tensor, Steered) and tensor.summed and tensor.local.requires_grad:
                 check_gradient(site, edge, tensor.summed)
             return (

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.core import Op
 from planner_core.ops import rows
-from planner_core.runtime.plan_reader import OTHER, Edge, PlanMismatch, Row, Stored, check_gradient
+from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient, other_model
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
@@ -69,7 +69,7 @@ class PlannedTape:
         """The row of a call; raises PlanMismatch."""
         row = self.rows.get(call.site)
         if row is None:
-            raise PlanMismatch(f"{call.site} is not in the plan: {OTHER}{self.versions}")
+            raise other_model(call.site, "is not in the plan", self.versions, call.line)
         return row
 
     def place(self, call: TapeCall) -> Place:
@@ -79,9 +79,8 @@ class PlannedTape:
     def _check(self, call: TapeCall, row: Row) -> None:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
-            raise PlanMismatch(
-                f"{call.site} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}: {OTHER}{self.versions}"
-            )
+            told = f"has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
+            raise other_model(call.site, told, self.versions, call.line)
 
     def _walk(self) -> None:
         """Find the delivered placements, in order. An axis is not a data axis if some operator needs a constant of the batch with
@@ -97,9 +96,7 @@ class PlannedTape:
             for number, edge in zip(call.inputs, row.inputs, strict=True):
                 kind = self.tape.tensors[number].kind
                 if kind == COMPUTED and self.delivered[number] != edge.src:
-                    raise PlanMismatch(
-                        f"{call.site} expects an operand placed {edge.src}, but it is placed {self.delivered[number]}"
-                    )
+                    raise other_model(call.site, "takes another operand than in the plan", self.versions, call.line)
                 if kind not in (COMPUTED, PARAMETER):
                     self._constant(number, edge)
                 if kind == COMPUTED and self.tape.tensors[number].grad:
