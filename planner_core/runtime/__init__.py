@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.runtime.collective_counter import CountCollectives, sent_in_exchange, table_of
     from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
     from planner_core.runtime.dispatch.local_ops import attention as flash_memory
     from planner_core.runtime.dispatch.parallelize import steer
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.plan_reader import PlanMismatch
     from planner_core.runtime.program.collectives import Trace
+    from planner_core.runtime.program.collectives.counter import CountCollectives, sent_in_exchange, table_of
     from planner_core.runtime.program.operators.chances import drawing, seed_of
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.record.batch import with_samples
@@ -70,9 +70,9 @@ _HOME = {
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
     "steer": "planner_core.runtime.dispatch.parallelize",
-    "CountCollectives": "planner_core.runtime.collective_counter",
-    "sent_in_exchange": "planner_core.runtime.collective_counter",
-    "table_of": "planner_core.runtime.collective_counter",
+    "CountCollectives": "planner_core.runtime.program.collectives.counter",
+    "sent_in_exchange": "planner_core.runtime.program.collectives.counter",
+    "table_of": "planner_core.runtime.program.collectives.counter",
     "Steered": "planner_core.runtime.dispatch.dispatch_mode",
     "Steering": "planner_core.runtime.dispatch.dispatch_mode",
     "initializer": "planner_core.runtime.initialize",

@@ -13,9 +13,9 @@ from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.program.weights import forget
 from planner_core.runtime.refusals import refuse_silent_faults
 
 
@@ -46,9 +46,8 @@ def apply(
         the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A
         tensor of samples has this rank's own samples. If the model returns a loss, other tensors that are sharded over ranks are
         DTensors without gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
-        Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip
-        with `clip_grad_norm_`. Running statistics of sharded channels are whole in `state_dict()`, as DTensors; the buffer itself
-        has this rank's channels alone up to date.
+        Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip with
+        `clip_grad_norm_`. Of running statistics of sharded channels a buffer has this rank's; `state_dict()` has all, as DTensors.
 
     Raises:
         InputError: There is no process group, or its number of ranks is not the plan's number of devices.

@@ -31,10 +31,11 @@ from planner_core.runtime.plan_reader import (
 )
 from planner_core.runtime.program.collectives import take
 from planner_core.runtime.program.engine import Engine
+from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
 from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
-from planner_core.runtime.program.weights import Weight, pending
+from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter

@@ -13,8 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.gradients import forget, pending
 from planner_core.runtime.program.setup import REPLACED
-from planner_core.runtime.program.weights import OWNERS, forget, pending
+from planner_core.runtime.program.weights import OWNERS
 
 
 @functools.cache

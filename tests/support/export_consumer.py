@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
-from planner_core.runtime.collective_counter import CountCollectives
+from planner_core.runtime.program.collectives.counter import CountCollectives
 from tests.support.export_spec import DEEPSPEED
 
 FLOOR = 1e-3

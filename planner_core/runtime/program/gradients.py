@@ -9,7 +9,7 @@ last, `final` is taken in every backward. Small buckets of `final` travel togeth
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ from planner_core.runtime.program.buckets import (
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove, one_launch, take
-from planner_core.runtime.program.weights import Weight, staged
+from planner_core.runtime.program.weights import OWNERS, Weight, staged
 
 
 class GradientBucket:
@@ -274,3 +274,15 @@ class Pipeline:
             self.advance()
         while self.staying:
             self.staying = [flow for flow in self.staying if moved(flow)]
+
+
+def pending(parameters: Iterable[torch.Tensor]) -> str:
+    """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
+    found = (OWNERS.get(p) for p in parameters)
+    return next((w.names[0] for w in found if w is not None and w.terms is not None), "")
+
+
+def forget(parameters: Iterable[torch.Tensor]) -> None:
+    """Leave out such gradients: a loop has set its gradients to zero."""
+    for weight in filter(None, (OWNERS.get(p) for p in parameters)):
+        weight.terms = weight.packing = None

@@ -24,7 +24,7 @@ from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
 from planner_core.runtime.program.gradients import GradientBucket, Pipeline, together
-from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight, refreshes
+from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight
 
 Function = Callable[..., Any]
 
@@ -193,6 +193,15 @@ class RuntimeUnit:
         """Free the memory of gathered weights."""
         for gather in self.gathers:
             gather.free()
+
+
+def refreshes(weights: Sequence[Weight]) -> list[Refresh]:
+    """The buckets of those weights whose working copy is not the parameter itself."""
+    groups: dict[object, list[Weight]] = {}
+    for weight in weights:
+        if not weight.alias:
+            groups.setdefault((alike(weight.refresh), weight.dtype), []).append(weight)
+    return [Refresh(group) for group in groups.values()]
 
 
 def receive(units: Sequence[RuntimeUnit], again: bool = False) -> None:

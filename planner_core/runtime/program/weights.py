@@ -12,7 +12,7 @@ Autograd sees only working or gathered tensors, as leaves. Their gradients go to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program.buckets import Member, Way, aligned, alike, moved, talks, through, unpack
+from planner_core.runtime.program.buckets import Member, Way, aligned, moved, talks, through, unpack
 from planner_core.runtime.program.collectives import AxisMove, Segments
 
 STEPS = "_shardscope_optimizer_steps"
@@ -32,18 +32,6 @@ STEPS = "_shardscope_optimizer_steps"
 
 OWNERS = WeakIdKeyDictionary()
 """The weight of each parameter that is under a plan."""
-
-
-def pending(parameters: Iterable[torch.Tensor]) -> str:
-    """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
-    found = (OWNERS.get(p) for p in parameters)
-    return next((w.names[0] for w in found if w is not None and w.terms is not None), "")
-
-
-def forget(parameters: Iterable[torch.Tensor]) -> None:
-    """Leave out such gradients: a loop has set its gradients to zero."""
-    for weight in filter(None, (OWNERS.get(p) for p in parameters)):
-        weight.terms = weight.packing = None
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -404,12 +392,3 @@ class Refresh(WeightBucket):
         tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]
         stages = staged(weights, [tuple(t.shape) for t in tensors], [w.refresh for w in weights])
         yield from through(stages, tensors, [w.working for w in weights])
-
-
-def refreshes(weights: Sequence[Weight]) -> list[Refresh]:
-    """The buckets of those weights whose working copy is not the parameter itself."""
-    groups: dict[object, list[Weight]] = {}
-    for weight in weights:
-        if not weight.alias:
-            groups.setdefault((alike(weight.refresh), weight.dtype), []).append(weight)
-    return [Refresh(group) for group in groups.values()]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program.weights import pending
+from planner_core.runtime.program.gradients import pending
 
 Group = tuple[int, ...]
 

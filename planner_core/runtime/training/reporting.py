@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from planner_core.core import Cluster, Plan
-from planner_core.runtime.collective_counter import CountCollectives
 from planner_core.runtime.library import applied
+from planner_core.runtime.program.collectives.counter import CountCollectives
 
 TRACED = (2, 2)
 """Number of steps before a trace, to warm up, and number of steps in the trace."""
