@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
+from planner_core.runtime.program.model_order import whole_in_model_order
 from planner_core.runtime.program.setup import REPLACED
 from planner_core.runtime.program.weights import OWNERS
 
@@ -23,6 +24,7 @@ def refuse_silent_faults() -> None:
     """Let optimizers refuse parameters that a plan has replaced, and numbers of shards be refused where those of tensors are meant."""
     register_optimizer_step_pre_hook(_check_parameters)
     torch.optim.Optimizer.zero_grad = _forgetting(torch.optim.Optimizer.zero_grad)  # type: ignore[method-assign]
+    DTensor.full_tensor = whole_in_model_order(DTensor.full_tensor)  # type: ignore[method-assign]
     torch.autograd.backward = _of_all(torch.autograd.backward)
     torch.autograd.grad = _of_all(torch.autograd.grad)
     # torch has no public way: an operator's own rule would not be asked for a single number

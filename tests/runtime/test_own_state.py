@@ -346,3 +346,22 @@ def _thrown_away(files: list[str]) -> list[float]:
 def test_a_micro_batch_that_is_thrown_away_leaves_nothing(tmp_path: Path) -> None:
     _, files = saved_plans(Both(), (torch.randn(8, 16),), tmp_path)
     assert max(run_ranks(_thrown_away, 2, (files,))[0]) < 1e-6
+
+
+def _seen_whole(file: str) -> list[float]:
+    alone, model = OwnGPT(), shardscope.apply(OwnGPT(), shardscope.load_plan(file))
+    model.load_state_dict(alone.state_dict())
+    batch = own_model.batch(0)
+    alone(*batch).backward(), model(*batch, global_batch=True).backward()
+    found = []
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert q.grad is not None, name
+        seen = (_whole(p), q), (_whole(p.detach()), q), (_whole(p.data), q), (_whole(p.grad), q.grad)
+        found += [float((a - b).abs().max()) for a, b in seen]
+    return found
+
+
+def test_full_tensor_has_the_models_own_order(tmp_path: Path) -> None:
+    report, files = saved_plans(OwnGPT(), own_model.batch(0), tmp_path)
+    megatron = files[[p.name for p in report.plans].index("Megatron-LM")]
+    assert max(run_ranks(_seen_whole, 2, (megatron,))[0]) < 1e-5

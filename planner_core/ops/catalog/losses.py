@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
-from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes, Split, broadcast_splits, split
+from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes, Split, aligned, broadcast_splits, split
 
 _COUNT = Internal("forward", "all_reduce", 4)
 """A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
 _WEIGHTS = Internal("forward", "all_reduce", 1, sends=(2,), least_item=4)
 """Of targets with a weight for each class, the weights are summed."""
+
+
+_BY_WEIGHTS = frozenset({"mse_loss", "l1_loss", "huber_loss"})
+"""Losses whose mean divides by the sum of the weights, if there are any, and not by the number of elements."""
 
 
 def _today(rule: RuleFn) -> RuleFn:
@@ -74,11 +78,14 @@ def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims may be sharded if the operands are not broadcast along them."""
+    """Dims may be sharded if the operands are not broadcast along them; weights may be."""
     if op.attrs.get("reduction", "mean") not in ("mean", "sum"):
         return Rule(tuple(broadcast_splits(ins, outs[0])))
-    same = [d for d, n in enumerate(ins[0]) if n > 1 and all(len(s) == len(ins[0]) and s[d] == n for s in ins)]
-    return Rule(tuple(split(f"d{d}", [d] * len(ins), [None], ins[0][d]) for d in same))
+    if len(ins) > 2 and op.fn in _BY_WEIGHTS:
+        return Rule(())
+    rank = len(ins[0])
+    same = [d for d, n in enumerate(ins[0]) if n > 1 and len(ins[1]) == rank and ins[1][d] == n]
+    return Rule(tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [None], ins[0][d]) for d in same))
 
 
 def _row_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:

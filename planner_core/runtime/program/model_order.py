@@ -1,7 +1,7 @@
 """What `state_dict` gives and `load_state_dict` takes: fused weights in the model's own order, and buffers of parts.
 
 If a fused dim (q, k and v in one projection) is sharded, a rank holds a part of each of its segments. So its part is not one piece of the
-model's tensor. Outside of a step such a weight is shown in the model's order.
+model's tensor. Outside of a step such a weight is shown in the model's order, also by `full_tensor()` of it and of its gradient.
 
 A buffer of which a rank updates its own part (running statistics of sharded channels) is whole on each rank, but only that part is new.
 So it is shown as a DTensor of these parts.
@@ -10,13 +10,17 @@ So it is shown as a DTensor of these parts.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from planner_core.runtime.program.collectives import own_share
 from planner_core.runtime.program.setup import place
 from planner_core.runtime.program.weights import Weight
 
@@ -79,8 +83,51 @@ def show_in_model_order(parallel: Parallel) -> None:
                 own, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
             )
 
+    for weight in parallel.engine.weights.values():
+        if dealt(parallel, weight):
+            _ORDERS[weight] = _orders(parallel, weight)
     parallel.model.register_state_dict_post_hook(shown)
     parallel.model.register_load_state_dict_pre_hook(taken)
+
+
+_ORDERS: WeakKeyDictionary[Weight, dict[int, torch.Tensor]] = WeakKeyDictionary()
+"""Of each weight with a fused dim that is sharded: where each element of the model's dim lies in the plan's, by dim."""
+
+
+def whole_in_model_order(full_tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`DTensor.full_tensor`, which gives such weights and their gradients in the model's order."""
+
+    @functools.wraps(full_tensor)
+    def ordered(self: DTensor, **options: Any) -> torch.Tensor:
+        whole, memory = full_tensor(self, **options), self._local_tensor.untyped_storage()._cdata
+        for weight, orders in _ORDERS.items():
+            held = (weight.local, weight.gradient)
+            if self.shape == weight.parameter.shape and any(
+                t is not None and t.untyped_storage()._cdata == memory for t in held
+            ):
+                for dim, order in orders.items():
+                    whole = whole.index_select(dim, order.to(whole.device))
+        return whole
+
+    return ordered
+
+
+def _orders(parallel: Parallel, weight: Weight) -> dict[int, torch.Tensor]:
+    placements, found = parallel.stored_as(weight).placements, {}
+    for dim, sizes in weight.segments.items():
+        if len(sizes) < 2:
+            continue
+        split = [
+            a.size for a, p in zip(parallel.axes, placements, strict=True) if isinstance(p, Shard) and p.dim == dim
+        ]
+        parts = []
+        for ranks in itertools.product(*map(range, split)):
+            part = torch.arange(weight.parameter.shape[dim])
+            for size, rank in zip(split, ranks, strict=True):
+                part = own_share(part, 0, size, rank, {0: sizes})
+            parts.append(part)
+        found[dim] = torch.cat(parts).argsort()
+    return found
 
 
 def _show_buffers(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:

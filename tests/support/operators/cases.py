@@ -266,6 +266,9 @@ def layers() -> list[Case]:
         Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), ids(8, 4, 4)), {"reduction": "none"}, "ac", "cross_entropy of images, each"),
         Case("cross_entropy", F.cross_entropy, (t(4, 8, 4), pos(4, 8, 4), pos(8)), kinds="acc", name="cross_entropy of probabilities, weighted"),
         Case("cross_entropy", F.cross_entropy, (t(16, 8), target), {"size_average": False}, "ac", "cross_entropy of old"),
+        Case("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits,
+             (t(4, 8), pos(4, 8), pos(4, 1), None, None, "mean", pos(8)), kinds="accc", name="binary_cross_entropy_with_logits weighted"),
+        Case("mse_loss", F.mse_loss, (t(4, 8), pos(4, 8), None, None, "mean", pos(4, 8)), kinds="acc", name="mse_loss weighted"),
         Case("nll_loss", F.nll_loss, (t(4, 8, 4), ids(8, 4, 4), pos(8)), kinds="acc", name="nll_loss of images"),
         *(Case(fn, getattr(F, fn), (pos(4, 8), pos(4, 8)), {"reduction": how}, "ac", f"{fn} {how}")
           for fn in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits") for how in ("mean", "sum", "none")),
