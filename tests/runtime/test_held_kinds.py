@@ -123,3 +123,40 @@ def test_numbers_count_in_whatever_they_are_kept(tmp_path: Path) -> None:
     for file, wanted, got in run_ranks(_run, 2, (files,))[0]:
         assert len(set(wanted)) == 3, file
         assert got == pytest.approx(wanted, rel=1e-5), file
+
+
+class Perceptual(nn.Module):
+    """Hooks that its constructor makes give it what its layers compute: one sees the model, one a list, one a number around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH), nn.ReLU())
+        self.head, self.seen = nn.Linear(WIDTH, KINDS), list[torch.Tensor]()
+        kept, scale = list[torch.Tensor](), 0.5
+        self.kept = kept
+        self.body[1].register_forward_hook(lambda module, given, out: self.seen.append(out))
+        self.body[3].register_forward_hook(lambda module, given, out: kept.append(scale * out))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.seen.clear()
+        self.kept.clear()
+        loss = F.cross_entropy(self.head(self.body(x)), y)
+        for h in (*self.seen, *self.kept):
+            loss = loss + h.square().mean()
+        return loss
+
+
+def _hooked(files: list[str]) -> list[tuple[float, float]]:
+    alone = float(Perceptual()(*_inputs()).detach())
+    found = []
+    for file in files:
+        model = shardscope.apply(Perceptual(), shardscope.load_plan(file))
+        found.append((alone, float(model(*_inputs(), global_batch=True).detach())))
+    return found
+
+
+def test_hooks_of_a_constructor_are_those_of_the_copy_that_is_planned(tmp_path: Path) -> None:
+    _, files = saved_plans(Perceptual(), _inputs(), tmp_path)
+    for wanted, got in run_ranks(_hooked, 2, (files,))[0]:
+        assert got == pytest.approx(wanted, rel=1e-5)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -48,13 +50,33 @@ def _copied(module: nn.Module) -> nn.Module:
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
     try:
-        return copy.deepcopy(module, memo)
+        copied: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:
         words = " ".join(str(error).split())[:150]
         raise CaptureError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {words}); let a function of a file build it, and give "
             "path/to/file.py:function"
         ) from None
+    for part in copied.modules():
+        for held in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
+            held.update(
+                {k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType) and f.__closure__}
+            )
+    return copied
+
+
+def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """A function (a hook, most often) that sees the copies where its variables are of the module: deepcopy leaves functions as they are."""
+    for cell in function.__closure__ or ():
+        if id(cell) not in memo:
+            memo[id(cell)] = CellType()
+            with contextlib.suppress(ValueError):  # it has no value yet
+                memo[id(cell)].cell_contents = memo.get(id(cell.cell_contents), cell.cell_contents)
+    cells = tuple(memo[id(cell)] for cell in function.__closure__ or ())
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(function.__dict__)
+    return made
 
 
 def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
