@@ -15,8 +15,13 @@ from torch.utils import _pytree as pytree
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
 from planner_core.runtime.program.model_order import whole_in_model_order
+from planner_core.runtime.program.operators.chances import draw_whole
 from planner_core.runtime.program.setup import REPLACED
 from planner_core.runtime.program.weights import OWNERS
+
+_ATEN = torch.ops.aten
+_DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.float, _ATEN.rand_like.default, _ATEN.randn_like.default,
+            _ATEN.randint_like.default, _ATEN.randint_like.low_dtype)  # fmt: skip
 
 
 @functools.cache
@@ -29,7 +34,9 @@ def refuse_silent_faults() -> None:
     torch.autograd.grad = _of_all(torch.autograd.grad)
     # torch has no public way: an operator's own rule would not be asked for a single number
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    handlers[torch.ops.aten._local_scalar_dense.default] = _number
+    handlers[_ATEN._local_scalar_dense.default] = _number
+    if not torch.cuda.is_available():
+        handlers.update(dict.fromkeys(_DRAWING, draw_whole))
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:

@@ -365,3 +365,23 @@ def test_full_tensor_has_the_models_own_order(tmp_path: Path) -> None:
     report, files = saved_plans(OwnGPT(), own_model.batch(0), tmp_path)
     megatron = files[[p.name for p in report.plans].index("Megatron-LM")]
     assert max(run_ranks(_seen_whole, 2, (megatron,))[0]) < 1e-5
+
+
+def _drawn(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            nn.init.normal_(p)
+            p.add_(torch.rand_like(p))
+    return [_whole(p.detach()) for p in model.parameters()]
+
+
+def _apart(files: list[str]) -> list[float]:
+    alone = _drawn(Watched(hooked=False))
+    under = [_drawn(shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))) for file in files]
+    return [float((a - b).abs().max()) for drawn in under for a, b in zip(alone, drawn, strict=True)]
+
+
+def test_parts_that_are_drawn_anew_are_parts_of_what_one_process_draws(tmp_path: Path) -> None:
+    _, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    assert max(run_ranks(_apart, 2, (files,))[0]) == 0.0
