@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ class Slots:
 
     def __init__(self) -> None:
         self.number = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A setting that cannot be set again."""
+
+    number: int
 
 
 def _closure() -> tuple[Callable[[], int], Callable[[], None]]:
@@ -55,6 +63,8 @@ class Kept(nn.Module):
         torch.manual_seed(0)
         self.kind, self.counts, self.head = kind, counts, nn.Linear(WIDTH, KINDS)
         self.queue, self.kinds, self.array, self.slots = deque([1], maxlen=40), {1}, np.ones(3, dtype=np.int64), Slots()
+        self.fixed, self.constant = Fixed(2), np.ones(2)
+        self.constant.flags.writeable = False
         self.bytes, self.partial, self.tensors = bytearray(b"1"), partial(_same, times=1), [torch.ones(1)]
         self.read, self.add = _closure()
 

@@ -292,11 +292,7 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
 
 def _instead(stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
     frames = list(stack)
-    names = (
-        ([kernel[1]] if kernel else [])
-        + [f.name for f in frames]
-        + [f.filename.rpartition("/")[2] for f in frames[-3:]]
-    )
-    lines = " ".join(f.line or "" for f in frames)
-    names += [name for name in _FORMS if name[-1] == "(" and name in lines]
+    lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
+    called = [name for name in _FORMS if name[-1] == "(" and name in lines]
+    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *called]
     return next((_FORMS[name] for name in names if name in _FORMS), _FORM)

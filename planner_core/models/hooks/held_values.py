@@ -186,58 +186,52 @@ class Content:
         """The mark of such a value; None for any other."""
         if not depth:
             return None
-        kind: Any = type(value)
         if isinstance(value, (list, dict, deque, set)):
             return cls._of_items(value, depth) if len(value) <= LONGEST else None
         if isinstance(value, bytearray):
             return cls(value, (id(value), bytes(value)), [partial(value.__setitem__, slice(None), bytes(value))])
         if isinstance(value, numpy.ndarray):
-            same = value.copy() if value.nbytes <= LARGEST and not value.dtype.hasobject else None
-            return (
-                None
-                if same is None
-                else cls(value, (id(value), value.shape, same.tobytes()), [partial(numpy.copyto, value, same)])
-            )
+            return cls._of_array(value)
         if isinstance(value, partial):
             inner = [_deep(item, depth - 1) for item in (value.func, *value.args, *value.keywords.values())]
             return cls(value, (partial, *value.keywords, *inner), _restores(inner))
         if isinstance(value, FunctionType):
             return cls._of_function(value, depth)
-        slots = (
-            [n for c in kind.__mro__ for n in _slots(c) if n[:2] != "__" and hasattr(value, n)]
-            if kind.__module__ != "builtins"
-            else []
-        )
-        if not slots or hasattr(value, "__dict__") or isinstance(value, _NO_CONFIG):
+        return cls._of_slots(value, depth)
+
+    @classmethod
+    def _of_array(cls, value: Any) -> Content | None:
+        if value.nbytes > LARGEST or value.dtype.hasobject or not value.flags.writeable:
             return None
-        held = [getattr(value, n) for n in slots]
+        before = value.copy()
+        return cls(value, (id(value), value.shape, before.tobytes()), [partial(numpy.copyto, value, before)])
+
+    @classmethod
+    def _of_slots(cls, value: Any, depth: int) -> Content | None:
+        names = [n for kind in type(value).__mro__ for n in _slots(kind) if n[:2] != "__" and hasattr(value, n)]
+        if not names or hasattr(value, "__dict__") or isinstance(value, _NO_CONFIG):
+            return None
+        held = [getattr(value, n) for n in names]
         inner = [_deep(item, depth - 1) for item in held]
-        puts = [partial(setattr, value, n, item) for n, item in zip(slots, held, strict=True) if is_plain(item)]
+        puts = [partial(object.__setattr__, value, n, x) for n, x in zip(names, held, strict=True) if is_plain(x)]
         return cls(value, (id(value), *inner), [*puts, *_restores(inner)])
 
     @classmethod
     def _of_items(cls, value: Any, depth: int) -> Content:
         before = value.copy()
-        items = before.values() if isinstance(before, dict) else before
-        inner = [_deep(item, depth - 1) for item in items]
-        key = (
-            frozenset(inner)
-            if isinstance(value, set)
-            else (*before, None, *inner)
-            if isinstance(value, dict)
-            else tuple(inner)
-        )
+        inner = [_deep(item, depth - 1) for item in (before.values() if isinstance(before, dict) else before)]
+        key: Any = frozenset(inner) if isinstance(value, set) else tuple(inner)
+        names = tuple(before) if isinstance(before, dict) else ()
         add = value.extend if isinstance(value, (list, deque)) else value.update
-        return cls(value, (id(value), key), [value.clear, partial(add, before), *_restores(inner)])
+        return cls(value, (id(value), names, key), [value.clear, partial(add, before), *_restores(inner)])
 
     @classmethod
     def _of_function(cls, value: FunctionType, depth: int) -> Content | None:
         """That of the variables from around a function, and of its defaults."""
         cells = [c for c in value.__closure__ or () if _filled(c)]
         held = [c.cell_contents for c in cells]
-        inner = [
-            _deep(x, depth - 1) for x in (*held, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        ]
+        given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        inner = [_deep(x, depth - 1) for x in (*held, *given)]
         if not inner:
             return None
         puts = [partial(setattr, c, "cell_contents", x) for c, x in zip(cells, held, strict=True) if is_plain(x)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Mapping
 from types import CellType, FunctionType
@@ -59,24 +58,32 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from None
     for part in copied.modules():
         for held in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
-            held.update(
-                {k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType) and f.__closure__}
-            )
+            held.update({k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType)})
     return copied
 
 
 def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     """A function (a hook, most often) that sees the copies where its variables are of the module: deepcopy leaves functions as they are."""
-    for cell in function.__closure__ or ():
+    cells, defaults = function.__closure__ or (), function.__defaults__ or ()
+    if not any(memo.get(id(x), x) is not x for x in (*defaults, *(c.cell_contents for c in cells if _filled(c)))):
+        return function
+    for cell in cells:  # functions of one scope share its variables
         if id(cell) not in memo:
-            memo[id(cell)] = CellType()
-            with contextlib.suppress(ValueError):  # it has no value yet
-                memo[id(cell)].cell_contents = memo.get(id(cell.cell_contents), cell.cell_contents)
-    cells = tuple(memo[id(cell)] for cell in function.__closure__ or ())
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+            memo[id(cell)] = CellType(memo.get(id(cell.cell_contents), cell.cell_contents)) if _filled(cell) else cell
+    given = tuple(memo.get(id(x), x) for x in defaults)
+    made = FunctionType(
+        function.__code__, function.__globals__, function.__name__, given, tuple(memo[id(c)] for c in cells)
+    )
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # a variable that has no value yet
+        return False
 
 
 def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
