@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._ops import _math_ops
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -32,6 +33,7 @@ def refuse_silent_faults() -> None:
     DTensor.full_tensor = whole_in_model_order(DTensor.full_tensor)  # type: ignore[method-assign]
     torch.autograd.backward = _of_all(torch.autograd.backward)
     torch.autograd.grad = _of_all(torch.autograd.grad)
+    _math_ops.common_reduction_strategy = _after_norms(_math_ops.common_reduction_strategy)
     # torch has no public way: an operator's own rule would not be asked for a single number
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     handlers[_ATEN._local_scalar_dense.default] = _number
@@ -63,6 +65,18 @@ def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:
         forget(p for group in self.param_groups for p in group["params"])
 
     return forgets
+
+
+def _after_norms(strategy: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's rule of sums, which takes the terms of norms (`w.norm(dim=0).sum()`) for terms of a sum. They are norms of parts."""
+
+    @functools.wraps(strategy)
+    def checked(given: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(p, _math_ops._NormPartial) for one in given.strategies for p in one.output_spec.placements):
+            kwargs["reduction_linear"] = False
+        return strategy(given, *args, **kwargs)
+
+    return checked
 
 
 def _of_all(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -233,7 +233,10 @@ def _penalized(model: Any, **options: bool) -> list[float]:
             inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(2 * step + part))
             waits = options and part == 0 and step < 2
             with model.no_sync() if waits else contextlib.nullcontext():
-                loss = model(inputs, **options) + 0.1 * sum(p.square().sum() for p in model.parameters())
+                groups = sum(p.norm(dim=0).sum() for p in model.parameters())
+                loss = (
+                    model(inputs, **options) + 0.1 * sum(p.square().sum() for p in model.parameters()) + 0.01 * groups
+                )
                 loss.backward()
             losses.append(float(_whole(loss.detach())))
         optimizer.step()
