@@ -23,13 +23,17 @@ class WritesWhatItIsGiven(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.head, self.steps, self.offset = nn.Linear(WIDTH, KINDS), torch.zeros(1), torch.zeros(WIDTH)
+        self.register_buffer("rows", torch.zeros(2, WIDTH))
+        self.held = torch.zeros(2, WIDTH)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         self.steps += 1
         self.offset[3:].add_(0.5)
+        self.rows[0].add_(0.25)  # a row is written, then all are read
+        self.held[1].lerp_(x.mean(0), 0.3)
         x.sub_(1.0)
         h = x.view(-1, WIDTH)
-        h += self.offset
+        h += self.offset + self.rows.sum(0) + self.held.sum(0)
         seen.logical_not_()
         return (self.head(F.relu_(h)).square().sum(1) * seen).mean() * self.steps.sum()
 

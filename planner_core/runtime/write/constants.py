@@ -54,7 +54,8 @@ class ConstantsWriter:
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
         asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
         self._refuse_lists()
-        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked)
+        written = [n for c in self._calls() if self._in_place(c) for n in c.outputs]
+        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked + written)
         known: dict[Any, tuple[int, ...]] = {}
         for made in self._calls():
             if id(made) in needed:
@@ -101,12 +102,12 @@ class ConstantsWriter:
         return keep
 
     def _made_anew(self) -> set[int]:
-        """What each step makes: what depends on inputs, and what is written in place, or the next step would find it written."""
-        tensors = self.layout.tape.tensors
-        found = {n for n, t in enumerate(tensors) if t.varies}
+        """What each step makes: what depends on inputs, and what is made of memory that the step writes in place: it reads that before
+        or after the write."""
+        tensors = enumerate(self.layout.tape.tensors)
+        found = {n for n, t in tensors if t.varies or t.root in self.written_roots}
         for made in self._calls():
-            written = any(self._root(n) in self.written_roots for n in made.outputs)
-            if written or any(n in found for n in made.inputs):
+            if any(n in found for n in made.inputs):
                 found.update(made.outputs)
         return found
 
