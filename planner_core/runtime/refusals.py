@@ -1,4 +1,4 @@
-"""What a process refuses from the first `apply` on, since it would go wrong without a word."""
+"""What a process refuses or mends from the first `apply` on, since torch itself would go wrong with shards without a word."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.floa
 
 @functools.cache
 def refuse_silent_faults() -> None:
-    """Let optimizers refuse parameters that a plan has replaced, and numbers of shards be refused where those of tensors are meant."""
+    """Change the functions of torch through which loops reach parameters under a plan: optimizers, autograd and numbers of DTensors."""
     register_optimizer_step_pre_hook(_check_parameters)
     torch.optim.Optimizer.zero_grad = _forgetting(torch.optim.Optimizer.zero_grad)  # type: ignore[method-assign]
     DTensor.full_tensor = whole_in_model_order(DTensor.full_tensor)  # type: ignore[method-assign]
@@ -47,7 +47,6 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             "this optimizer has the parameters from before apply, which the plan has replaced; make it after apply, from "
             "model.parameters()"
         )
-
     waits = pending(p for group in optimizer.param_groups for p in group["params"])
     if waits:
         raise PlanMismatch(
