@@ -45,7 +45,7 @@ def apply(
         different samples, in order of the ranks; all other ranks hold the same samples. With `global_batch=True` every rank gives
         the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A
         tensor of samples has this rank's own samples. If the model returns a loss, other tensors that are sharded over ranks are
-        DTensors without gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
+        DTensors that take no gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
         Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip with
         `clip_grad_norm_`. Of running statistics of sharded channels a buffer has this rank's; `state_dict()` has all, as DTensors.
 

@@ -55,7 +55,6 @@ class Ready:
         loss = any(t.shape == () and t.dtype.is_floating_point and n in self.layout.delivered
                    for n, t in zip(self.program.outputs, tensors, strict=True))  # fmt: skip
         self.ways: list[Deliver | None] = []
-        self.single = {order[n] for n, t in zip(self.program.outputs, tensors, strict=True) if t.shape == ()}
         self.unchanged: dict[int, int] = {}  # results that are arguments of the call
         for number, tensor in zip(self.program.outputs, tensors, strict=True):
             if number in self.given and self.gathers is None:
@@ -65,7 +64,8 @@ class Ready:
                 way = self._own(number, loss)
             elif loss and tensor.kind == COMPUTED and tensor.shape and way is not None and collective(way):
                 way = self._parts(number)
-            self.ways.append(self._planned(number, way))
+            way = self._planned(number, way)
+            self.ways.append(_single(way) if tensor.shape == () else way)
 
     def _planned(self, number: int, way: Deliver | None) -> Deliver | None:
         """As `way`; but if the loss does not need the tensor, a gradient for it is refused, since none was planned."""
@@ -118,8 +118,12 @@ class Ready:
         )
         results = list(self.leaves)
         for at, number in self.places:
-            results[at] = single(made[number]) if number in self.single else made[number]
+            results[at] = made[number]
         return pytree.tree_unflatten(results, self.spec)
+
+
+def _single(way: Deliver | None) -> Deliver:
+    return single if way is None else lambda x: single(way(x))
 
 
 def _gradient(layout: PlannedTape, number: int) -> Placements:

@@ -196,10 +196,10 @@ class Recorder(TorchFunctionMode):
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
-        if self.replayer and sites.is_inplace(fn) and operands:
-            self.replayer.wrote(operands[0], self.birth(operands[0]))
         if sites.is_inplace(fn) and operands:
             self.undo.before_write(operands[0])
+            if self.replayer:
+                self.replayer.wrote(operands[0], self.birth(operands[0]))
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
         chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))

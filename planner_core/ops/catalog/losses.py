@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
 from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes, Split, aligned, broadcast_splits, split
@@ -10,8 +12,6 @@ _COUNT = Internal("forward", "all_reduce", 4)
 """A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
 _WEIGHTS = Internal("forward", "all_reduce", 1, sends=(2,), least_item=4)
 """Of targets with a weight for each class, the weights are summed."""
-
-
 _BY_WEIGHTS = frozenset({"mse_loss", "l1_loss", "huber_loss"})
 """Losses whose mean divides by the sum of the weights, if there are any, and not by the number of elements."""
 
@@ -72,11 +72,6 @@ def _log_softmax_used(local: LocalBytes) -> int:
     return 4 * local.ins[0] // local.item_bytes[0] if local.item_bytes[0] < 4 else 0
 
 
-def _nll_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Tokens may be sharded, as in cross-entropy: the loss is a sum over the valid targets of all ranks."""
-    return _per_target(op, ins, outs)
-
-
 def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims may be sharded if the operands are not broadcast along them; weights may be."""
     if op.attrs.get("reduction", "mean") not in ("mean", "sum"):
@@ -108,11 +103,11 @@ def _ctc_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((split("d0", [1, 0, 0, 0], [None], ins[0][1]),))
 
 
-OPERATORS = (
+_LOSSES = (
     Operator(
         name="cross_entropy",
         kind=Kind.LOSS,
-        rule=_today(_cross_entropy),
+        rule=_cross_entropy,
         spellings=("cross_entropy_loss",),
         arguments="input target weight size_average ignore_index reduce reduction label_smoothing",
         defaults={"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
@@ -127,21 +122,22 @@ OPERATORS = (
         title="loss",
     ),
     Operator(
-        name="nll_loss", kind=Kind.LOSS, rule=_today(_nll_loss), spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
+        name="nll_loss", kind=Kind.LOSS, rule=_per_target, spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
     ),
     # elementwise and then a sum: these join the group that makes their operands
-    *operators("mse_loss", kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN, title="loss"),
+    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
-        kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
     ),
     *operators(
         "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
-        kind=Kind.LOSS, rule=_today(_mean_loss), leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
     ),
     *operators(
         "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
-        kind=Kind.LOSS, rule=_today(_row_loss), leads=False, local=Local.MEAN,
+        kind=Kind.LOSS, rule=_row_loss, leads=False, local=Local.MEAN,
     ),
-    *operators("ctc_loss", kind=Kind.LOSS, rule=_today(_ctc_loss), leads=False, local=Local.MEAN),
+    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=Local.MEAN),
 )  # fmt: skip
+OPERATORS = tuple(replace(loss, rule=_today(loss.rule)) for loss in _LOSSES)

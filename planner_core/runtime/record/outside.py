@@ -41,7 +41,7 @@ class Outside:
     def keep(self) -> Callable[[], None]:
         """A function that lets all values be as they are now."""
         kept = [(owner, key, held[key]) for _, held, key, owner in self._places.values() if key in held]
-        inside = [put_back for *_, value in kept for put_back in _contents(value, DEPTH)]
+        contents = [put_back for *_, value in kept for put_back in _contents(value, DEPTH)]
 
         def put_back() -> None:
             for owner, key, value in kept:
@@ -49,7 +49,7 @@ class Outside:
                     owner[key] = value
                 elif vars(owner).get(key) is not value:  # to set an attribute of a class is slow
                     setattr(owner, key, value)
-            for restore in inside:
+            for restore in contents:
                 restore()
 
         return put_back

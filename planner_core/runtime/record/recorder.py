@@ -121,9 +121,6 @@ class TapeRecorder(Recorder):
         self.other_way = other_way
         self.tape = Tape()
         self.shared: set[int] = set()  # memory that several inputs share
-        self.written: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # what outlives the pass, with what it was before a write
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds

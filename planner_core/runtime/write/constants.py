@@ -48,14 +48,14 @@ class ConstantsWriter:
         self.before = self.taken.keep("before")
         self.outlive: dict[str, None] = {}  # written buffers and inputs
         self.kept: dict[str, None] = {}  # those that are written before a guard
-        self.written_roots = {self._root(n) for c in self._calls() if self._in_place(c) for n in c.inputs[:1]}
+        writes = [c for c in self._calls() if self._in_place(c)]
+        self.written_roots = {self._root(c.inputs[0]) for c in writes}
         self.made_anew = self._made_anew()
         needed = self._needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
         asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
         self._refuse_lists()
-        written = [n for c in self._calls() if self._in_place(c) for n in c.outputs]
-        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked + written)
+        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs])
         known: dict[Any, tuple[int, ...]] = {}
         for made in self._calls():
             if id(made) in needed:

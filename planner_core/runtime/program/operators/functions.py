@@ -40,13 +40,8 @@ def cross_entropy(
         total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
     else:
         total = F.cross_entropy(
-            logits,
-            target,
-            weight,
-            ignore_index=ignore_index,
-            reduction=_summed(reduction),
-            label_smoothing=label_smoothing,
-        )
+            logits, target, weight, ignore_index=ignore_index, reduction=_summed(reduction), label_smoothing=label_smoothing
+        )  # fmt: skip
     if target.is_floating_point() and reduction == "mean":  # weights of all classes for each token, which counts as one
         return total / (target.numel() // target.shape[1] * parts(samples))
     return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
