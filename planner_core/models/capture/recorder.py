@@ -34,6 +34,7 @@ from planner_core.models.capture.refusals import (
     check_length,
     check_lookup,
     check_origin,
+    check_setting,
     check_transform,
     explain,
     line,
@@ -154,6 +155,8 @@ class Recorder(TorchFunctionMode):
         operands = sites.tensors((args, kwargs))
         fn = sites.canonical(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)
+        if fn is None:
+            check_setting(self.scopes.frame.scope, func, args, kwargs)
         if fn is None and not tracked:
             self._check_chance(func, fn, args, operands)
             return func(*args, **kwargs)

@@ -77,6 +77,25 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
         )  # fmt: skip
 
 
+def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse to set a tensor's `data`, and to change whether a weight is trained, as a loss for a generator does with the
+    discriminator's: a graph has one answer for the whole step."""
+    sets = getattr(func, "__name__", "") == "__set__"
+    name = str(getattr(func.__self__ if sets else func, "__name__", "")).rstrip("_")
+    if sets and name == "data":
+        raise refuse(
+            scope, "gives a tensor other memory in forward (.data = ...)",
+            "write into a buffer (self.mean.copy_(...)), and change weights after the optimizer's step, or by a parametrization",
+        )  # fmt: skip
+    if name == "requires_grad" and isinstance(args[0], nn.Parameter):
+        wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+        if bool(wanted) != args[0].requires_grad:
+            raise refuse(
+                scope, "changes in forward which weights are trained",
+                "set that before it is planned, or call the part with weights that are detached (torch.func.functional_call)",
+            )  # fmt: skip
+
+
 _PICKS = frozenset({"masked_select", "nonzero", "argwhere", "unique"})
 _FIXED = "draw no number there (set the rate at which layers are left out to 0), or multiply by a mask"
 
@@ -282,6 +301,8 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
+    if "no padding token is defined" in text:
+        return f"{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config"
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:

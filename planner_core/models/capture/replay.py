@@ -5,8 +5,8 @@ Two calls must do the same if three things are equal:
 2. the arguments: metadata, which of them are one tensor, literals, and the values of constants;
 3. the *reads*: every attribute that the recorded call read from any module has the same value now.
 
-A call is always traced if it writes module attributes or its arguments, returns something opaque, or uses computed tensors that
-were not passed to it.
+A call is always traced if it writes module attributes or its arguments, returns something opaque, uses computed tensors that were
+not passed to it, or runs hooks: these may keep what they see, as transformers collects hidden states and the scores of routers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class Replayer:
             type(module), module.__dict__.get("forward"), module.training, tuple(children),
             tuple((n, _signature(p)) for n, p in module._parameters.items() if p is not None),
             tuple((n, _signature(b)) for n, b in module._buffers.items() if b is not None),
-            id(module) if any(getattr(module, h) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")) else 0,
         )  # fmt: skip
         number = self.numbers.setdefault(key, len(self.numbers))
         self.shapes[id(module)] = number
@@ -194,7 +193,8 @@ class Replayer:
         number = self.shapes.get(id(module), -1)
         key: Any = None
         leaves: list[Any] = []
-        if self.heavy.get(number) and self.watches and (self.counts[number] > 1 or "@" in frame.scope):
+        again = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
+        if self.heavy.get(number) and again and not _hooked(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
                 key = (number, str(spec), self._arguments(leaves))
@@ -326,6 +326,12 @@ class Replayer:
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
         self._inherit(TracedCall(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a call of the module runs hooks. Some are registered only while the model runs."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

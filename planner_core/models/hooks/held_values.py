@@ -70,10 +70,12 @@ Place = tuple[Holder, Any]
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What all modules hold at one time. `marks`: what counts about each value, by its name."""
+    """What all modules hold at one time. `marks`: what counts about each value, by its name. `hooks`: each module's table of hooks for
+    forward, and what it had."""
 
     holders: list[Holder]
     marks: dict[str, Any]
+    hooks: list[tuple[dict[Any, Any], dict[Any, Any]]]
 
     @classmethod
     def of(cls, modules: Iterable[tuple[str, nn.Module]]) -> Noted:
@@ -96,7 +98,8 @@ class Noted:
                 if within is not None:
                     todo.append((path, within, (holder, key), depth + 1))
                 marks[path] = type(value) if within is not None or id(value) in apart else mark_of(value)
-        return cls(list(found.values()), marks)
+        tables = [m.__dict__[kind] for _, m in modules for kind in ("_forward_hooks", "_forward_pre_hooks")]
+        return cls(list(found.values()), marks, [(table, dict(table)) for table in tables])
 
     def changed(self, now: Noted) -> str:
         """The name of a value that another one took the place of; empty if there is none.
@@ -115,7 +118,11 @@ class Noted:
         ]  # fmt: skip
 
     def put_back(self) -> None:
-        """Give everything that was there its earlier values, and empty caches, so that each recording is of the same calls."""
+        """Give everything that was there its earlier values, and empty caches, so that each recording is of the same calls. Hooks that
+        forward registers at its first call (those of transformers, for hidden states) go as well, as does the flag that says so."""
+        for table, hooks in self.hooks:
+            for key in [k for k in table if k not in hooks]:
+                del table[key]
         for mark in self.marks.values():
             if isinstance(mark, Content):
                 mark.put_back()

@@ -148,19 +148,10 @@ def read_config(data: Mapping[str, Any]) -> Any:
 
 def model_class(config: Any, data: Mapping[str, Any]) -> Any:
     """The class that `architectures` names, else the training class for the model type."""
-    import transformers
-    from transformers.models.auto import modeling_auto as auto
-
     named = data.get("architectures")
     if named:
         return _named_class(config, named[0] if isinstance(named, list) else named)
-    for mapping in _MAPPINGS:
-        found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
-        if found:
-            return getattr(transformers, found if isinstance(found, str) else found[0])
-    found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
-    # its tables name classes that some versions do not have
-    cls = getattr(transformers, found if isinstance(found, str) else found[0], None) if found else None
+    cls = _usual_class(config)
     if cls is None:
         raise InputError(
             f"transformers has no model class for model_type {config.model_type!r}; name one in architectures"
@@ -168,23 +159,42 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
     return cls
 
 
+def _usual_class(config: Any) -> Any:
+    """The training class for the model type; None if transformers has none."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    for mapping in _MAPPINGS:
+        found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
+        if found:
+            return getattr(transformers, found if isinstance(found, str) else found[0])
+    found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
+    # its tables name classes that some versions do not have
+    return getattr(transformers, found if isinstance(found, str) else found[0], None) if found else None
+
+
 def _named_class(config: Any, name: Any) -> Any:
-    """A model class of transformers by its name: one that it exports, or one in the modeling file of the config's own type."""
+    """A model class of transformers by its name: one that it exports, or one in the modeling file of the config's own type. There,
+    capitals do not count: files of before transformers had the model say MPTForCausalLM for its MptForCausalLM."""
     import transformers
 
-    where = type(config).__module__.replace(".configuration_", ".modeling_")
-    for place in ("transformers", where):
+    for place in ("transformers", type(config).__module__.replace(".configuration_", ".modeling_")):
         try:
-            found = getattr(importlib.import_module(place), str(name), None)
+            module = importlib.import_module(place)
         except ImportError:
             continue
-        if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
-            continue
-        if found.__module__.startswith("transformers.models."):  # of a model, and not what a model is made of
-            return found
+        names = [str(name)]
+        if place != "transformers":
+            names += [other for other in vars(module) if other.lower() == str(name).lower()]
+        for found in (getattr(module, n, None) for n in names):
+            if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
+                continue
+            if found.__module__.startswith("transformers.models."):  # of a model, and not what a model is made of
+                return found
+    usual = _usual_class(config)
     raise InputError(
         f"architectures names {shown(name)}, which transformers {_version()} does not have for {config.model_type}; "
-        "leave it out or correct it"
+        f"correct it, or leave it out{f': then {usual.__name__} is planned' if usual else ''}"
     )
 
 

@@ -125,6 +125,14 @@ def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
+def _histc(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Each GPU counts its own elements, so the counts are Partial. Bins without given ends span the values of all elements."""
+    low, high = (op.attrs.get(end, 0) for end in ("min", "max"))
+    if len(ins) != 1 or low == high:
+        return Rule(())
+    return Rule(tuple(split(f"d{d}", [d], [None], n) for d, n in enumerate(ins[0]) if n > 1))
+
+
 OPERATORS = (
     *operators("embedding_bag", kind=Kind.LOOKUP, rule=_embedding_bag, arguments="input weight offsets", leads=False),
     Operator(
@@ -146,6 +154,7 @@ OPERATORS = (
     Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
     Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
     Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=Described.BY_INDEX),
+    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max"),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
     *operators(

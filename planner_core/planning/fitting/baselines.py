@@ -10,6 +10,9 @@ from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import Answer, fastest, fit, fits_about, quick_bound, search
 from planner_core.search.network import Problem
 
+PROOF_WORK = 200_000
+"""The points that may be formed to prove a baseline, a tenth of what the chosen plan may take: its gap is told where one stays."""
+
 
 def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none") -> list[Plan]:
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
@@ -50,7 +53,7 @@ def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] |
     for problem in problems:
         if quick_bound(problem, "time") >= least:
             break
-        answer = fit(problem, planner.graph, planner.budget, "time", least)
+        answer = fit(problem, planner.graph, planner.budget, "time", least, work=PROOF_WORK)
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
     if best is None:

@@ -22,7 +22,7 @@ from planner_core.runtime.dispatch.experts import dispatched_experts, own_expert
 from planner_core.runtime.dispatch.redistribute import all_gather, all_reduce, exchange, send_recv
 from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.program.operators.attention import causal_attention
-from planner_core.runtime.program.operators.functions import batch_norm, cross_entropy, embedding, nll_loss
+from planner_core.runtime.program.operators.functions import batch_norm, cross_entropy, embedding, histc, nll_loss
 from planner_core.runtime.program.operators.ring import ring_attention
 
 
@@ -274,6 +274,11 @@ def _split_embedding(
 
 SPLIT = "_shardscope_split"
 """Attribute of a buffer of which every rank updates its own part: the buffer's placements."""
+
+
+@_rule("histc")
+def _histc(call: OpCall) -> Any:
+    return histc(*call.args, **call.kwargs)
 
 
 @_rule("batch_norm")

@@ -19,13 +19,20 @@ from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
 from planner_core.runtime.program.operators.chances import attention, dropout, masked
 from planner_core.runtime.program.operators.chunks import chunked
-from planner_core.runtime.program.operators.functions import batch_norm, cross_entropy, embedding, laid_out, nll_loss
+from planner_core.runtime.program.operators.functions import (
+    batch_norm,
+    cross_entropy,
+    embedding,
+    histc,
+    laid_out,
+    nll_loss,
+)
 from planner_core.runtime.program.operators.ring import ring_attention
 
 __all__ = [
     "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "chunked",
-    "cross_entropy", "dispatched_experts", "divide", "dropout", "embedding", "expect", "keep", "laid_out", "masked", "move", "nll_loss",
-    "own_experts", "pad", "reduce_scatter", "ring_attention", "shard", "torch", "with_item",
+    "cross_entropy", "dispatched_experts", "divide", "dropout", "embedding", "expect", "histc", "keep", "laid_out", "masked", "move",
+    "nll_loss", "own_experts", "pad", "reduce_scatter", "ring_attention", "shard", "torch", "with_item",
 ]  # fmt: skip
 
 

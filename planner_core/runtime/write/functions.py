@@ -121,7 +121,7 @@ class FunctionWriter:
             live = any(n in self.layout.reached for call in users for n in call.outputs)
             first = now if key[1] == now else min(self.uses[number])
             again = (live and any(number in call.saved for call in users)) or first <= self.last_again
-            lasting = live and not self.recomputed and any(self._keeps(call, number) for call in users)
+            lasting = not self.recomputed and any(self._keeps(call, number) for call in users)
             trained = live and self.tape.tensors[number].grad
             argument = self._argument(self.layout.parameters[number])
             self.weights[key] = WeightUse(argument, number, gather, reduce, again and not lasting, lasting, trained)

@@ -278,6 +278,12 @@ def _embedding(local: LocalCall) -> str:
     return f"embedding({', '.join(shown)})"
 
 
+@_rule("histc")
+def _histc(local: LocalCall) -> str:
+    known = (("bins", 1, 100), ("min", 2, 0), ("max", 3, 0))
+    return f"histc({local.texts[0]}, {', '.join(repr(local.argument(*argument)) for argument in known)})"
+
+
 @_rule("batch_norm")
 def _batch_norm(local: LocalCall) -> str:
     samples = local.axes(local.operand(0), 0)

@@ -33,7 +33,7 @@ HOMES: tuple[tuple[str, Any], ...] = (
 PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
             "nll_loss", "batch_norm", "own_experts", "dispatched_experts", "with_item", "expect", "keep", "move", "all_gather",
             "all_reduce", "reduce_scatter", "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward",
-            "causal_attention", "masked")  # fmt: skip
+            "causal_attention", "masked", "histc")  # fmt: skip
 """Names that generated code uses."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 

@@ -171,6 +171,16 @@ class _SyncBatchNorm(torch.autograd.Function):
         return dx.to(x.dtype), *grads, None, None
 
 
+# --- counts -------------------------------------------------------------------------------------------
+
+
+def histc(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """How many elements are in each bin. A model asks a GPU for whole numbers, which torch counts there alone."""
+    if x.is_cuda or x.is_floating_point():
+        return torch.histc(x, bins, min, max)
+    return torch.histc(x.double(), bins, min, max).to(x.dtype)
+
+
 # --- memory -------------------------------------------------------------------------------------------
 
 
