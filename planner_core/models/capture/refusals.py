@@ -81,7 +81,7 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
     """Refuse to set a tensor's `data`, and to change whether a weight is trained, as a loss for a generator does with the
     discriminator's: a graph has one answer for the whole step."""
     sets = getattr(func, "__name__", "") == "__set__"
-    name = str(getattr(func.__self__ if sets else func, "__name__", "")).rstrip("_")
+    name = str(getattr(getattr(func, "__self__", None) if sets else func, "__name__", "")).rstrip("_")
     if sets and name == "data":
         raise refuse(
             scope, "gives a tensor other memory in forward (.data = ...)",

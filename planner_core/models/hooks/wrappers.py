@@ -4,18 +4,24 @@
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
     torch.distributions         do not check the values of their arguments, unless validate_args=True is given
+    nn.MultiheadAttention       keeps tokens as [length, batch] at its last product. As one dim, in which the samples are not
+                                outermost, no rank could hold its own samples
 
 Imports torch and nothing of ours.
 """
 
+# mypy: allow-untyped-calls, disable-error-code=attr-defined
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint as recompute
 from torch.distributions import Distribution
 
@@ -63,7 +69,79 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
 
     called = torch._C.ScriptFunction.__call__
     return [
+        (F, "multi_head_attention_forward", _attended),
         (recompute, "_checkpoint_without_reentrant_generator", generator),
         (recompute, "CheckpointFunction", Reentrant),
         (torch._C.ScriptFunction, "__call__", scripted),
     ]
+
+
+_PLAIN_ATTENTION = F.multi_head_attention_forward
+_ARGUMENTS = inspect.signature(_PLAIN_ATTENTION)
+_RARE = ("bias_k", "bias_v", "static_k", "static_v")
+
+
+def _attended(*args: Any, **kwargs: Any) -> Any:
+    bound = _ARGUMENTS.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    rare = given["add_zero_attn"] or given["query"].dim() != 3 or any(given[n] is not None for n in _RARE)
+    return _PLAIN_ATTENTION(*args, **kwargs) if rare else _attention(**given)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_heads: int, in_proj_weight: torch.Tensor | None,
+    in_proj_bias: torch.Tensor | None, dropout_p: float, out_proj_weight: torch.Tensor, out_proj_bias: torch.Tensor | None,
+    training: bool, key_padding_mask: torch.Tensor | None, need_weights: bool, attn_mask: torch.Tensor | None,
+    use_separate_proj_weight: bool, q_proj_weight: torch.Tensor, k_proj_weight: torch.Tensor, v_proj_weight: torch.Tensor,
+    average_attn_weights: bool, is_causal: bool, **unused: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """`F.multi_head_attention_forward`: query [length, batch, width], key and value [source, batch, ...] -> the result, as the query, and
+    the weights [batch, length, source] if they are asked for. The heads are [batch * head, length, width of a head]."""
+    F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)
+    (length, batch, width), source = query.shape, key.shape[0]
+    mask, is_causal = _mask(query, source, num_heads, key_padding_mask, attn_mask, is_causal, need_weights)
+    if use_separate_proj_weight:
+        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = F._in_projection(query, key, value, q_proj_weight, k_proj_weight, v_proj_weight, *biases)
+    else:
+        assert in_proj_weight is not None
+        q, k, v = F._in_projection_packed(query, key, value, in_proj_weight, in_proj_bias)
+    q, k, v = (x.view(x.shape[0], batch * num_heads, -1).transpose(0, 1) for x in (q, k, v))
+    rate, weights = dropout_p if training else 0.0, None
+    if need_weights:
+        scaled = q * math.sqrt(1.0 / q.shape[-1])
+        scores = scaled.bmm(k.transpose(-2, -1)) if mask is None else torch.baddbmm(mask, scaled, k.transpose(-2, -1))
+        weights = F.softmax(scores, dim=-1)
+        weights = F.dropout(weights, p=rate) if rate > 0 else weights
+        out = weights.bmm(v).view(batch, num_heads, length, -1)
+        weights = weights.view(batch, num_heads, length, source)
+        weights = weights.mean(dim=1) if average_attn_weights else weights
+    else:
+        if mask is not None:
+            mask = mask.unsqueeze(0) if mask.shape[0] == 1 else mask.view(batch, num_heads, -1, source)
+        q, k, v = (x.view(batch, num_heads, x.shape[1], -1) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, mask, rate, is_causal)
+    joined = out.permute(2, 0, 1, 3).reshape(length, batch, width)
+    return F.linear(joined, out_proj_weight, out_proj_bias), weights
+
+
+def _mask(
+    query: torch.Tensor, source: int, num_heads: int, padding: torch.Tensor | None, mask: torch.Tensor | None, is_causal: bool,
+    need_weights: bool,
+) -> tuple[torch.Tensor | None, bool]:  # fmt: skip
+    """Both masks as one that is added to the scores, [1 or batch * head, 1 or length, source], and whether attention is causal beside
+    it."""
+    batch, kind = query.shape[1], query.dtype
+    padding = F._canonical_mask(padding, "key_padding_mask", F._none_or_dtype(mask), "attn_mask", kind)
+    if is_causal and mask is None:
+        raise RuntimeError("is_causal is a hint about attn_mask, which is not given")
+    if is_causal and padding is None and not need_weights:
+        return None, True
+    mask = F._canonical_mask(mask, "attn_mask", None, "", kind, check_other=False)
+    if mask is not None and mask.dim() == 2:
+        mask = mask.unsqueeze(0)
+    if padding is None:
+        return mask, is_causal
+    wide = padding.view(batch, 1, 1, source).expand(-1, num_heads, -1, -1).reshape(batch * num_heads, 1, source)
+    return wide if mask is None else mask + wide, False
