@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.models.sources import build, training_inputs
+from planner_core.models.sources import build, text_config, training_inputs
 from planner_core.planning import shrink
 from planner_core.planning.methods import TensorParallelGroup, TpLayout, compress, patterns, starred
 from planner_core.runtime import initializer
@@ -56,7 +56,7 @@ def observe(plan: Plan, layout: TpLayout) -> Observed:
     _stock_only(layout, model)
     shared, unshared = _shared_inputs(model, inputs, layout.groups)
     _agree(layout, tied := _tied(model))
-    text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
+    text = text_config(parsed)
     heads = {k: int(n) for k in HEADS if isinstance(n := getattr(text, k, None), int)}
     return Observed(shared, tied, heads, dict(getattr(model, "tp_plan", None) or {}), unshared)
 

@@ -15,13 +15,12 @@ from torch.utils import _pytree as pytree
 from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
-from planner_core.models.sources import ModelSource, build, python_source, training_inputs
+from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
 from planner_core.runtime import Init, Steered, Steering, initializer
 
 SPREAD = 0.05
 ARGS = "*"
 """The key of positional inputs among the named ones."""
-TOKENS = ("input_ids", "decoder_input_ids", "labels")
 """Inputs whose values are drawn from a vocabulary, or from classes."""
 
 
@@ -103,21 +102,20 @@ def example_inputs(
         return _own_inputs(config, seed, meta_signals)
     inputs = training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
     random = torch.Generator().manual_seed(seed)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    below = limits(type(model).__name__, config, inputs)
+    padding = getattr(text_config(config), "pad_token_id", None)
     for name, value in inputs.items():
         if value.is_floating_point():
             if not meta_signals:
                 inputs[name] = torch.randn(value.shape, generator=random).to(value.dtype)
             continue
-        if name not in TOKENS:
+        if name not in below:
             continue  # places, masks and sizes have the values that the model needs
-        classes = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(config, "num_labels", None)
-        drawn = torch.randint(0, int(classes or 2), value.shape, generator=random)
-        padding = getattr(text, "pad_token_id", None)
+        drawn = torch.randint(0, below[name], value.shape, generator=random)
         if value.dim() > 1 and padding is not None:  # the batch that is planned has no padding; some models look for it
             drawn = torch.where(drawn == int(padding), value, drawn)
         inputs[name] = drawn
-        if name == "labels" and value.dim() > 1:
+        if name == "labels" and value.dim() == 2:
             inputs[name][:, : max(1, value.shape[1] // 8)] = -100
     return inputs
 

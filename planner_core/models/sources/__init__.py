@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
     from planner_core.models.sources.in_memory import module_source
     from planner_core.models.sources.inputs import training_inputs
+    from planner_core.models.sources.labels import limits, text_config
     from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
@@ -20,9 +21,11 @@ __all__ = [
     "build",
     "first_buffers",
     "huggingface",
+    "limits",
     "module_source",
     "own_config",
     "python_source",
+    "text_config",
     "training_inputs",
     "with_defaults",
 ]
@@ -30,6 +33,8 @@ _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
     "build": "planner_core.models.sources.huggingface",
     "first_buffers": "planner_core.models.sources.first_values",
+    "limits": "planner_core.models.sources.labels",
+    "text_config": "planner_core.models.sources.labels",
     "own_config": "planner_core.models.sources.huggingface",
     "training_inputs": "planner_core.models.sources.inputs",
     "with_defaults": "planner_core.models.sources.defaults",

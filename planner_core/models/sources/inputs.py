@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError
+from planner_core.models.sources.labels import CHOICES, ends_in_eos, has_lm_loss, labels, text_config
 
 _SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 _VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
 """Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
 _SERIES = ("patchtst", "patchtsmixer")
 """Types that read series of numbers as they are."""
-_READ_BOTH = ("git", "blip", "blip-2", "instructblip")
+_READ_BOTH = ("git", "blip", "blip-2", "instructblip", "clipseg")
 _CLAP_FRAMES = 1001
 """Frames of the ten seconds of sound that CLAP's feature extractor gives."""
 
@@ -25,23 +26,27 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     """Inputs for one training step, labels included where the model takes them."""
     names = set(inspect.signature(model.forward).parameters)
     main = getattr(model, "main_input_name", "input_ids")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     kind = type(model).__name__
     found: dict[str, torch.Tensor] = {}
     seq = _fitting(config, text, names, seq)
     if "input_ids" in names and main not in _SIGNALS:
-        found["input_ids"] = _ids(text, batch, seq)
+        found["input_ids"] = _text(kind, config, text, batch, seq)
     if main in _SIGNALS:
         found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
-    if "decoder_input_ids" in names and not _has_lm_loss(kind):
+    if "decoder_input_ids" in names and (not has_lm_loss(kind) or "EncoderDecoder" in kind):
         found["decoder_input_ids"] = _ids(text, batch, seq)
     needs_both = "labels" not in names or getattr(config, "model_type", "") in _READ_BOTH
     if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
     found.update(_further(model, config, batch, seq, getattr(torch, dtype)))
-    if "labels" in names:
-        _add_labels(found, kind, text, batch, seq)
+    if kind.startswith("Musicgen"):  # one row per codebook and sample
+        found["input_ids"] = _ids(text, batch * text.num_codebooks, seq)
+        found["labels"] = _ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
+    else:
+        ids, pixels = _ids(text, batch, seq), found.get("pixel_values")
+        found.update(labels(kind, names, config, ids, pixels, getattr(torch, dtype)))
     if not found:
         raise CaptureError(
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
@@ -59,7 +64,7 @@ def _further(model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.d
         ends = [*range(0, seq, config.patch_size), seq]
         found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
-        found["t_cond"] = torch.empty(1, 1, config.get_text_config().hidden_size, dtype=dtype, device="meta")
+        found["t_cond"] = torch.empty(1, 1, text_config(config).hidden_size, dtype=dtype, device="meta")
     if _is_required(model, "bool_masked_pos"):
         found["bool_masked_pos"] = _masked_patches(config, batch)
     if model_type == "bros":  # the box of each word on its page: left, top, right, bottom
@@ -84,7 +89,12 @@ def _series(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str,
     """Series of numbers, [batch, times, channels]: those that are known, and for a model that predicts those to come."""
     times = {"past_values": config.context_length}
     times |= {"future_values": config.prediction_length} if kind.endswith("ForPrediction") else {}
-    return {n: torch.empty(batch, t, config.num_input_channels, dtype=dtype, device="meta") for n, t in times.items()}
+    made = {n: torch.empty(batch, t, config.num_input_channels, dtype=dtype, device="meta") for n, t in times.items()}
+    if kind.endswith("Classification"):
+        made["target_values"] = torch.zeros(batch, dtype=torch.long)
+    if kind.endswith("ForRegression"):
+        made["target_values"] = torch.empty(batch, config.num_targets, dtype=dtype, device="meta")
+    return made
 
 
 def _patches_in_rows(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -104,20 +114,8 @@ def num_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
     made, other = (training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
     if any(v.shape != other[k].shape for k, v in made.items()):
         return seq
-    ids = [v for v in made.values() if not v.is_floating_point() and v.dim() > 1]
+    ids = [v for v in made.values() if not v.is_floating_point() and v.dim() == 2]
     return ids[0].shape[1] if ids else 1
-
-
-def _add_labels(found: dict[str, torch.Tensor], kind: str, text: Any, batch: int, seq: int) -> None:
-    if _has_lm_loss(kind):
-        found["labels"] = _ids(text, batch, seq)
-    elif "TokenClassification" in kind:
-        found["labels"] = torch.zeros(batch, seq, dtype=torch.long)
-    elif "Classification" in kind:
-        found["labels"] = torch.zeros(batch, dtype=torch.long)
-    if kind.startswith("Musicgen") and "labels" in found:  # one row per codebook and sample
-        books = text.num_codebooks
-        found.update(input_ids=_ids(text, batch * books, seq), labels=found["labels"][..., None].repeat(1, 1, books))
 
 
 def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
@@ -130,8 +128,14 @@ def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
     return min(seq, own) if isinstance(own, int) and own > 0 else seq
 
 
-def _has_lm_loss(kind: str) -> bool:
-    return any(word in kind for word in ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration"))
+def _text(kind: str, config: Any, text: Any, batch: int, seq: int) -> torch.Tensor:
+    """Tokens, [batch, seq]. Of several answers [batch, answers, seq]. The classifier of an encoder and decoder reads the last one, the
+    end of the text."""
+    found = _ids(text, batch, seq)
+    end = getattr(text, "eos_token_id", None)
+    if ends_in_eos(kind, config) and isinstance(end, int):
+        found[:, -1] = end
+    return found[:, None].repeat(1, CHOICES, 1) if "MultipleChoice" in kind else found
 
 
 def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
@@ -145,7 +149,8 @@ def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
 
 
 def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
-    vision = getattr(config, "vision_config", None) or config
+    encoder = getattr(config, "encoder", None)
+    vision = getattr(config, "vision_config", None) or (encoder if hasattr(encoder, "image_size") else config)
     if name == "pixel_values_videos" and hasattr(config, "frames_per_clip"):
         shape: tuple[int, ...] = (batch, config.frames_per_clip, config.in_chans, config.crop_size, config.crop_size)
     elif name.startswith("pixel_values"):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from planner_core.models.sources.labels import text_config
+
 DEFAULT_SEQ = 2048
 """Tokens of a sample if neither the user nor the model gives a number."""
 _FIELDS = (
     "max_target_positions",
+    "max_text_positions",
     "max_position_embeddings",
     "n_positions",
     "max_sequence_length",
@@ -36,7 +39,7 @@ class Positions:
 
 def positions(config: Any) -> Positions:
     """The positions of the text part of a config object."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     for field in _FIELDS:
         number = getattr(text, field, None)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

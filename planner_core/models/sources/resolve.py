@@ -156,9 +156,20 @@ def _config(
             )
         notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
     inputs = made.training_inputs(module, parsed, batch, tokens, dtype)
+    notes += text_alone(parsed, inputs)
     limit = limit if tokens > 1 else Positions()
     return ModelSource(
         name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit
+    )
+
+
+def text_alone(config: Any, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes about the senses of a model that its planned inputs do not have."""
+    kinds = (("vision_config", "images", "pixel"), ("audio_config", "sound", "input_features"))
+    return tuple(
+        f"the planned step has text alone, and no {what}; for a step that has both give path.py:callable"
+        for part, what, name in kinds
+        if hasattr(config, part) and "input_ids" in inputs and not any(n.startswith(name) for n in inputs)
     )
 
 

@@ -59,10 +59,8 @@ def example(start: Start) -> dict[str, Any]:
     random = torch.Generator().manual_seed(0)
 
     def filled(name: str, x: torch.Tensor) -> torch.Tensor:
-        if x.is_floating_point() or x.dtype == torch.bool:
-            return x
-        high = start.vocabulary if x.dim() > 1 else start.classes
-        return torch.randint(0, max(2, high), x.shape, generator=random)
+        below = start.limits.get(name)
+        return x if below is None else torch.randint(0, below, x.shape, generator=random)
 
     return {name: filled(name, x) for name, x in start.inputs.items()}
 

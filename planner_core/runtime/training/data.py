@@ -125,11 +125,12 @@ class Noise:
                 made[name] = torch.randn(shape, generator=random).to(example.dtype)
             elif name == "labels" and self.start.causal:
                 made[name] = made["input_ids"]
-            elif example.dtype == torch.bool:  # which places a model guesses: as many in every sample
+            elif (
+                name not in self.start.limits
+            ):  # masks and sizes: which places a model guesses, as many in every sample
                 made[name] = example[0].clone()
             else:
-                high = self.start.vocabulary if example.dim() > 1 else self.start.classes
-                made[name] = torch.randint(0, max(2, high), shape, generator=random)
+                made[name] = torch.randint(0, self.start.limits[name], shape, generator=random)
         return made
 
 
@@ -221,5 +222,5 @@ def open_data(plan: Plan, start: Start, path: Path | None, device: torch.device,
             f"columns {', '.join(start.inputs)}"
         )
     else:
-        samples = TokenFile(path, start.inputs["input_ids"].shape[1], start.vocabulary, token_type)
+        samples = TokenFile(path, start.inputs["input_ids"].shape[1], start.limits["input_ids"], token_type)
     return Reader(samples, plan, device, shuffle=shuffle, seed=seed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, PlannerError
 from planner_core.models.capture import own_loss, standin_loss
-from planner_core.models.sources import build, python_source, training_inputs
+from planner_core.models.sources import build, limits, python_source, training_inputs
 from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.plan_reader import PlanMismatch
 
@@ -32,8 +32,8 @@ class Start:
     model: nn.Module
     init: Init | None
     inputs: dict[str, Any]
-    vocabulary: int = 0
-    classes: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The inputs whose numbers are free, and below which number they are."""
     own: bool = False
 
     @property
@@ -88,11 +88,8 @@ def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: 
     init = initializer(model, seed, where.type)
     for part in model.modules():
         part._buffers.update({n: b if b is None else b.to(where) for n, b in part._buffers.items()})
-    text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
-    return Start(
-        model, init if weights is None else from_safetensors(model, weights), inputs,
-        vocabulary=int(getattr(text, "vocab_size", None) or 0), classes=int(getattr(parsed, "num_labels", None) or 0),
-    )  # fmt: skip
+    init = init if weights is None else from_safetensors(model, weights)
+    return Start(model, init, inputs, limits=limits(type(model).__name__, parsed, inputs))
 
 
 def _own(source: str, weights: Path | None, seed: int) -> Start:
