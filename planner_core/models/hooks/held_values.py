@@ -280,6 +280,8 @@ def mark_of(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return COMPUTED if value.is_meta else Same(value)
+    if isinstance(value, tuple) and any(mark_of(item) is COMPUTED for item in value):  # the two states of an LSTM
+        return COMPUTED
     return Content.of(value) or Same(value)
 
 

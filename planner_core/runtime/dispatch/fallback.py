@@ -3,7 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,22 @@ from planner_core.runtime.program.weights import Weight
 
 Held = tuple[Weight, Stored]
 """A parameter and its placements."""
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, the model itself has no hooks: torch runs them around its `forward`, from which this is called."""
+    tables = [model._forward_hooks, model._forward_pre_hooks]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            added = dict(table)
+            table.clear()
+            table.update(hooks | added)
 
 
 class Dispatched:
@@ -40,7 +57,8 @@ class Dispatched:
         try:
             with self.steering.running() as scopes:
                 self.steering.written.clear()
-                out = self.steering.current(self.model(*args, **kwargs))
+                with _without_hooks(self.model):
+                    out = self.steering.current(self.model(*args, **kwargs))
                 if finish is not None:
                     with scopes.named("loss"):
                         out = finish(out)

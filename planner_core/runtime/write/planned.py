@@ -171,7 +171,7 @@ class PlannedForward:
             name, computed = before.changed(first), before.computed(first)
             if name or computed:
                 again = self._recorded(args, kwargs)
-                left = [h.values[k] for h, k in computed]
+                left = [t for h, k in computed for t in pytree.tree_leaves(h.values[k])]
                 reads = any(t.value is v for t in again.tensors for v in left)
                 if first.changed(self._noted()) or reads or not alike(tape, again):
                     sets = name or computed[0][0].path(computed[0][1])

@@ -129,8 +129,8 @@ def batch_norm(
     """Batch normalisation in training; the axes `samples` shard the samples. Statistics are those of all samples."""
     out, mean, var, count = _SyncBatchNorm.apply(x, weight, bias, eps, samples)
     if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+        running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
     normed: torch.Tensor = out
     return normed
 
