@@ -107,7 +107,8 @@ def load_plan(path: str | Path) -> Plan:
             )
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        first = "; make a plan of it first, with `plan MODEL -o FILE`" if ".py:" in str(path) else ""
+        raise InputError(f"cannot read {path}: {error.strerror}{first}") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON; make a plan with `plan MODEL -o FILE`") from None
     return plan_from_json(data)

@@ -52,7 +52,9 @@ class Moves:
         return encode(placements, self.rank)
 
     def steps(self, src: Placements, dst: Placements) -> tuple[Step, ...]:
-        """The moves from `src` to `dst`, in order."""
+        """The moves from `src` to `dst`, in order. Raises ValueError if there are none, also where the tensor lacks a dim that is split."""
+        if any(isinstance(p, Shard) and p.dim >= self.rank for p in (*src, *dst)):
+            raise ValueError(f"no way from {src} to {dst} of a tensor of {self.rank} dims")
         at, end = self.code(src), self.code(dst)
         found = []
         while at != end:

@@ -260,10 +260,14 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
 
 _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
 """ATen ops whose results have sizes, or a truth value, that depend on values."""
-_FORM = "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int"
+_FORM = (
+    "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int, and if it asks a "
+    "buffer (a counter, a flag), keep that as a plain attribute"
+)
 _FORMS = {
     "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
     "nested_tensor": "give one padded tensor and a mask",
+    "bincount": "count without it: torch.nn.functional.one_hot(ids, n).sum(0)",
     "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
     "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
     "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",

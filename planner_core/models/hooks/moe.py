@@ -35,6 +35,8 @@ def moe_experts(
             first_expert=first_expert,
         )  # fmt: skip
         return out
+    if not len(gate_up_proj):
+        raise ValueError("there are no experts: the number of them is 0")
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
         return _Grouped.apply(*given, gated, transposed)  # type: ignore[no-any-return, no-untyped-call]
     total = torch.zeros_like(hidden)

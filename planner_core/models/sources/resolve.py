@@ -111,7 +111,8 @@ def read_json(file: Path) -> dict[str, Any]:
         )
         raise InputError(f"{file} {what}") from None
     except ValueError as error:
-        raise InputError(f"{file} is not JSON ({error}); give a Hugging Face config.json") from None
+        wanted = f"name its function, {file}:build" if file.suffix == ".py" else "give a Hugging Face config.json"
+        raise InputError(f"{file} is not JSON ({error}); {wanted}") from None
     if not isinstance(data, dict):
         raise InputError(f"{file} holds a {type(data).__name__}, not an object with a model_type")
     level: list[Any] = [data]

@@ -24,7 +24,8 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    needs = f"the least memory that any plan needs is {most}{peak / 1e9:.1f} GB per GPU, but there are {budget / 1e9:.1f} GB"
+    digits = 1 if budget > 1e9 else 4
+    needs = f"the least memory that any plan needs is {most}{peak / 1e9:.{digits}f} GB per GPU, but there are {budget / 1e9:.{digits}f} GB"
     idle = idle_axes(least, graph)
     if not idle:
         return "; ".join((needs, *same_work(least)))

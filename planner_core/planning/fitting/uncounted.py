@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from planner_core.core import ITEM_BYTES, Graph, Op, Plan, Value, local_shape, root
 from planner_core.cost import block_of
 
-TOLD = 0.02
-"""Such tensors are told from this share of a plan's peak on."""
+TOLD, LEAST = 0.02, 2**24
+"""Such tensors are told from this share of a plan's peak on, and from so many bytes on."""
 
 
 def uncounted(plan: Plan, graph: Graph) -> tuple[str, ...]:
     """A note about the operator that takes most bytes of such tensors, if these are many beside the plan's peak."""
     taken, op, largest = max(_taken(plan, graph), key=lambda found: found[0], default=(0, None, None))
-    if op is None or largest is None or taken < TOLD * plan.cost.memory_bytes["peak"]:
+    if op is None or largest is None or taken < max(LEAST, TOLD * plan.cost.memory_bytes["peak"]):
         return ()
     shape = " x ".join(f"{n:,}" for n in largest.meta.shape)
     return (
