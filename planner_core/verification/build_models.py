@@ -94,6 +94,11 @@ def materialise(model: nn.Module, init: Init) -> nn.Module:
     return model
 
 
+def own_hooks(model: nn.Module) -> bool:
+    """Whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so around the plan."""
+    return bool(model._forward_hooks or model._forward_pre_hooks)
+
+
 def example_inputs(
     model: nn.Module, config: Any, workload: Mapping[str, Any], seed: int, *, meta_signals: bool = False
 ) -> dict[str, torch.Tensor]:

@@ -33,6 +33,7 @@ from planner_core.verification.build_models import (
     Widened,
     example_inputs,
     loss_of,
+    own_hooks,
     single_loss,
     whole_model,
 )
@@ -222,12 +223,12 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
     turned = _turned(inputs)
     plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
     model.__dict__["forward"] = chance.around(model.forward)
-    parallel = Parallel(model, plan, mesh, finish=loss_of)
+    parallel = Parallel(model, plan, mesh, finish=None if own_hooks(model) else loss_of)
     model.__dict__["forward"] = parallel.forward
     trace = Trace()
     parallel.engine.trace(trace)
     with CountCollectives(mesh, parallel.engine.packed) as counted:
-        loss = parallel(tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}, whole=True)
+        loss = _loss(parallel, inputs)
         counted.phase = "backward"
         loss.backward()
         measured = {n: p.grad for n, p in model.named_parameters()}
@@ -261,11 +262,20 @@ def _turned(inputs: Any) -> Any:
     return with_samples(pytree.tree_map_only(torch.Tensor, torch.clone, inputs), lambda x: x.flip(0))
 
 
+def _loss(parallel: Parallel, inputs: Any) -> torch.Tensor:
+    """The loss of one forward pass. Hooks of the model itself are run by torch, around it."""
+    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
+    if own_hooks(parallel.model):
+        return loss_of(parallel.model(*args, global_batch=True, **kwargs))
+    loss: torch.Tensor = parallel(args, kwargs, whole=True)
+    return loss
+
+
 def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNothing) -> tuple[float, float]:
     """The losses of another batch, in one process and under the plan; zeros if it needs another plan, which a run says."""
     own = pytree.tree_map_only(torch.Tensor, torch.clone, inputs)
     try:
-        loss = parallel(tuple(own.get(ARGS, ())), {k: v for k, v in own.items() if k != ARGS}, whole=True)
+        loss = _loss(parallel, own)
     except PlanMismatch:
         return 0.0, 0.0
     with drawing(seed_of(0, 1), torch.device("cpu")), chance:

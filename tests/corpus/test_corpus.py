@@ -14,7 +14,8 @@ ALL = entries()
 PLANNED = [e for e in ALL if e.refused is None]
 TOLD = ("skip_over_layers", "in_vain", "selective_kernels", "functional_dropout", "function_across_the_batch", "learned_start",
         "start_without_grad", "phases", "signs", "scale_without_grad", "mixed_types", "overlapping_windows", "frozen_between",
-        "shifted_by_a_buffer", "latents_twice", "lstm_with_dropout", "gumbel_softmax", "lstm_of_features", "segmentation_by_rare_kinds")  # fmt: skip
+        "shifted_by_a_buffer", "latents_twice", "lstm_with_dropout", "gumbel_softmax", "lstm_of_features", "segmentation_by_rare_kinds",
+        "encoder_of_torch", "detached_judge", "hooks_of_the_model_itself")  # fmt: skip
 """Modules that once ran otherwise than planned, one for each cause."""
 QUICK = [e for i, e in enumerate(PLANNED) if i % 60 == 0 or e.name in TOLD]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""

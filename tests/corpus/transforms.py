@@ -324,6 +324,53 @@ def scale_without_grad() -> Made:
     return Fixed(), (numbers(8, 16), classes(4))
 
 
+class Encoder(nn.Module):
+    """torch's own encoder, which joins tokens with the samples inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.words, self.body = nn.Embedding(64, 32), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.read, self.head = nn.MultiheadAttention(32, 4, dropout=0.0, batch_first=True), nn.Linear(32, 64)
+
+    def forward(self, ids: Tensor, padding: Tensor) -> Tensor:
+        h = self.body(self.words(ids), src_key_padding_mask=padding)
+        h = h + self.read(h[:, :4].repeat(1, 2, 1), h, h, need_weights=False)[0]
+        return F.cross_entropy(self.head(h).flatten(0, 1), ids.flatten())
+
+
+def encoder_of_torch() -> Made:
+    """nn.TransformerEncoder with padding, and cross-attention."""
+    padding = torch.zeros(8, 8, dtype=torch.bool)
+    padding[1, 6:] = True
+    return Encoder(), (classes(64, (8, 8)), padding)
+
+
+class Adversary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.judge = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.made(x)
+        fixed = {name: p.detach() for name, p in self.judge.named_parameters()}
+        fooled = torch.func.functional_call(self.judge, fixed, (made,))
+        return self.judge(made.detach()).square().mean() - 0.1 * fooled.abs().mean()
+
+
+def detached_judge() -> Made:
+    """Both losses of an adversarial pair in one forward; one term has the judge's weights detached."""
+    return Adversary(), (numbers(8, 16),)
+
+
+def hooks_of_the_model_itself() -> Made:
+    """Forward hooks of the model and of a layer, each of which changes the result."""
+    model = Changed("plain")
+    model.first.register_forward_hook(lambda module, args, out: out.tanh())
+    model.register_forward_hook(lambda module, args, loss: loss * 1.5)
+    return model, (numbers(8, WIDTH), classes(KINDS))
+
+
 REFUSED = {
     "func_vmap": "runs its operators inside a transform of torch.func",
     "inner_gradient_step": "differentiates inside forward (torch.autograd.grad)",

@@ -79,6 +79,29 @@ def hooks(m: Any, x: torch.Tensor) -> torch.Tensor:
     return h.mean()
 
 
+def freezes(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.lin(x)
+    m.out.requires_grad_(False)
+    fooled = m.out(h).mean()
+    m.out.requires_grad_(True)
+    return fooled - m.out(h.detach()).mean()
+
+
+def freezes_one(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.out.weight.requires_grad = False
+    return m.out(m.lin(x)).mean()
+
+
+def swaps_a_weight(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.lin.weight.data = F.normalize(m.lin.weight.data, dim=1)
+    return m.lin(x).square().mean()
+
+
+def swaps_a_buffer(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.seen.data = 0.9 * m.seen + x.mean(0)
+    return (m.lin(x) - m.seen).square().mean()
+
+
 def beyond(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.table(torch.arange(17)).mean()
 
@@ -115,6 +138,10 @@ CASES = [
     (differentiates, "differentiates inside forward", "write the derivative out"),
     (casts, "opens an autocast region (float16)", "--dtype"),
     (hooks, "puts a hook on the gradient of a computed tensor", "torch.autograd.Function"),
+    (freezes, "changes in forward which weights are trained", "functional_call"),
+    (freezes_one, "changes in forward which weights are trained", "before it is planned"),
+    (swaps_a_weight, "gives a tensor other memory in forward", "after the optimizer's step"),
+    (swaps_a_buffer, "gives a tensor other memory in forward", "copy_"),
     (beyond, "looks up row 16 of a table that has 16", "ids within the table"),
 ]
 

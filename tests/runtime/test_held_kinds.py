@@ -170,3 +170,37 @@ def test_hooks_of_a_constructor_are_those_of_the_copy_that_is_planned(tmp_path: 
     _, files = saved_plans(Perceptual(), _inputs(), tmp_path)
     for wanted, got in run_ranks(_hooked, 2, (files,))[0]:
         assert got == pytest.approx(wanted, rel=1e-5)
+
+
+class Stateful(nn.Module):
+    """An LSTM that goes on where the last batch ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.state = nn.LSTM(WIDTH, WIDTH, batch_first=True), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, state = self.body(x, self.state)
+        self.state = tuple(s.detach() for s in state)  # type: ignore[assignment]
+        return (h - 1).square().mean()
+
+
+def _series() -> torch.Tensor:
+    return torch.randn(8, 4, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def _three(model: Any, **options: Any) -> list[float]:
+    return [float(model(_series(), **options).detach()) for _ in range(3)]
+
+
+def _goes_on(files: list[str]) -> list[tuple[list[float], list[float]]]:
+    models = [shardscope.apply(Stateful(), shardscope.load_plan(file)) for file in files]
+    return [(_three(Stateful()), _three(model, global_batch=True)) for model in models]
+
+
+def test_a_tuple_of_states_is_kept_from_batch_to_batch(tmp_path: Path) -> None:
+    _, named = saved_plans(Stateful(), (_series(),), tmp_path)
+    files = [f for f in named if f.endswith(("data parallel", "FSDP"))]
+    for wanted, got in run_ranks(_goes_on, 2, (files,))[0]:
+        assert len(set(wanted)) == 3 and got == pytest.approx(wanted, rel=1e-5)

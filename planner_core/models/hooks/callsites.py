@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
-from planner_core.models.hooks.wrappers import opened
+from planner_core.models.hooks.wrappers import attention_by_samples, opened
 
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {"truediv": "div", "itruediv": "div_", "rtruediv": "rdiv", "idiv": "div_", "isub": "sub_", "iadd": "add_",
@@ -257,9 +257,8 @@ class Scopes:
         self._patch(nn.Module, "__call__", call)
         self._patch(torch.autograd.Function, "apply", classmethod(_routed(torch.autograd.Function.__dict__["apply"])))
         self._opened.enter_context(opened(self.wrappers.add))
-        self._patch(
-            nn.functional, "multi_head_attention_forward", _unwrapped(nn.functional.multi_head_attention_forward)
-        )
+        plain_attention = _unwrapped(nn.functional.multi_head_attention_forward)
+        self._patch(nn.functional, "multi_head_attention_forward", attention_by_samples(plain_attention))
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -4,8 +4,9 @@
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
     torch.distributions         do not check the values of their arguments, unless validate_args=True is given
-    nn.MultiheadAttention       keeps tokens as [length, batch] at its last product. As one dim, in which the samples are not
-                                outermost, no rank could hold its own samples
+
+`attention_by_samples`: nn.MultiheadAttention keeps tokens as [length, batch] at its last product. As one dim, in which the samples
+are not outermost, no rank could hold its own samples.
 
 Imports torch and nothing of ours.
 """
@@ -69,24 +70,27 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
 
     called = torch._C.ScriptFunction.__call__
     return [
-        (F, "multi_head_attention_forward", _attended),
         (recompute, "_checkpoint_without_reentrant_generator", generator),
         (recompute, "CheckpointFunction", Reentrant),
         (torch._C.ScriptFunction, "__call__", scripted),
     ]
 
 
-_PLAIN_ATTENTION = F.multi_head_attention_forward
-_ARGUMENTS = inspect.signature(_PLAIN_ATTENTION)
+_ARGUMENTS = inspect.signature(F.multi_head_attention_forward)
 _RARE = ("bias_k", "bias_v", "static_k", "static_v")
 
 
-def _attended(*args: Any, **kwargs: Any) -> Any:
-    bound = _ARGUMENTS.bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
-    rare = given["add_zero_attn"] or given["query"].dim() != 3 or any(given[n] is not None for n in _RARE)
-    return _PLAIN_ATTENTION(*args, **kwargs) if rare else _attention(**given)
+def attention_by_samples(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What takes the place of `F.multi_head_attention_forward`. `plain` runs what is rarely asked for."""
+
+    def attended(*args: Any, **kwargs: Any) -> Any:
+        bound = _ARGUMENTS.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        rare = given["add_zero_attn"] or given["query"].dim() != 3 or any(given[n] is not None for n in _RARE)
+        return plain(*args, **kwargs) if rare else _attention(**given)
+
+    return attended
 
 
 def _attention(

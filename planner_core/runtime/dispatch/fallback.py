@@ -3,37 +3,20 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from planner_core.runtime.dispatch.dispatch_mode import Steering
-from planner_core.runtime.dispatch.parallelize import hand_out
+from planner_core.runtime.dispatch.parallelize import hand_out, without_hooks
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.plan_reader import Stored
 from planner_core.runtime.program.weights import Weight
 
 Held = tuple[Weight, Stored]
 """A parameter and its placements."""
-
-
-@contextmanager
-def _without_hooks(model: nn.Module) -> Iterator[None]:
-    """Inside, the model itself has no hooks: torch runs them around its `forward`, from which this is called."""
-    tables = [model._forward_hooks, model._forward_pre_hooks]
-    before = [dict(table) for table in tables]
-    for table in tables:
-        table.clear()
-    try:
-        yield
-    finally:
-        for table, hooks in zip(tables, before, strict=True):
-            added = dict(table)
-            table.clear()
-            table.update(hooks | added)
 
 
 class Dispatched:
@@ -57,7 +40,7 @@ class Dispatched:
         try:
             with self.steering.running() as scopes:
                 self.steering.written.clear()
-                with _without_hooks(self.model):
+                with without_hooks(self.model):
                     out = self.steering.current(self.model(*args, **kwargs))
                 if finish is not None:
                     with scopes.named("loss"):

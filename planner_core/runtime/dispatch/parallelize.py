@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -43,7 +44,7 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
             return plain(*args, **kwargs)
         inside, outer = True, steering.active
         try:
-            with steering.running():
+            with steering.running(), without_hooks(model):
                 steering.written.clear()
                 out = steering.current(model(*args, **kwargs))
             return out if outer else hand_out(out)
@@ -57,6 +58,22 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
 
     model.__dict__.update(_apply=stay, forward=forward)
     return steering
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, the model itself has no hooks: torch runs them around its `forward`, from which this is called."""
+    tables = [model._forward_hooks, model._forward_pre_hooks]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            added = dict(table)
+            table.clear()
+            table.update(hooks | added)
 
 
 def hand_out(tree: Any) -> Any:

@@ -1,0 +1,128 @@
+"""What hooks see is in the graph: of every layer, also of those that are equal, and of hooks that are registered while a model runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner_core.models.capture.module import capture_module
+from planner_core.models.hooks.wrappers import attention_by_samples
+from planner_core.models.loading import capture_graph
+
+LAYERS, WIDTH = 4, 16
+MIXTRAL = {"model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+           "num_local_experts": 4, "vocab_size": 64, "num_hidden_layers": LAYERS, "output_router_logits": True}  # fmt: skip
+
+
+def test_a_balancing_loss_has_the_scores_of_every_layer() -> None:
+    """transformers collects them by hooks, which it registers at the first call. Replayed layers would be missing."""
+    graph = capture_graph(MIXTRAL, batch=2, seq=16, dtype="float32", flat=True)
+    assert Counter(op.fn for op in graph.top.ops)["histc"] == LAYERS
+
+
+def test_a_weighted_sum_of_layers_has_all_of_them() -> None:
+    sound = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 64, "conv_dim": [16, 16],
+             "conv_stride": [5, 4], "conv_kernel": [10, 4], "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+             "use_weighted_layer_sum": True, "classifier_proj_size": 16}  # fmt: skip
+    config = {"model_type": "hubert", "architectures": ["HubertForSequenceClassification"], **sound}
+    graph = capture_graph(config, batch=2, seq=16, dtype="float32", flat=True)
+    assert [len(op.inputs) for op in graph.top.ops if op.fn == "stack"] == [LAYERS + 1]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x).relu()
+
+
+class Collects(nn.Module):
+    """Registers a hook on each layer when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.ready = nn.ModuleList(Layer() for _ in range(LAYERS)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        handles = [layer.register_forward_hook(lambda m, i, out: seen.append(out)) for layer in self.layers]
+        for layer in self.layers:
+            x = layer(x)
+        for handle in handles:
+            handle.remove()
+        return torch.stack(seen).square().mean()
+
+
+def test_layers_that_get_hooks_while_the_model_runs_are_traced() -> None:
+    graph = capture_module(Collects(), {"x": torch.zeros(4, WIDTH)}, flat=True)
+    assert [len(op.inputs) for op in graph.top.ops if op.fn == "stack"] == [LAYERS]
+
+
+class Attends(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x, x)[0].square().mean()  # type: ignore[no-any-return]
+
+
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 5])},
+    "causal": {"attn_mask": torch.ones(4, 5).triu(1).bool()},
+    "both": {
+        "attn_mask": torch.randn(4, 5),
+        "key_padding_mask": torch.tensor([[False] * 5, [False] * 4 + [True], [False] * 5]).float() * -10,
+    },
+    "each head's": {"attn_mask": torch.randn(3 * 2, 4, 5)},
+}
+
+
+def _never(*args: object, **kwargs: object) -> None:
+    raise AssertionError("this is not rare")
+
+
+@pytest.mark.parametrize("weights", ["none", "mean", "each"])
+@pytest.mark.parametrize("widths", [{}, {"kdim": 8, "vdim": 12}], ids=["one width", "other widths"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_by_samples_gives_the_same(
+    mask: str, widths: dict[str, int], weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(WIDTH, 2, **widths)
+    given = (
+        torch.randn(4, 3, WIDTH),
+        torch.randn(5, 3, widths.get("kdim", WIDTH)),
+        torch.randn(5, 3, widths.get("vdim", WIDTH)),
+    )
+    options = {**MASKS[mask], "need_weights": weights != "none", "average_attn_weights": weights == "mean"}
+    wanted, scores = layer(*given, **options)
+    monkeypatch.setattr(F, "multi_head_attention_forward", attention_by_samples(_never))
+    got, own = layer(*given, **options)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(own, scores)
+
+
+def test_causal_attention_of_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.MultiheadAttention(WIDTH, 2, batch_first=True), torch.randn(3, 5, WIDTH)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    wanted = layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+    monkeypatch.setattr(F, "multi_head_attention_forward", attention_by_samples(_never))
+    got = layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+    with pytest.raises(RuntimeError, match="is_causal is a hint"):
+        layer(x, x, x, is_causal=True, need_weights=False)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_torch_is_as_it_was_after_a_capture() -> None:
+    plain, layer = F.multi_head_attention_forward, nn.MultiheadAttention(WIDTH, 2, add_zero_attn=True)
+    graph = capture_module(Attends(layer), {"x": torch.zeros(4, 3, WIDTH)}, flat=True)
+    assert F.multi_head_attention_forward is plain
+    assert "cat" in [op.fn for op in graph.top.ops]  # the zeros that are added are a rare wish
