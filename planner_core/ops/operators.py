@@ -68,7 +68,7 @@ class Local(StrEnum):
     MEAN = "mean"  # divides by the number of elements of the whole tensor
     PART = "part"  # must know which part of the whole tensor it holds
     EXCHANGE = "exchange"  # sends messages itself
-    MEMORY = "memory"  # the same numbers, but with the memory of a GPU's kernel
+    MEMORY = "memory"  # the same numbers, but with the memory or the types of a GPU's kernel
 
 
 @dataclass(frozen=True, slots=True)

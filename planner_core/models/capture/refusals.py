@@ -82,7 +82,7 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
     discriminator's: a graph has one answer for the whole step."""
     sets = getattr(func, "__name__", "") == "__set__"
     name = str(getattr(getattr(func, "__self__", None) if sets else func, "__name__", "")).rstrip("_")
-    if sets and name == "data":
+    if sets and name == "data" and not _converts():
         raise refuse(
             scope, "gives a tensor other memory in forward (.data = ...)",
             "write into a buffer (self.mean.copy_(...)), and change weights after the optimizer's step, or by a parametrization",
@@ -94,6 +94,12 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
                 scope, "changes in forward which weights are trained",
                 "set that before it is planned, or call the part with weights that are detached (torch.func.functional_call)",
             )  # fmt: skip
+
+
+def _converts() -> bool:
+    """Whether a module's `.to` is what sets the data of its weights."""
+    frames = traceback.extract_stack(limit=8)
+    return any(f.name == "_apply" and f.filename.endswith("/torch/nn/modules/module.py") for f in frames)
 
 
 _PICKS = frozenset({"masked_select", "nonzero", "argwhere", "unique"})

@@ -71,6 +71,14 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
     if isinstance(experts, int) and isinstance(chosen, int) and chosen > experts:
         raise InputError(f"num_experts_per_tok is {chosen}, more than the {experts} experts there are")
     width, heads = data.get("hidden_size"), data.get("num_attention_heads")
+    groups = data.get("num_key_value_heads")
+    uneven = isinstance(groups, int) and isinstance(heads, int) and (groups == 0 or heads % groups)
+    if uneven and any(_by_default(data, n) != data[n] for n in ("num_attention_heads", "num_key_value_heads")):
+        raise InputError(
+            f"num_key_value_heads is {groups}, which does not divide the {heads} heads of num_attention_heads; give a divisor"
+        )
+    if data.get("head_dim") == 0:
+        raise InputError("head_dim is 0; it must be at least 1, or left out")
     if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
         return
     published = all(_by_default(data, n) == data[n] for n in ("hidden_size", "num_attention_heads"))

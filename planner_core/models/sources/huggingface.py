@@ -75,7 +75,13 @@ def build(
 
 
 def _unknown_word(error: Exception, data: Mapping[str, Any]) -> str:
-    """The name of the field whose value is not in a table of transformers (an activation, a kind of rope); empty if there is none."""
+    """The name of the field whose value is not in a table of transformers (an activation, a kind of rope), or beyond a table of the model;
+    empty if there is none."""
+    if "Padding_idx" in str(error):
+        given = next(
+            (f"{name} is {value}" for name, key, value in fields(data) if key == "pad_token_id"), "pad_token_id"
+        )
+        return f"{given}, which is not a row of a table of words; give a number below vocab_size"
     word = error.args[0] if isinstance(error, KeyError) and error.args else None
     field = next((name for name, _, value in fields(data) if isinstance(word, str) and value == word), "")
     return f"{field} is {shown(word)}, which transformers {_version()} does not have" if field else ""

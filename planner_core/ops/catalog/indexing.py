@@ -154,7 +154,7 @@ OPERATORS = (
     Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
     Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
     Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=Described.BY_INDEX),
-    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max"),
+    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max", local=Local.MEMORY),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
     *operators(

@@ -64,6 +64,8 @@ def picking() -> list[Case]:
         Case("view_as_real", torch.view_as_real, (torch.randn(4, 8, dtype=torch.complex128),), kinds="c"),
         Case("masked_scatter", torch.masked_scatter, (t(4, 8), t(4, 8) > 0, t(40)), kinds="aca"),
         Case("data", torch.Tensor.detach, (x,)),
+        Case("histc", torch.histc, (t(6, 4, 8), 5, -1, 1)),
+        Case("histc", torch.histc, (t(8, 4), 5, 0, 0)),
         Case("one_hot", F.one_hot, (ids(6, 4, 8), 6), kinds="c"),
         Case("index_add", torch.index_add, (x, 1, ids(8, 3), t(4, 3, 12)), kinds="aca"),
         Case("index_add_", torch.Tensor.index_add_, (t(4, 8), 0, ids(4, 2), t(2, 8)), {"alpha": 2.0}, "acp"),
