@@ -263,12 +263,9 @@ def _turned(inputs: Any) -> Any:
 
 
 def _loss(parallel: Parallel, inputs: Any) -> torch.Tensor:
-    """The loss of one forward pass. Hooks of the model itself are run by torch, around it."""
-    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
-    if own_hooks(parallel.model):
-        return loss_of(parallel.model(*args, global_batch=True, **kwargs))
-    loss: torch.Tensor = parallel(args, kwargs, whole=True)
-    return loss
+    """The loss of one forward pass, called as a training loop calls it, so that torch runs the hooks of the model itself."""
+    named = {k: v for k, v in inputs.items() if k != ARGS}
+    return loss_of(parallel.model(*inputs.get(ARGS, ()), global_batch=True, **named))
 
 
 def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNothing) -> tuple[float, float]:
