@@ -370,6 +370,41 @@ def test_full_tensor_has_the_models_own_order(tmp_path: Path) -> None:
     assert max(run_ranks(_seen_whole, 2, (megatron,))[0]) < 1e-5
 
 
+class Twins(nn.Module):
+    """Two weights of one shape, whose gradients come in one bucket; only one of them is three in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fused, self.plain, self.back = nn.Linear(16, 48), nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.fused(x).chunk(3, -1)
+        return (self.back(self.plain(x).relu()).square().mean() + (q * k).sigmoid().mul(v)).square().mean()
+
+
+def _gradients(files: list[str]) -> list[tuple[str, str, float]]:
+    alone, found = Twins(), []
+    alone(_batch()).backward()
+    for file in files:
+        model = shardscope.apply(Twins(), shardscope.load_plan(file))
+        model(_batch(), global_batch=True).backward()
+        for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+            assert q.grad is not None, name
+            found.append((file, name, float((_whole(p.grad) - q.grad).abs().max() / q.grad.abs().max())))
+    return found
+
+
+def _batch() -> torch.Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_order_of_a_gradient_is_that_of_its_own_weight(tmp_path: Path) -> None:
+    _, files = saved_plans(Twins(), (_batch(),), tmp_path)
+    wrong = [row for row in run_ranks(_gradients, 2, (files,))[0] if row[2] > 1e-4]
+    assert not wrong
+
+
 def _drawn(model: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(3)
     with torch.no_grad():

@@ -99,17 +99,20 @@ def whole_in_model_order(full_tensor: Callable[..., torch.Tensor]) -> Callable[.
 
     @functools.wraps(full_tensor)
     def ordered(self: DTensor, **options: Any) -> torch.Tensor:
-        whole, memory = full_tensor(self, **options), self._local_tensor.untyped_storage()._cdata
+        whole, where = full_tensor(self, **options), _where(self._local_tensor)
         for weight, orders in _ORDERS.items():
             held = (weight.local, weight.gradient)
-            if self.shape == weight.parameter.shape and any(
-                t is not None and t.untyped_storage()._cdata == memory for t in held
-            ):
+            if self.shape == weight.parameter.shape and any(t is not None and _where(t) == where for t in held):
                 for dim, order in orders.items():
                     whole = whole.index_select(dim, order.to(whole.device))
         return whole
 
     return ordered
+
+
+def _where(local: torch.Tensor) -> tuple[int, int]:
+    """The memory of a rank's part, and the place in it: gradients of one bucket are views of one memory."""
+    return local.untyped_storage()._cdata, local.storage_offset()
 
 
 def _orders(parallel: Parallel, weight: Weight) -> dict[int, torch.Tensor]:
