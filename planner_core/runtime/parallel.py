@@ -8,7 +8,6 @@ needed. All programs share weights and units.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
+from planner_core.models.hooks import makes_cache
 from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
@@ -75,7 +75,7 @@ class Parallel:
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], Ready] = {}
         self.recorded = 0
-        self.caches = _caches(model, self.plain)
+        self.caches = makes_cache(model, self.plain)
         self.dispatched: Dispatched | None = None
         self.fallback = fallback
 
@@ -94,6 +94,8 @@ class Parallel:
             raise PlanMismatch(
                 f"{listening} has a hook for backward, which never runs under a plan; remove it, or keep what it needs by a hook of forward"
             )
+        if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
+            kwargs = {**kwargs, "use_cache": False}
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)
@@ -120,8 +122,6 @@ class Parallel:
 
     def _rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         self._check()
-        if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
-            kwargs = {**kwargs, "use_cache": False}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_gradients(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -269,12 +269,6 @@ def _device(mesh: DeviceMesh) -> torch.device:
         if mesh.device_type == "cuda"
         else torch.device(mesh.device_type)
     )
-
-
-def _caches(model: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
-    config: Any = getattr(model, "config", None)
-    return bool(getattr(config, "use_cache", False)) and "use_cache" in inspect.signature(forward).parameters
 
 
 def _shell(param: torch.Tensor) -> int | None:

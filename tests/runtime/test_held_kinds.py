@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import planner_core as shardscope
+from planner_core.core import CaptureError
 from planner_core.verification.processes import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -175,32 +176,17 @@ def test_hooks_of_a_constructor_are_those_of_the_copy_that_is_planned(tmp_path: 
 class Stateful(nn.Module):
     """An LSTM that goes on where the last batch ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.body, self.state = nn.LSTM(WIDTH, WIDTH, batch_first=True), None
+        self.body, self.kind, self.state = nn.LSTM(WIDTH, WIDTH, batch_first=True), kind, None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h, state = self.body(x, self.state)
-        self.state = tuple(s.detach() for s in state)  # type: ignore[assignment]
+        h, state = self.body(x, self.state and tuple(self.state))
+        self.state = self.kind(s.detach() for s in state)
         return (h - 1).square().mean()
 
 
-def _series() -> torch.Tensor:
-    return torch.randn(8, 4, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-def _three(model: Any, **options: Any) -> list[float]:
-    return [float(model(_series(), **options).detach()) for _ in range(3)]
-
-
-def _goes_on(files: list[str]) -> list[tuple[list[float], list[float]]]:
-    models = [shardscope.apply(Stateful(), shardscope.load_plan(file)) for file in files]
-    return [(_three(Stateful()), _three(model, global_batch=True)) for model in models]
-
-
-def test_a_tuple_of_states_is_kept_from_batch_to_batch(tmp_path: Path) -> None:
-    _, named = saved_plans(Stateful(), (_series(),), tmp_path)
-    files = [f for f in named if f.endswith(("data parallel", "FSDP"))]
-    for wanted, got in run_ranks(_goes_on, 2, (files,))[0]:
-        assert len(set(wanted)) == 3 and got == pytest.approx(wanted, rel=1e-5)
+@pytest.mark.parametrize("kind", [tuple, list, deque])
+def test_a_state_of_several_tensors_that_goes_on_is_refused_before_it_is_planned(kind: type) -> None:
+    with pytest.raises(CaptureError, match=r"reads in each step what the step before has left in state"):
+        shardscope.plan(Stateful(kind), inputs=(torch.randn(8, 4, WIDTH),), cluster="1x2-h100")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
@@ -21,7 +22,7 @@ from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
-from planner_core.models.hooks.held_values import Noted, Place, UsesOf
+from planner_core.models.hooks.held_values import Noted, Place, UsesOf, makes_cache
 from planner_core.models.hooks.host_random import host_drawing
 
 OTHER_DRAWS = 8
@@ -40,6 +41,8 @@ def capture_module(
     """
     check_module(module)
     to_meta(module)
+    if "use_cache" not in inputs and makes_cache(module, module.forward):
+        inputs = {**inputs, "use_cache": False}
     trained = {n for n, p in module.named_parameters() if p.requires_grad}
     before = Noted.of(module.named_modules())
     try:
@@ -138,10 +141,11 @@ def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pa
 
 def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place]) -> None:
     """Refuse a model that reads what an earlier pass has left in an attribute."""
-    with UsesOf([h.values[k] for h, k in left]) as uses:
+    held = [(place, t) for place in left for t in pytree.tree_leaves(place[0].values[place[1]])]
+    with UsesOf([t for _, t in held]) as uses:
         later = again()
     if uses.seen or _operations(found) != _operations(later):
-        holder, key = left[uses.seen[0] if uses.seen else 0]
+        holder, key = held[uses.seen[0]][0] if uses.seen else left[0]
         raise CaptureError(
             f"forward reads in each step what the step before has left in {holder.path(key)}, so the first step is "
             "another graph than later ones; give forward the state as an input and let it return the next one, or write it into a buffer"

@@ -5,6 +5,7 @@ These are numbers, words, flags and functions, those of a config, lists and dict
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -280,7 +281,9 @@ def mark_of(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return COMPUTED if value.is_meta else Same(value)
-    if isinstance(value, tuple) and any(mark_of(item) is COMPUTED for item in value):  # the two states of an LSTM
+    if isinstance(value, (tuple, deque)) and any(
+        mark_of(item) is COMPUTED for item in value
+    ):  # the two states of an LSTM
         return COMPUTED
     return Content.of(value) or Same(value)
 
@@ -335,3 +338,11 @@ def set_or_delete(held: Held, key: Any, value: Any) -> None:
         del held[key]
     else:
         held[key] = value
+
+
+def makes_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
+    config: Any = getattr(model, "config", None)
+    taken = inspect.signature(forward).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return bool(getattr(config, "use_cache", False)) and ("use_cache" in taken or open_ended)

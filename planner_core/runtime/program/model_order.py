@@ -112,7 +112,7 @@ def whole_in_model_order(full_tensor: Callable[..., torch.Tensor]) -> Callable[.
 
 def _where(local: torch.Tensor) -> tuple[int, int]:
     """The memory of a rank's part, and the place in it: gradients of one bucket are views of one memory."""
-    return local.untyped_storage()._cdata, local.storage_offset()
+    return local.untyped_storage()._cdata, int(local.storage_offset())
 
 
 def _orders(parallel: Parallel, weight: Weight) -> dict[int, torch.Tensor]:
