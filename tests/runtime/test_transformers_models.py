@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import planner_core as shardscope
+from planner_core.core import CaptureError
 from planner_core.verification.processes import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -62,3 +63,10 @@ def test_a_mixture_of_experts_with_a_balancing_loss(kind: str, tmp_path: Path) -
     assert len(files) > 2
     for wanted, got, error in run_ranks(_compared, 2, (kind, files), timeout_s=300)[0]:
         assert got == pytest.approx(wanted, rel=1e-4) and error < 1e-4
+
+
+def test_experts_of_another_type_are_told_the_way_out() -> None:
+    model: Any = _model("mixtral")
+    model.set_experts_implementation("grouped_mm")
+    with pytest.raises(CaptureError, match=r"set_experts_implementation\('batched_mm'\)"):
+        shardscope.plan(model, inputs=_batch(), cluster="1x2-h100")

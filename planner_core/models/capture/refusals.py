@@ -284,6 +284,18 @@ _FORMS = {
 _FORMS["masked_select"] = _FORMS["nonzero"]
 
 
+_KNOWN = {
+    "yet support saved tensor hooks": f"{{model}} {_TRANSFORM}{{where}}; {_TRANSFORM_HELP}",
+    "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
+    "no padding token is defined":
+        "{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config",
+    "Expected inputs of BF16":
+        "{model} runs its experts by a kernel for bfloat16 alone{where}; cast it to bfloat16, or choose another kernel: "
+        "model.set_experts_implementation('batched_mm')",
+}  # fmt: skip
+"""What torch or transformers say, and what is said in its place."""
+
+
 def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     """One sentence: what went wrong, and at which line of the model's code.
 
@@ -295,10 +307,9 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
     if kernel and kernel[1] not in _OF_VALUES:
         return f"{model} calls aten::{kernel[1]}{where}, which torch cannot run without values; compute it by other functions"
-    if "yet support saved tensor hooks" in text:
-        return f"{model} {_TRANSFORM}{where}; {_TRANSFORM_HELP}"
-    if "to numpy" in text:
-        return f"{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch"
+    known = next((told for words, told in _KNOWN.items() if words in text), "")
+    if known:
+        return known.format(model=model, where=where)
     if kernel or (
         isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
     ):
@@ -311,8 +322,6 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
-    if "no padding token is defined" in text:
-        return f"{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config"
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
