@@ -281,9 +281,8 @@ def mark_of(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return COMPUTED if value.is_meta else Same(value)
-    if isinstance(value, (tuple, deque)) and any(
-        mark_of(item) is COMPUTED for item in value
-    ):  # the two states of an LSTM
+    several = isinstance(value, (tuple, deque)) and len(value) <= LONGEST  # the two states of an LSTM
+    if several and any(mark_of(item) is COMPUTED for item in value):
         return COMPUTED
     return Content.of(value) or Same(value)
 

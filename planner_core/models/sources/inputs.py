@@ -41,7 +41,7 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
         found.setdefault("input_ids", _ids(text, batch, seq))
         found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
     found.update(_further(model, config, batch, seq, getattr(torch, dtype)))
-    if kind.startswith("Musicgen"):  # one row per codebook and sample
+    if kind.startswith("Musicgen") and "labels" in names:  # one row per codebook and sample
         found["input_ids"] = _ids(text, batch * text.num_codebooks, seq)
         found["labels"] = _ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
     else:

@@ -71,7 +71,7 @@ def limits(kind: str, config: Any, inputs: Mapping[str, torch.Tensor]) -> dict[s
     vocabulary, tokens = int(getattr(text, "vocab_size", None) or 2), inputs.get("input_ids")
     found = {name: vocabulary for name in ("input_ids", "decoder_input_ids") if name in inputs}
     if ends_in_eos(kind, config):
-        del found["input_ids"]
+        found.pop("input_ids", None)
     found |= {name: int(tokens.shape[-1]) for name in _PLACES if name in inputs and tokens is not None}
     found |= {name: 2 for name in _PAIRS if name in inputs}
     given = inputs.get("labels")
