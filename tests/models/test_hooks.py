@@ -64,6 +64,29 @@ def test_layers_that_get_hooks_while_the_model_runs_are_traced() -> None:
     assert [len(op.inputs) for op in graph.top.ops if op.fn == "stack"] == [LAYERS]
 
 
+class Logs(nn.Module):
+    """Hooks that its constructor makes keep an input, and pairs of a number and a tensor, which forward reads at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.log = nn.ModuleList(Layer() for _ in range(LAYERS)), list[tuple[int, torch.Tensor]]()
+        self.layers[0].register_forward_pre_hook(lambda m, given: setattr(m, "given", given[0]))
+        for i in (0, 2):
+            self.layers[i].register_forward_hook(lambda m, given, out, i=i: self.log.append((i, out)))  # type: ignore[misc]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.log = []
+        for layer in self.layers:
+            x = layer(x)
+        loss = x.square().mean() + self.layers[0].given.square().mean()  # type: ignore[operator, union-attr]
+        return loss + sum((i + 1) * out.abs().mean() for i, out in self.log)
+
+
+def test_what_hooks_keep_for_the_same_pass_is_no_state() -> None:
+    graph = capture_module(Logs(), {"x": torch.zeros(4, WIDTH)}, flat=True)
+    assert Counter(op.fn for op in graph.top.ops)["abs"] == 2
+
+
 class Attends(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

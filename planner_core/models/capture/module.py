@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
@@ -22,7 +21,7 @@ from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
-from planner_core.models.hooks.held_values import Noted, Place, UsesOf, makes_cache
+from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache
 from planner_core.models.hooks.host_random import host_drawing
 
 OTHER_DRAWS = 8
@@ -50,7 +49,7 @@ def capture_module(
         again = partial(_forward_pass, module, inputs, args, flat, replay)
         left = before.computed(Noted.of(module.named_modules()))
         if left:
-            _check_left(found, again, left)
+            _check_left(found, again, left, (inputs, args))
         before.put_back()
         if found.drew_outside:
             _check_draws(found, again, type(module).__name__)
@@ -139,9 +138,10 @@ def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pa
     return replace(found, top=blocks.pop(""), blocks=blocks, told=(*found.told, told))
 
 
-def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place]) -> None:
-    """Refuse a model that reads what an earlier pass has left in an attribute."""
-    held = [(place, t) for place in left for t in pytree.tree_leaves(place[0].values[place[1]])]
+def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place], inputs: Any) -> None:
+    """Refuse a model that reads what an earlier pass has left in an attribute. Every pass has the same inputs."""
+    given = {id(t) for t in kept_tensors(inputs)}
+    held = [(place, t) for place in left for t in kept_tensors(place[0].values[place[1]]) if id(t) not in given]
     with UsesOf([t for _, t in held]) as uses:
         later = again()
     if uses.seen or _operations(found) != _operations(later):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Same,
         inside,
         is_plain,
+        kept_tensors,
         makes_cache,
         mark_of,
         raw_values,
@@ -79,6 +80,7 @@ __all__ = [
     "inside",
     "is_inplace",
     "is_plain",
+    "kept_tensors",
     "makes_cache",
     "mark_of",
     "outputs",
@@ -101,8 +103,8 @@ _HOME = {
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
     "finite": ("TakenFinite",),
     "held_values": (
-        "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "makes_cache", "mark_of",
-        "raw_values", "set_or_delete",
+        "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "kept_tensors", "makes_cache",
+        "mark_of", "raw_values", "set_or_delete",
     ),
     "host_random": ("HeldGenerators", "drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip

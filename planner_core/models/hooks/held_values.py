@@ -271,6 +271,11 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
 
 
+def kept_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value that is `COMPUTED`."""
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+
+
 def _is_nothing(value: Any) -> bool:
     return value is None or value is MISSING
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Op
-from planner_core.models.hooks import Noted, Place
+from planner_core.models.hooks import Noted, Place, kept_tensors
 from planner_core.runtime.plan_reader import (
     kept_sites,
     other_versions,
@@ -171,7 +171,7 @@ class PlannedForward:
             name, computed = before.changed(first), before.computed(first)
             if name or computed:
                 again = self._recorded(args, kwargs)
-                left = [t for h, k in computed for t in pytree.tree_leaves(h.values[k])]
+                left = [t for h, k in computed for t in kept_tensors(h.values[k])]
                 reads = any(t.value is v for t in again.tensors for v in left)
                 if first.changed(self._noted()) or reads or not alike(tape, again):
                     sets = name or computed[0][0].path(computed[0][1])
