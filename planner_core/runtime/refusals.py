@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops import _math_ops
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -102,3 +103,13 @@ def _number(op: Any, args: Any, kwargs: Any) -> Any:
             "has its own term of it; let all ranks call .full_tensor() first, as in grad.norm().full_tensor().item()"
         )
     return op(args[0].to_local())
+
+
+def refuse_gradient_hooks(module: nn.Module) -> None:
+    """Refuse weights with hooks on their gradients. A weight that is cut into parts is another tensor, without them."""
+    for name, param in module.named_parameters():
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise PlanMismatch(
+                f"{name} has a hook on its gradient, which apply would drop; register it after apply "
+                "(register_post_accumulate_grad_hook), or change gradients in the loop"
+            )

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import planner_core as shardscope
+from planner_core.core import CaptureError
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks.wrappers import attention_by_samples
 from planner_core.models.loading import capture_graph
@@ -85,6 +87,13 @@ class Logs(nn.Module):
 def test_what_hooks_keep_for_the_same_pass_is_no_state() -> None:
     graph = capture_module(Logs(), {"x": torch.zeros(4, WIDTH)}, flat=True)
     assert Counter(op.fn for op in graph.top.ops)["abs"] == 2
+
+
+def test_hooks_on_gradients_are_refused_before_a_copy_would_lose_them() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    model[0].weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(CaptureError, match=r"0\.weight has a hook on its gradient.*after apply"):
+        shardscope.plan(model, inputs=(torch.zeros(4, WIDTH),), cluster="1x2-h100")
 
 
 class Attends(nn.Module):

@@ -186,7 +186,44 @@ class Stateful(nn.Module):
         return (h - 1).square().mean()
 
 
-@pytest.mark.parametrize("kind", [tuple, list, deque])
+@pytest.mark.parametrize("kind", [tuple, list, deque, frozenset])
 def test_a_state_of_several_tensors_that_goes_on_is_refused_before_it_is_planned(kind: type) -> None:
     with pytest.raises(CaptureError, match=r"reads in each step what the step before has left in state"):
         shardscope.plan(Stateful(kind), inputs=(torch.randn(8, 4, WIDTH),), cluster="1x2-h100")
+
+
+SEEN: dict[str, torch.Tensor] = {}
+
+
+class Outward(nn.Module):
+    """Keeps what it has computed in a dict of its file, and reads it in the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.head(x)
+        loss = F.cross_entropy(h, y)
+        if "h" in SEEN:
+            loss = loss + F.mse_loss(h, SEEN["h"])
+        SEEN["h"] = h.detach()
+        return loss
+
+
+def _told(file: str) -> str:
+    SEEN.clear()
+    model = shardscope.apply(Outward(), shardscope.load_plan(file))
+    model(*_inputs(), global_batch=True)
+    try:
+        model(*_inputs(), global_batch=True)
+    except shardscope.PlanMismatch as error:
+        return str(error)
+    return ""
+
+
+def test_a_state_that_stands_outside_of_the_model_is_not_ignored(tmp_path: Path) -> None:
+    _, files = saved_plans(Outward(), _inputs(), tmp_path)
+    SEEN.clear()
+    assert "is not in the plan" in run_ranks(_told, 2, (files[0],))[0]

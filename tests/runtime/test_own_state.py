@@ -316,13 +316,16 @@ def _refusals(file: str) -> dict[str, str]:
     for expected, do in doings.items():
         model = shardscope.apply(Both(), shardscope.load_plan(file))
         said[expected] = _told(partial(do, model, *model(torch.randn(8, 16), global_batch=True)))
+    hooked = Both()
+    hooked.up.weight.register_hook(lambda gradient: gradient * 2)
+    said["register it after apply"] = _told(partial(shardscope.apply, hooked, shardscope.load_plan(file)))
     return said
 
 
 def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
     report, files = saved_plans(Both(), (torch.randn(8, 16),), tmp_path)
     said = run_ranks(_refusals, 2, (files[[p.name for p in report.plans].index("data parallel")],))[0]
-    assert len(said) == 6
+    assert len(said) == 7
     for expected, error in said.items():
         assert expected in error
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TakenFinite,
     )
     from planner_core.models.hooks.held_values import (
+        COMPUTED,
         DEPTH,
         MISSING,
         Absent,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "COMPUTED",
     "DEPTH",
     "DROPOUTS",
     "MISSING",
@@ -103,8 +105,8 @@ _HOME = {
     "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
     "finite": ("TakenFinite",),
     "held_values": (
-        "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "kept_tensors", "makes_cache",
-        "mark_of", "raw_values", "set_or_delete",
+        "COMPUTED", "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "kept_tensors",
+        "makes_cache", "mark_of", "raw_values", "set_or_delete",
     ),
     "host_random": ("HeldGenerators", "drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip

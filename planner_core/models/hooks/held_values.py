@@ -273,7 +273,8 @@ def is_plain(value: Any) -> bool:
 
 def kept_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a value that is `COMPUTED`."""
-    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    held = list(value) if isinstance(value, (set, frozenset)) else value
+    return [x for x in pytree.tree_leaves(held) if isinstance(x, torch.Tensor)]
 
 
 def _is_nothing(value: Any) -> bool:
@@ -286,7 +287,7 @@ def mark_of(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return COMPUTED if value.is_meta else Same(value)
-    several = isinstance(value, (tuple, deque)) and len(value) <= LONGEST  # the two states of an LSTM
+    several = isinstance(value, (tuple, deque, set, frozenset)) and len(value) <= LONGEST  # the two states of an LSTM
     if several and any(mark_of(item) is COMPUTED for item in value):
         return COMPUTED
     return Content.of(value) or Same(value)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks import DEPTH, MISSING, Content, inside, is_plain, mark_of
+from planner_core.models.hooks import COMPUTED, DEPTH, MISSING, Content, inside, is_plain, mark_of
 
 LIBRARIES = ("torch", "transformers", "builtins", "numpy")
 """Packages whose code nobody sets between two steps."""
@@ -35,8 +35,10 @@ class Outside:
         return {name: _mark(held.get(key, MISSING), DEPTH) for name, held, key, _ in self._places.values()}
 
     def set_since(self, before: dict[str, Any]) -> str:
-        """The name of a value that was set since `before`; empty if there is none. What was added to a dict or list is a cache."""
-        return next((name for name, mark in self.marks().items() if _set(before[name], mark)), "")
+        """The name of a value that was set since `before`; empty if there is none. What was added to a dict or list is a cache, unless
+        the pass has computed it: that is a state, which a later step may read."""
+        marks = self.marks().items()
+        return next((n for n, m in marks if _set(before[n], m) or (_computed(m) and not _computed(before[n]))), "")
 
     def keep(self) -> Callable[[], None]:
         """A function that lets all values be as they are now."""
@@ -104,6 +106,10 @@ def _mark(value: Any, depth: int) -> Any:
         return mark_of(value)
     items = within.items() if isinstance(within, dict) else enumerate(within)
     return tuple((key, _mark(item, depth - 1)) for key, item in items)
+
+
+def _computed(mark: Any) -> bool:
+    return mark is COMPUTED or (isinstance(mark, tuple) and any(map(_computed, mark)))
 
 
 def _set(before: Any, now: Any) -> bool:
