@@ -16,7 +16,7 @@ from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.refusals import refuse_gradient_hooks, refuse_silent_faults
+from planner_core.runtime.refusals import refuse_silent_faults
 
 
 def apply(
@@ -63,9 +63,9 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    refuse_gradient_hooks(module)
-    options: dict[str, Any] = {"data_axes": plan.data_axes, "init": init, "seed": seed, "written": written}
-    parallel = Parallel(module, plan_to_json(plan), _mesh(plan), **options)
+    parallel = Parallel(
+        module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
+    )
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
     return _guarded(module, parallel)

@@ -39,6 +39,7 @@ from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
+from planner_core.runtime.refusals import refuse_gradient_hooks
 from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
@@ -59,6 +60,7 @@ class Parallel:
         finish: Finish | None = None, seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
     ) -> None:  # fmt: skip
         check_torch(plan)
+        refuse_gradient_hooks(model)
         if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):
             raise PlanMismatch(
                 f"the plan is for a mesh of sizes {tuple(plan['mesh']['sizes'])}, the mesh here has {tuple(mesh.shape)}"

@@ -21,7 +21,6 @@ from planner_core.runtime import Init, Steered, Steering, initializer
 SPREAD = 0.05
 ARGS = "*"
 """The key of positional inputs among the named ones."""
-"""Inputs whose values are drawn from a vocabulary, or from classes."""
 
 
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:

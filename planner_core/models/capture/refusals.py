@@ -220,9 +220,16 @@ def check_module(model: nn.Module) -> None:
             raise CaptureError(
                 f"{name} has no size before its module (a Lazy one of torch.nn) is called; run the model once, then hand it over"
             )
+    check_gradient_hooks(model)
+
+
+def check_gradient_hooks(model: nn.Module) -> None:
+    """Refuse hooks on the gradients of weights. A copy of the weights would be without them, so it is asked before one is made."""
+    for name, param in model.named_parameters():
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise CaptureError(
-                f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop"
+                f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop, or "
+                "register it after apply (register_post_accumulate_grad_hook)"
             )
 
 

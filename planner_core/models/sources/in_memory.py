@@ -12,13 +12,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
+from planner_core.models.capture.refusals import check_gradient_hooks
 from planner_core.models.sources.resolve import ModelSource
-
-GRADIENT_HOOK = (
-    "has a hook on its gradient, which a plan would drop; change gradients in the training loop, or register it after apply "
-    "(register_post_accumulate_grad_hook)"
-)
-"""What is said of a weight with such a hook before it is under a plan."""
 
 MODULE = "module"
 """Key of a plan's `config` that names the class of a module in memory, which cannot be built again from the plan."""
@@ -49,10 +44,9 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
 
 def _copied(module: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are on meta, where they take no memory. Tied tensors stay tied."""
+    check_gradient_hooks(module)
     memo: dict[int, Any] = {}
-    for name, param in module.named_parameters():
-        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(f"the parameter {name} {GRADIENT_HOOK}")
+    for param in module.parameters():
         memo[id(param)] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")

@@ -125,10 +125,8 @@ class Noise:
                 made[name] = torch.randn(shape, generator=random).to(example.dtype)
             elif name == "labels" and self.start.causal:
                 made[name] = made["input_ids"]
-            elif (
-                name not in self.start.limits
-            ):  # masks and sizes: which places a model guesses, as many in every sample
-                made[name] = example[0].clone()
+            elif name not in self.start.limits:
+                made[name] = example[0].clone()  # a mask or a size: as many places to guess in every sample
             else:
                 made[name] = torch.randint(0, self.start.limits[name], shape, generator=random)
         return made
