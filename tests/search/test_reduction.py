@@ -14,8 +14,10 @@ from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import METHODS
 from planner_core.search import far_above, least_memory, memory_of
 from planner_core.search.algebra.elimination import eliminate, given
+from planner_core.search.algebra.elimination_order import _links
 from planner_core.search.algebra.minplus import Power, power
 from planner_core.search.budget.memory_fit import FAR
+from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import Compiled
 from planner_core.search.units import reduction
 from planner_core.search.units.reduction import Inside, reduced
@@ -52,6 +54,36 @@ def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch:
             states = rest.assignment(dict(zip(c.keep, map(int, at), strict=True)))
             cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in scalar(c.factors, weights))
             assert cost == pytest.approx(float(rest.table.min()), rel=1e-12)
+
+
+def chain(links: int, states: int, seed: int) -> Compiled:
+    """A chain of links with equal costs, the ends of which are kept. Its variables are eliminated as `_links` says."""
+    chance = np.random.default_rng(seed)
+    cost, allowed = chance.random((NUM_COMPONENTS, states, states)), chance.random((states, states)) < 0.9
+    names = [f"v{i}" for i in range(links + 1)]
+    factors = [Factor(pair, cost.copy(), allowed.copy()) for pair in pairwise(names)]
+    keep, sizes = (names[0], names[-1]), dict.fromkeys(names, states)
+    head, near = _links(sizes, tuple(pairwise(names)), keep)
+    assert sorted(near) == sorted(keep)
+    return Compiled(Network(), keep, {v: np.arange(states) for v in names}, factors, list(head.sequence))
+
+
+@pytest.mark.parametrize("links", [2, 16, 61])
+def test_equal_parts_of_a_block_are_eliminated_once(links: int) -> None:
+    """A chain of equal links takes about as many sums as its length has digits, and the result is the same."""
+    c, weights = chain(links, 6, seed=links), np.random.default_rng(2).random(NUM_COMPONENTS)
+    plain = alone(c, weights)
+    together = reduced([c], weights)
+    assert c.distinct.costs.shape == (NUM_COMPONENTS, 36) and set(c.distinct.kinds) == {0}
+    assert len(together.recipe.steps) == links - 1 and len(together.recipe.sums) <= 5 * np.log2(links)
+    inside = Inside(together, 0)
+    found = eliminate(c.sizes, inside.rest, inside.left, c.keep)
+    assert found.table == pytest.approx(plain, rel=1e-12)
+    found.before = inside
+    for i, j in np.argwhere(np.isfinite(plain)):
+        states = found.assignment({c.keep[0]: int(i), c.keep[1]: int(j)})
+        cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in scalar(c.factors, weights))
+        assert cost == pytest.approx(float(plain[i, j]), rel=1e-12)
 
 
 @pytest.mark.parametrize("mesh", [(16,), (2, 8)])

@@ -79,10 +79,15 @@ def eliminate(
     steps: Steps = []
     for v in sequence:
         mine = sorted(pool.pop(v, []), key=lambda t: t[1].size)
-        others = tuple(dict.fromkeys(o for scope, _ in mine for o in scope if o != v))
+        others = largest_last((o for scope, _ in mine for o in scope if o != v), sizes)
         steps.append((v, mine))
         put((others, _least(mine, v, others, sizes)))
     return Elimination(tuple(keep), add(last, tuple(keep), sizes), steps)
+
+
+def largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The variables, each once, the one of most states last: numpy adds tables fastest along a long last dim."""
+    return tuple(sorted(dict.fromkeys(names), key=sizes.__getitem__))
 
 
 def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:

@@ -6,8 +6,10 @@ Example: an operator with 3 strategies reads a tensor with 4 states. Each is a v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -28,6 +30,36 @@ class Factor:
     def barrier(self) -> Floats:
         """[a(, b)]: zero where an entry is possible, else infinite."""
         return np.where(self.allowed, 0.0, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """The tables of some factors, each once. A model that calls one operator twenty times in a row has its table twenty times.
+
+    `kinds` [factor] is the number of its table. `costs` [component, entry] and `barrier` [entry] hold all tables side by side, each
+    from the entry `starts` [kind] on.
+    """
+
+    kinds: tuple[int, ...]
+    costs: Floats
+    barrier: Floats
+    starts: tuple[int, ...]
+
+
+def distinct_tables(factors: Sequence[Factor]) -> Distinct:
+    """The tables of the factors without repetition. The factors become views of them, so that each is held once."""
+    known: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
+    kinds = tuple(
+        known.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(known)) for f in factors
+    )
+    one = dict(zip(reversed(kinds), reversed(factors), strict=True))  # the first factor of each kind
+    flat = [one[k].cost.reshape(NUM_COMPONENTS, -1) for k in range(len(known))]
+    starts = tuple(accumulate((table.shape[1] for table in flat[:-1]), initial=0))
+    found = np.concatenate(flat, axis=1)
+    barrier = np.concatenate([one[k].barrier.ravel() for k in range(len(known))])
+    for f, k in zip(factors, kinds, strict=True):
+        f.cost = found[:, starts[k] : starts[k] + f.allowed.size].reshape(f.cost.shape)
+    return Distinct(kinds, found, barrier, starts)
 
 
 def costs(*shape: int) -> Floats:

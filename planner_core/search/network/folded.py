@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Block
-from planner_core.cost import NUM_COMPONENTS, Component, CostModel, ops_at_the_ends
+from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination_order import order
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import Factor, Network, only, tensor_name
+from planner_core.search.network.factors import Distinct, Factor, Network, distinct_tables, only, tensor_name
 from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
 from planner_core.search.network.states import Bools, Floats
@@ -53,23 +53,13 @@ class Compiled:
         default_factory=dict
     )  # for other boundaries
     recipes: dict[Any, Any] = field(default_factory=dict)
-    """How the inside is eliminated, by the scopes of its tables, as far as that was worked out (see `units.reduction`). Variants share
-    it."""
+    """How the inside is eliminated, by the scopes and the kinds of its tables, as far as that was worked out (see `units.reduction`).
+    Variants share it."""
 
     @cached_property
-    def costs(self) -> Floats:
-        """[component, entry]: the costs of all factors side by side. The factors become views of it, so that it is held once."""
-        found = np.concatenate([f.cost.reshape(NUM_COMPONENTS, -1) for f in self.factors], axis=1)
-        at = 0
-        for f in self.factors:
-            f.cost = found[:, at : at + f.allowed.size].reshape(f.cost.shape)
-            at += f.allowed.size
-        return found
-
-    @cached_property
-    def barrier(self) -> Floats:
-        """[entry]: zero where an entry of `costs` is possible, else infinite."""
-        return np.concatenate([f.barrier.ravel() for f in self.factors])
+    def distinct(self) -> Distinct:
+        """The tables of all factors, each once."""
+        return distinct_tables(self.factors)
 
     @cached_property
     def least_bytes(self) -> Floats:

@@ -5,6 +5,12 @@ tables are added for which variable is worked out once for a block (`Recipe`), a
 
 Example: a block has the tables [x, w] and [w, y], and is kept or recomputed. Its recipe has one step: add table 0 and table 1
 over (w, x, y), and keep the minimum over w as table 2. The sum has the shape [2, w, x, y], and table 2 has [2, x, y].
+
+Where a block repeats itself, so does its elimination. Tables that are equal, whatever the weights, are one array; and steps that add
+equal arrays in one way are made once.
+
+Example: a chain of four equal links [a, b], [b, c], [c, d], [d, e]. Eliminating b and d adds the same arrays twice. The two results
+are one array [a, c] = [c, e], and the elimination of c is the second sum.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate
+from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, largest_last
 from planner_core.search.network.folded import Compiled
 
 SMALL = 1_000_000
@@ -26,113 +32,120 @@ each such state by itself."""
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table of a sum: its number, and the order and the shape [variant, ...] in which it is added."""
+    """A table of a sum: the number of its array, and the order and the shape [variant, ...] in which it is added."""
 
-    table: int
+    array: int
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One variable is eliminated: the minimum over its states of the sum of `parts`."""
-
-    variable: str
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recipe:
     """How the inside of a block is eliminated, whatever its costs.
 
-    `scopes` has the variables of each table: first those of the block's factors, then the result of each step that has parts.
-    `rest` are the tables that are left at the end, and `left` the variables of the block's sequence that are left.
+    `scopes` has the variables of each table, and `arrays` the number of its array: first those of the block's factors, then the
+    result of each step that has tables. `sums` are the distinct sums: the minimum of each over its first variable is a further array.
+    `steps` has each variable with the tables in which it stood. `rest` are the tables that are left at the end, and `left` the
+    variables of the block's sequence that are left.
     """
 
     scopes: list[tuple[str, ...]]
-    steps: list[Step]
+    arrays: list[int]
+    sums: list[tuple[Part, ...]]
+    steps: list[tuple[str, list[int]]]
     rest: list[int]
     left: list[str]
 
 
-def recipe(compiled: Compiled, wanted: Sequence[tuple[str, ...]]) -> Recipe:
-    """The recipe of a network with tables over the variables `wanted` [table]. It stops before the first variable that needs a table
-    of more than SMALL entries. The network keeps it."""
-    if (key := tuple(wanted)) not in compiled.recipes:
-        compiled.recipes[key] = _recipe(compiled, [*wanted])
+def recipe(compiled: Compiled, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
+    """The recipe of a network with tables over the variables `wanted` [table]. Tables of one of the `kinds` [table] are equal. What
+    needs a table of more than SMALL entries is left. The network keeps it."""
+    if (key := (tuple(wanted), tuple(kinds))) not in compiled.recipes:
+        compiled.recipes[key] = _recipe(compiled, Recipe([*wanted], [*kinds], [], [], [], []))
     found: Recipe = compiled.recipes[key]
     return found
 
 
-def _recipe(compiled: Compiled, scopes: list[tuple[str, ...]]) -> Recipe:
-    sizes = compiled.sizes
+def _recipe(compiled: Compiled, made: Recipe) -> Recipe:
+    """The recipe, which is `made` from one that has the scopes and arrays of the factors alone."""
+    sizes, scopes = compiled.sizes, made.scopes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]
     pool: dict[str, list[int]] = {v: [] for v in compiled.sequence}
-    last: list[int] = []
+    known: dict[tuple[Part, ...], int] = {}
+    first_sum = 1 + max(made.arrays, default=-1)
 
     def put(table: int) -> None:
         first = min((v for v in scopes[table] if v in rank), key=rank.__getitem__, default=None)
-        (last if first is None else pool[first]).append(table)
+        (made.rest if first is None else pool[first]).append(table)
 
     for table in range(len(scopes)):
         put(table)
-    steps: list[Step] = []
-    for i, v in enumerate(compiled.sequence):
+    late: set[str] = set()
+    for v in compiled.sequence:
         mine = sorted(pool[v], key=entries.__getitem__)
-        others = tuple(dict.fromkeys(o for table in mine for o in scopes[table] if o != v))
+        others = largest_last((o for table in mine for o in scopes[table] if o != v), sizes)
         size = math.prod(sizes[o] for o in others)
-        if size * sizes[v] > SMALL:
-            return Recipe(
-                scopes, steps, [*last, *(t for tables in pool.values() for t in tables)], compiled.sequence[i:]
-            )
+        if v in late or size * sizes[v] > SMALL:
+            late.update(others, (v,))  # without it, its neighbours would meet in larger tables
+            continue
         del pool[v]
-        steps.append(Step(v, tuple(_part(table, scopes[table], (v, *others), sizes) for table in mine)))
+        made.steps.append((v, mine))
         if mine:
+            parts = tuple(_part(made.arrays[table], scopes[table], (v, *others), sizes) for table in mine)
             scopes.append(others)
             entries.append(size)
+            made.arrays.append(first_sum + known.setdefault(parts, len(known)))
             put(len(scopes) - 1)
-    return Recipe(scopes, steps, last, [])
+    made.sums, made.left = [*known], [v for v in compiled.sequence if v in pool]
+    made.rest += [table for v in made.left for table in pool[v]]
+    return made
 
 
-def _part(table: int, scope: tuple[str, ...], wanted: tuple[str, ...], sizes: Mapping[str, int]) -> Part:
+def _part(array: int, scope: tuple[str, ...], wanted: tuple[str, ...], sizes: Mapping[str, int]) -> Part:
     places = [wanted.index(v) for v in scope]
     order = sorted(range(len(scope)), key=places.__getitem__)
     shape = tuple(sizes[v] if v in scope else 1 for v in wanted)
-    return Part(table, (0, *(1 + k for k in order)), (-1, *shape))
+    return Part(array, (0, *(1 + k for k in order)), (-1, *shape))
 
 
 class Reduced:
-    """Tables [variant, ...] of networks of one form, after what the recipe says was eliminated."""
+    """Arrays [variant, ...] of networks of one form, after what the recipe says was eliminated."""
 
-    def __init__(self, recipe: Recipe, tables: list[Floats]) -> None:
-        self.recipe, self.tables = recipe, tables
-        for step in recipe.steps:
-            if step.parts:
-                total, *more = (tables[p.table].transpose(p.order).reshape(p.shape) for p in step.parts)
-                for array in more:
-                    total = total + array
-                tables.append(total.min(axis=1))
+    def __init__(self, recipe: Recipe, arrays: list[Floats]) -> None:
+        self.recipe, self.arrays = recipe, arrays
+        for parts in recipe.sums:
+            total, *more = (arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts)
+            for array in more:
+                total = total + array
+            arrays.append(total.min(axis=1))
 
 
 def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:
     """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
-    first = variants[0]
+    first, apart = variants[0], [c.distinct for c in variants]
     sizes = first.sizes
-    flat = np.stack([weights @ c.costs + c.barrier for c in variants])
-    tables: list[Floats] = []
-    scopes = [tuple(v for v in f.vars if sizes[v] != 1) for f in first.factors]
-    at = 0
-    for f, scope in zip(first.factors, scopes, strict=True):
-        tables.append(flat[:, at : at + f.allowed.size].reshape(-1, *(sizes[v] for v in scope)))
-        at += f.allowed.size
-    return Reduced(recipe(first, scopes), tables)
+    flat = [weights @ d.costs + d.barrier for d in apart]
+    known: dict[tuple[int, ...], int] = {}
+    kinds: list[int] = []
+    scopes: list[tuple[str, ...]] = []
+    arrays: list[Floats] = []
+    # Factors are equal if they are equal in each variant.
+    for f, kind in zip(first.factors, zip(*(d.kinds for d in apart), strict=True), strict=True):
+        scopes.append(tuple(v for v in f.vars if sizes[v] != 1))
+        kinds.append(known.setdefault(kind, len(known)))
+        if kinds[-1] == len(arrays):
+            starts = [d.starts[k] for d, k in zip(apart, kind, strict=True)]
+            mine = [table[at : at + f.allowed.size] for table, at in zip(flat, starts, strict=True)]
+            arrays.append(np.stack(mine).reshape(-1, *(sizes[v] for v in scopes[-1])))
+    return Reduced(recipe(first, scopes, kinds), arrays)
 
 
 def solved(compiled: Compiled, tables: Sequence[Table]) -> Elimination:
     """The `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
-    inside = Inside(Reduced(recipe(compiled, names), [array[None] for _, array in tables]), 0)
+    each = recipe(compiled, names, range(len(names)))
+    inside = Inside(Reduced(each, [array[None] for _, array in tables]), 0)
     found = eliminate(compiled.sizes, inside.rest, inside.left, ())
     found.before = inside
     return found
@@ -147,9 +160,10 @@ class Inside:
         self.left = reduced.recipe.left
 
     def _table(self, number: int) -> Table:
-        return self._reduced.recipe.scopes[number], self._reduced.tables[number][self._k]
+        made = self._reduced.recipe
+        return made.scopes[number], self._reduced.arrays[made.arrays[number]][self._k]
 
     @cached_property
     def steps(self) -> Steps:
         """Each variable in the order of elimination, with the tables in which it stood."""
-        return [(s.variable, [self._table(p.table) for p in s.parts]) for s in self._reduced.recipe.steps]
+        return [(variable, [self._table(t) for t in tables]) for variable, tables in self._reduced.recipe.steps]
