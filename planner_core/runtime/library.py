@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner_core.core import InputError, Plan, plan_to_json
 from planner_core.runtime.initialize import Init
+from planner_core.runtime.loop import refuse_silent_faults
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.refusals import refuse_silent_faults
 
 
 def apply(
@@ -77,8 +77,8 @@ def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
     refuse_silent_faults()
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
-        type(module).zero_grad(module, *args, **kwargs)
         forget(module.parameters())
+        type(module).zero_grad(module, *args, **kwargs)
 
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_stay)
     return module

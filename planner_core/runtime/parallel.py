@@ -8,6 +8,7 @@ needed. All programs share weights and units.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from planner_core.models.hooks import makes_cache
 from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
+from planner_core.runtime.loop import refuse_gradient_hooks
 from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
@@ -39,7 +41,6 @@ from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
-from planner_core.runtime.refusals import refuse_gradient_hooks
 from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
@@ -183,6 +184,13 @@ class Parallel:
             yield
 
     # --- whole values ---------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def shown_mesh(self) -> DeviceMesh:
+        """The mesh, by other names: that of tensors in the model's order, where the plan has another."""
+        names = tuple(f"{axis.name} in the model's order" for axis in self.axes)
+        groups = self.mesh.get_all_groups()
+        return DeviceMesh.from_group(groups, self.mesh.device_type, self.mesh.mesh, mesh_dim_names=names)
 
     def stored_as(self, weight: Weight) -> Stored:
         """The placements of a parameter; Replicate if the plan does not name it."""

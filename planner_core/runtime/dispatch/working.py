@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard
 from planner_core.runtime.dispatch.redistribute import move
 from planner_core.runtime.plan_reader import Edge, Stored
 from planner_core.runtime.program.collectives import take
+from planner_core.runtime.program.gradients import hold_back, resume
 from planner_core.runtime.program.weights import Weight, caught
 
 
@@ -56,10 +57,12 @@ class WorkingCopy:
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient: onto the terms of earlier micro-batches; at the end of a step, reduced, to the parameter."""
         weight = self.weight
+        resume([weight])
         weight.terms = gradient if weight.terms is None else weight.terms.add_(gradient)
         if self.sync():
             terms, weight.terms = weight.terms, None
             weight.publish(take(terms, weight.final, weight.segments))
+        hold_back([weight])
 
 
 class _Used(torch.autograd.Function):

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from planner_core.cost import SMALL_BYTES
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.buckets import (
     Member,
     Way,
@@ -276,13 +279,70 @@ class Pipeline:
             self.staying = [flow for flow in self.staying if moved(flow)]
 
 
+class Waiting(torch.Tensor):
+    """Stands in a parameter's `.grad` between micro-batches inside `no_sync()`, whose sum is not there yet. So a loop that sets the
+    gradient to None or zero, or reads it, is understood. `held` is what `.grad` was without it."""
+
+    weight: Weight
+    held: torch.Tensor | None
+
+    @staticmethod
+    def of(weight: Weight) -> Waiting:
+        """The one of this weight."""
+        like = weight.parameter
+        made: Waiting = torch.Tensor._make_wrapper_subclass(Waiting, like.shape, dtype=like.dtype, device=like.device)
+        made.weight = weight
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        mine = args[0] if args and isinstance(args[0], Waiting) else None
+        if func is torch.ops.aten.detach.default:
+            return mine
+        if func is torch.ops.aten.zero_.default and mine is not None:
+            forget([mine.weight.parameter])
+            return mine
+        if func is torch.ops.aten.add_.Tensor and mine is not None:  # autograd, of a loss of the weights alone
+            mine.held = args[1].clone() if mine.held is None else mine.held.add_(args[1])
+            return mine
+        found = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Waiting))
+        raise PlanMismatch(
+            f"the gradient of {found.weight.names[0]} was used, but its backward passes ran inside no_sync(), so it is not summed over "
+            "ranks yet; let the last micro-batch run outside of it first"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Waiting({self.weight.names[0]})"
+
+
+def hold_back(weights: Iterable[Weight]) -> None:
+    """After a backward pass inside `no_sync()`: say in `.grad` which weights have terms that wait."""
+    for weight in weights:
+        if weight.terms is not None:
+            waiting = weight.waiting = Waiting.of(weight) if weight.waiting is None else weight.waiting
+            waiting.held, weight.parameter.grad = weight.parameter.grad, waiting
+
+
+def resume(weights: Iterable[Weight]) -> None:
+    """Before the next backward pass: terms wait no longer, and are left out where the loop has set `.grad` to something else."""
+    for weight in weights:
+        waits = weight.waiting is not None and weight.parameter.grad is weight.waiting
+        if waits:
+            weight.parameter.grad = weight.waiting.held
+        else:
+            weight.terms = weight.packing = None
+
+
 def pending(parameters: Iterable[torch.Tensor]) -> str:
     """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
     found = (OWNERS.get(p) for p in parameters)
-    return next((w.names[0] for w in found if w is not None and w.terms is not None), "")
+    return next((w.names[0] for w in found if w is not None and isinstance(w.parameter.grad, Waiting)), "")
 
 
 def forget(parameters: Iterable[torch.Tensor]) -> None:
-    """Leave out such gradients: a loop has set its gradients to zero."""
+    """Leave out such gradients: a loop sets its gradients to zero."""
     for weight in filter(None, (OWNERS.get(p) for p in parameters)):
         weight.terms = weight.packing = None
+        resume([weight])

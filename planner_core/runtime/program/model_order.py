@@ -5,13 +5,17 @@ model's tensor. Outside of a step such a weight is shown in the model's order, a
 
 A buffer of which a rank updates its own part (running statistics of sharded channels) is whole on each rank, but only that part is new.
 So it is shown as a DTensor of these parts.
+
+A DTensor does not say in which order its rows are. What is in the form of a fused weight (shape, placements, mesh) has the plan's; what is
+shown is on a mesh of other names, so that torch itself refuses to mix them.
 """
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import functools
+import contextvars
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -20,9 +24,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.collectives import own_share
 from planner_core.runtime.program.setup import place
-from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.program.weights import OWNERS, Weight
 
 if TYPE_CHECKING:
     from planner_core.runtime.parallel import Parallel
@@ -41,21 +46,28 @@ def portable(
     parallel: Parallel, weight: Weight, tensor: torch.Tensor, here: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
 ) -> torch.Tensor:  # fmt: skip
     """A parameter, or a tensor with its placements, as a DTensor in the model's order. It is a view unless a fused dim is sharded; then
-    all ranks must call it. `here` moves a tensor to where ranks exchange it."""
-    if not dealt(parallel, weight):
+    all ranks must call it. What has the form of such a weight is on the same mesh as that. `here` moves a tensor to where ranks
+    exchange it."""
+    if not isinstance(tensor, DTensor):
         return tensor
-    assert isinstance(tensor, DTensor)
-    own = place(parallel.full(weight, here(tensor)), tensor.placements, parallel.axes).contiguous().clone()
+    if dealt(parallel, weight):
+        own = place(parallel.full(weight, here(tensor)), tensor.placements, parallel.axes).contiguous().clone()
+    elif any(_form(w.parameter) == _form(weight.parameter) for w in _ORDERS):
+        own = tensor.to_local()
+    else:
+        return tensor
     return DTensor.from_local(
-        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        own, parallel.shown_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
 
 @torch.no_grad()
 def deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.Tensor) -> None:
     """The inverse of `portable`: from the model's order to the plan's."""
-    if dealt(parallel, weight):
-        assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
+    assert isinstance(loaded, DTensor) and isinstance(into, DTensor)
+    if not dealt(parallel, weight):
+        into.to_local().copy_(loaded.to_local())
+    else:
         into.to_local().copy_(place(loaded.full_tensor(), into.placements, parallel.axes, weight.segments))
 
 
@@ -75,7 +87,7 @@ def show_in_model_order(parallel: Parallel) -> None:
             held, given = weight.parameter.detach(), state[name]
             if not isinstance(held, DTensor) or not isinstance(given, torch.Tensor) or given.shape != held.shape:
                 continue  # the module says what is wrong with a shape
-            if isinstance(given, DTensor) and not dealt(parallel, weight):
+            if isinstance(given, DTensor) and given.device_mesh == held.device_mesh and not dealt(parallel, weight):
                 continue
             whole = given.full_tensor() if isinstance(given, DTensor) else given.to(held.device)
             own = place(whole, held.placements, parallel.axes, weight.segments).contiguous()
@@ -84,30 +96,45 @@ def show_in_model_order(parallel: Parallel) -> None:
             )
 
     for weight in parallel.engine.weights.values():
+        OF[weight] = weakref.ref(parallel)
         if dealt(parallel, weight):
             _ORDERS[weight] = _orders(parallel, weight)
     parallel.model.register_state_dict_post_hook(shown)
     parallel.model.register_load_state_dict_pre_hook(taken)
 
 
+OF: WeakKeyDictionary[Weight, weakref.ref[Parallel]] = WeakKeyDictionary()
+"""The model under a plan to which each weight belongs."""
+LOADS = contextvars.ContextVar("loads", default=False)
+"""Whether torch loads whole values into a module: what it cuts for that has the model's order, on the plan's mesh."""
 _ORDERS: WeakKeyDictionary[Weight, dict[int, torch.Tensor]] = WeakKeyDictionary()
 """Of each weight with a fused dim that is sharded: where each element of the model's dim lies in the plan's, by dim."""
 
 
-def whole_in_model_order(full_tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`DTensor.full_tensor`, which gives such weights and their gradients in the model's order."""
+def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
+    """Where each element of the model's dims lies in those of a weight, a gradient, or a tensor in the form of one. Raises PlanMismatch
+    if weights of this form have other orders."""
+    if not _ORDERS or LOADS.get() or not any(isinstance(p, Shard) for p in tensor.placements):
+        return {}
+    alike, where = [], _where(tensor._local_tensor)
+    for param, weight in OWNERS.items():
+        if _form(param) == _form(tensor):
+            if any(t is not None and _where(t) == where for t in (weight.local, weight.gradient)):
+                return _ORDERS.get(weight, {})
+            alike.append(weight)
+    found = {str(w.segments) if w in _ORDERS else "": w for w in alike}
+    if len(found) > 1:
+        one, other = list(found.values())[:2]
+        raise PlanMismatch(
+            f"a tensor in the form of {one.names[0]} and of {other.names[0]} was made whole or cut, but the plan keeps their rows in "
+            "different orders, and this is neither weight nor gradient itself; take .full_tensor() of those, or state_dict()"
+        )
+    return _ORDERS.get(alike[0], {}) if alike else {}
 
-    @functools.wraps(full_tensor)
-    def ordered(self: DTensor, **options: Any) -> torch.Tensor:
-        whole, where = full_tensor(self, **options), _where(self._local_tensor)
-        for weight, orders in _ORDERS.items():
-            held = (weight.local, weight.gradient)
-            if self.shape == weight.parameter.shape and any(t is not None and _where(t) == where for t in held):
-                for dim, order in orders.items():
-                    whole = whole.index_select(dim, order.to(whole.device))
-        return whole
 
-    return ordered
+def _form(tensor: torch.Tensor) -> object:
+    """What tells that tensors may have one order."""
+    return (tensor.shape, tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else None
 
 
 def _where(local: torch.Tensor) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
-from planner_core.runtime.program.gradients import GradientBucket, Pipeline, together
+from planner_core.runtime.program.gradients import GradientBucket, Pipeline, hold_back, resume, together
 from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight
 
 Function = Callable[..., Any]
@@ -55,6 +55,8 @@ class BackwardPass:
         self.sync = True
         self.running = False
         self.units: list[RuntimeUnit] = []
+        self.waiting: list[Weight] = []
+        """Those with terms of micro-batches inside `no_sync()`, between two backward passes."""
         self.trace: Trace | None = None
 
     def note(self, what: str, unit: str) -> None:
@@ -66,6 +68,8 @@ class BackwardPass:
         """Any hook of a backward pass calls this. The first call arranges that `end` is called when autograd has finished."""
         if not self.running:
             self.running = True
+            resume(self.waiting)
+            self.waiting = []
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def end(self) -> None:
@@ -85,6 +89,10 @@ class BackwardPass:
             left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
             self.pipeline.push([GradientBucket([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
         self.pipeline.drain()
+        self.waiting = list(
+            dict.fromkeys(use.weight for u in self.units for use in u.uses if use.weight.terms is not None)
+        )
+        hold_back(self.waiting)
 
 
 class RuntimeUnit:

@@ -63,6 +63,8 @@ class Weight:
     terms: torch.Tensor | None = None
     """The sum of the gradients of micro-batches, before it is summed over ranks."""
     packing: Member | None = None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
+    waiting: Any = None
+    """Stands in `parameter.grad` while `terms` wait for the last micro-batch (`gradients.Waiting`)."""
     published: torch.Tensor | None = None
     """The gradient that was given to the parameter, until the optimizer has used it."""
 
@@ -112,7 +114,8 @@ class Weight:
     @property
     def gradient(self) -> torch.Tensor | None:
         """This rank's part of the parameter's gradient."""
-        found = self.parameter.grad
+        waits = self.waiting is not None and self.parameter.grad is self.waiting
+        found = self.waiting.held if waits else self.parameter.grad
         return found._local_tensor if isinstance(found, DTensor) else found
 
     @property

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from planner_core.core import InputError
 from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.model_order import deal, dealt, portable
+from planner_core.runtime.program.model_order import deal, portable
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.training.host_states import moved, on_gpu
 
@@ -179,7 +179,8 @@ def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, load
     """Copy what was loaded into the module and the optimizer."""
     own = dict(parallel.model.named_parameters())
     for name, weight in parallel.engine.weights.items():
-        deal(parallel, weight, loaded["model"][name], own[name])
+        if isinstance(own[name], DTensor):
+            deal(parallel, weight, loaded["model"][name], own[name])
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     if optimizer is None or "optimizer" not in loaded:
         return
@@ -187,7 +188,7 @@ def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, load
     for param, values in optimizer.state.items():
         weight = _names(parallel)[id(param)]
         for key, value in states.get(weight.names[0], {}).items():
-            if isinstance(value, DTensor) and dealt(parallel, weight):
+            if isinstance(value, DTensor) and value.device_mesh != parallel.mesh:
                 deal(parallel, weight, value, values[key])
             else:
                 values[key] = value

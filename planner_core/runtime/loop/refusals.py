@@ -14,9 +14,10 @@ from torch.distributed.tensor._ops import _math_ops
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
+from planner_core.runtime.loop.optimizer_states import in_model_order
+from planner_core.runtime.loop.whole_tensors import keep_model_order
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
-from planner_core.runtime.program.model_order import whole_in_model_order
 from planner_core.runtime.program.operators.chances import draw_whole
 from planner_core.runtime.program.setup import REPLACED
 from planner_core.runtime.program.weights import OWNERS
@@ -31,7 +32,8 @@ def refuse_silent_faults() -> None:
     """Change the functions of torch through which loops reach parameters under a plan: optimizers, autograd and numbers of DTensors."""
     register_optimizer_step_pre_hook(_check_parameters)
     torch.optim.Optimizer.zero_grad = _forgetting(torch.optim.Optimizer.zero_grad)  # type: ignore[method-assign]
-    DTensor.full_tensor = whole_in_model_order(DTensor.full_tensor)  # type: ignore[method-assign]
+    keep_model_order()
+    in_model_order(torch.optim.Optimizer)
     torch.autograd.backward = _of_all(torch.autograd.backward)
     torch.autograd.grad = _of_all(torch.autograd.grad)
     _math_ops.common_reduction_strategy = _after_norms(_math_ops.common_reduction_strategy)
@@ -61,8 +63,8 @@ def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(zero_grad)
     def forgets(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        zero_grad(self, *args, **kwargs)
         forget(p for group in self.param_groups for p in group["params"])
+        zero_grad(self, *args, **kwargs)
 
     return forgets
 

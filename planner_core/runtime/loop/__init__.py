@@ -1,0 +1,5 @@
+"""What torch's own functions do to parameters under a plan when a user's loop calls them."""
+
+from planner_core.runtime.loop.refusals import refuse_gradient_hooks, refuse_silent_faults
+
+__all__ = ["refuse_gradient_hooks", "refuse_silent_faults"]

@@ -1,0 +1,82 @@
+"""What `state_dict` of an optimizer gives and `load_state_dict` takes: states in the model's own order, as the module's.
+
+So a checkpoint that was saved under one plan can be loaded under another, or by one process, and whole states of one process are cut.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from planner_core.runtime.program.model_order import OF, deal, portable
+from planner_core.runtime.program.setup import place
+from planner_core.runtime.program.weights import OWNERS
+
+Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def in_model_order(optimizers: type[torch.optim.Optimizer]) -> None:
+    """Let the optimizers' `state_dict` and `load_state_dict` speak of the model's own order."""
+    shown, taken = optimizers.state_dict, optimizers.load_state_dict
+
+    @functools.wraps(shown)
+    def state_dict(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return _changed(self, shown(self, *args, **kwargs), _shown)
+
+    @functools.wraps(taken)
+    def load_state_dict(self: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+        taken(self, _changed(self, state_dict, _taken))
+
+    optimizers.state_dict, optimizers.load_state_dict = state_dict, load_state_dict  # type: ignore[method-assign]
+
+
+def _changed(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """The state with other tensors for the parameters under a plan."""
+    params = {
+        number: param
+        for packed, group in zip(state["param_groups"], optimizer.param_groups, strict=False)
+        for number, param in zip(packed["params"], group["params"], strict=False)
+        if param in OWNERS and isinstance(param, DTensor)
+    }
+    states = {
+        number: {k: change(params[number], v) if _like(v, params[number]) else v for k, v in values.items()}
+        if number in params
+        else values
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": states}
+
+
+def _like(value: Any, param: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
+
+
+def _shown(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    parallel = OF[OWNERS[param]]()
+    return value if parallel is None else portable(parallel, OWNERS[param], value)
+
+
+@torch.no_grad()
+def _taken(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    weight = OWNERS[param]
+    parallel = OF[weight]()
+    assert isinstance(param, DTensor)
+    if parallel is None or (isinstance(value, DTensor) and value.device_mesh == param.device_mesh):
+        return value
+    if not isinstance(value, DTensor):
+        own = place(value.to(param.device), param.placements, parallel.axes, weight.segments).contiguous().clone()
+        return _part(own, param)
+    made = _part(torch.empty_like(value.to_local()), param)
+    deal(parallel, weight, value, made)
+    return made
+
+
+def _part(own: torch.Tensor, param: DTensor) -> DTensor:
+    return DTensor.from_local(
+        own, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )

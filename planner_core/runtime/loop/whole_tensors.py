@@ -1,0 +1,105 @@
+"""torch's functions of whole DTensors, for weights of several parts (q, k and v) whose rows the plan keeps in another order.
+
+A loop takes a weight, its gradient or an average of it as a whole (`full_tensor`), and gives whole updates back (`distribute_tensor`). Both
+speak of the model's order. A piece of such a tensor would be other rows than the loop means, so it is refused.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import state_dict as loading
+from torch.distributed.tensor import DTensor, Shard
+
+from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.model_order import LOADS, orders_of
+
+_ATEN = torch.ops.aten
+_PIECES = (_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int, _ATEN.view.default,
+           _ATEN.index_select.default, _ATEN.index.Tensor, _ATEN.index_put_.default)  # fmt: skip
+
+
+def keep_model_order() -> None:
+    """Let torch's functions of whole DTensors speak of the model's order, and refuse those of pieces, for weights with such dims, their
+    gradients, and what is made of either elementwise (optimizer states, averages)."""
+    loading._load_model_state_dict = _noted(loading._load_model_state_dict)
+    DTensor.redistribute = _gathering(DTensor.redistribute)  # type: ignore[method-assign]
+    distribute = torch.distributed.tensor.distribute_tensor
+    for module in list(sys.modules.values()):  # scripts have imported it by name
+        if vars(module).get("distribute_tensor") is distribute:
+            vars(module)["distribute_tensor"] = _dealing(distribute)
+    # torch has no public way: an operator's own rule would not see whose rows these are
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers.update({op: functools.partial(_piece, handlers) for op in _PIECES})
+
+
+def _noted(load: Callable[..., Any]) -> Callable[..., Any]:
+    """What `set_model_state_dict` calls, which cuts whole values by itself."""
+
+    @functools.wraps(load)
+    def loads(*args: Any, **kwargs: Any) -> Any:
+        token = LOADS.set(True)
+        try:
+            return load(*args, **kwargs)
+        finally:
+            LOADS.reset(token)
+
+    return loads
+
+
+def _gathering(redistribute: Callable[..., DTensor]) -> Callable[..., DTensor]:
+    """`DTensor.redistribute`, of which `full_tensor` is made."""
+
+    @functools.wraps(redistribute)
+    def ordered(self: DTensor, *args: Any, **options: Any) -> DTensor:
+        made, orders = redistribute(self, *args, **options), orders_of(self)
+        for dim, order in orders.items():
+            before, after = ([p if p == Shard(dim) else None for p in x.placements] for x in (self, made))
+            if any(after) and after != before:
+                raise PlanMismatch(_out_of_order("redistribute() to other shards"))
+            if not any(after):
+                own = made.to_local().index_select(dim, order.to(made.device))
+                made = DTensor.from_local(
+                    own, made.device_mesh, made.placements, run_check=False, shape=made.shape, stride=made.stride()
+                )
+        return made
+
+    return ordered
+
+
+def _dealing(distribute: Callable[..., DTensor]) -> Callable[..., DTensor]:
+    """`distribute_tensor`, which gives a whole tensor in the form of such a weight the plan's order, as the weight has it."""
+
+    @functools.wraps(distribute)
+    def dealing(tensor: torch.Tensor, *args: Any, **options: Any) -> DTensor:
+        made = distribute(tensor, *args, **options)
+        whole = tensor.detach()
+        orders = {} if isinstance(tensor, DTensor) else orders_of(made)
+        for dim, order in orders.items():
+            whole = whole.index_select(dim, order.argsort().to(whole.device))
+        return distribute(whole.requires_grad_(tensor.requires_grad), *args, **options) if orders else made
+
+    return dealing
+
+
+def _piece(handlers: dict[Any, Any], op: Any, args: Any, kwargs: Any) -> Any:
+    """An operator that takes a piece of a DTensor, writes one, or gives it another shape: what it makes does not show the order."""
+    if isinstance(args[0], DTensor) and orders_of(args[0]):
+        raise PlanMismatch(_out_of_order(op._schema.name.removeprefix("aten::")))
+    handler = handlers.pop(op)  # torch's own rule, once
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = handler
+
+
+def _out_of_order(what: str) -> str:
+    return (
+        f"{what} was called on a weight or gradient of which several parts are one tensor (q, k and v), sharded over ranks; each rank has "
+        "rows of every part, so a piece of it would be other rows than in the model; take .full_tensor() first"
+    )
