@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,12 @@ from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, prepare
+from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
+from planner_core.search.candidates.clear_choices import without_clear_choices
 from planner_core.search.candidates.generate import dominated
 from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
+from planner_core.search.candidates.two_sums import TwoSums, limit
 from planner_core.search.network.block import Network, build_block, tensor_name
 from planner_core.search.network.folded import compile_network, ports
 from planner_core.search.units.tables import scalar
@@ -213,3 +217,71 @@ def test_a_line_is_dominated_only_by_points_below_all_of_it() -> None:
     assert not dominated((0, 4), (4, 0), 4.0, [p for p in stairs if p != (1.0, 2.0)])
     assert not dominated((0, 4), (4, 0), 3.9, stairs)
     assert not dominated((0, 4), (4, 0), 4.0, [(0.0, 4.0), (4.0, 0.0)])
+
+
+def drawn(seed: int) -> tuple[list[tuple[tuple[str, ...], np.ndarray]], dict[str, int]]:
+    """Tables [sum, entry] over a chain of variables with a shortcut, in small whole numbers; few entries are impossible."""
+    dice = np.random.default_rng(seed)
+    sizes = {f"v{i}": int(dice.integers(2, 4)) for i in range(7)}
+    scopes = [*pairwise(sizes), ("v1", "v4"), *((v,) for v in sizes)]
+    tables = []
+    for scope in scopes:
+        table = dice.integers(0, 4, (2, *(sizes[v] for v in scope))).astype(float)
+        table[1] *= dice.random() < 0.5  # many hold no memory, as operators do
+        table[:, dice.random(table.shape[1:]) < 0.1] = [[np.inf], [0.0]]
+        tables.append((scope, table))
+    return tables, sizes
+
+
+def front_of(
+    tables: list[tuple[tuple[str, ...], np.ndarray]], sizes: dict[str, int], told: tuple[str, ...]
+) -> set[tuple[float, ...]]:
+    """The undominated pairs of sums for each choice of `told`, of all assignments; a pair comes behind its choice."""
+    names = [*dict.fromkeys((*told, *(v for scope, _ in tables for v in scope)))]
+    points: dict[tuple[int, ...], set[tuple[float, float]]] = {}
+    for states in product(*(range(sizes[v]) for v in names)):
+        at = dict(zip(names, states, strict=True))
+        first, second = (sum(t[(k, *(at[v] for v in scope))] for scope, t in tables) for k in (0, 1))
+        if np.isfinite(first):
+            points.setdefault(states[: len(told)], set()).add((float(first), float(second)))
+    return {
+        (*choice, *p)
+        for choice, found in points.items()
+        for p in found
+        if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in found)
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_without_clear_choices_the_fronts_are_the_same(seed: int) -> None:
+    tables, sizes = drawn(seed)
+    told = ("v0", "v5")
+    fewer = without_clear_choices(tables, sizes, told)
+    left = {v for scope, _ in fewer for v in scope}
+    assert len(left - {*told}) < len(sizes) - len(told) or seed == 5  # nothing is clear there
+    assert front_of(fewer, sizes, told) == front_of(tables, sizes, told)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_lies_between_two_corners_is_never_dropped(seed: int) -> None:
+    """All undominated pairs of sums between the ends of the front are among the points."""
+    tables, sizes = drawn(seed)
+    every = sorted(front_of(tables, sizes, ()))
+    left, right = every[0], every[-1]
+    whole = TwoSums({v: np.arange(n) for v, n in sizes.items()}, tables, [*sizes])
+    tree = whole.tree(slope(left, right))
+    states, sums = whole.best(tree)
+    assert set(states) == set(sizes) and sums[0] + slope(left, right) * sums[1] == pytest.approx(float(tree.root))
+    part = whole.between(tree, limit(left, right))
+    assert sum(map(len, part.alive.values())) <= sum(sizes.values())
+    found = {sums for *_, a, b in part.points(left, right, ["v3"]) if (sums := (a, b))}
+    assert {p for p in every if left[0] < p[0] < right[0]} <= found
+
+
+def test_a_choice_is_clear_if_one_state_is_the_least_in_both_sums() -> None:
+    """The example of `clear_choices`."""
+    table = np.array([[[1.0, 3.0], [2.0, 1.0]], [[4.0, 2.0], [4.0, 2.0]]])  # [sum, state, state of the neighbour]
+    ((names, found),) = without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"])
+    assert names == ("near",) and found.tolist() == [[1.0, 1.0], [4.0, 2.0]]
+    table[1, 0, 0] = 5.0
+    assert len(without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"])[0][0]) == 2

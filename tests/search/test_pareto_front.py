@@ -110,11 +110,11 @@ def test_a_corner_that_is_beaten_is_none() -> None:
     """The search for the least memory may end at a point that another beats: between the two lies nothing to look through."""
     points = [(1.0, 9.0e9), (2.0, 5.0e9), (5.0, 2.0e9), (6.0, 2.0e9)]
 
-    def priced(price: float) -> tuple[float, float]:
-        return min(points, key=lambda p: p[0] + price * p[1])
+    def below(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+        return min(points, key=lambda p: p[0] + slope(a, b) * p[1])
 
-    assert hull(points[0], points[-1], lambda p: p, priced, 64, 1e-9) == points[:3]
-    assert hull(points[0], points[0], lambda p: p, priced, 64, 1e-9) == points[:1]
+    assert hull(points[0], points[-1], lambda p: p, below, 64, 1e-9) == points[:3]
+    assert hull(points[0], points[0], lambda p: p, below, 64, 1e-9) == points[:1]
 
 
 def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:

@@ -26,12 +26,12 @@ def slope(a: Point, b: Point) -> float:
 
 
 def hull(
-    fast: T, small: T, at: Callable[[T], Point], priced: Callable[[float], T | None], most: int, tie: float
+    fast: T, small: T, at: Callable[[T], Point], below: Callable[[T, T], T | None], most: int, tie: float
 ) -> list[T]:
     """At most `most` corners by rising cost, from `fast` (the least cost) to `small` (the least memory).
 
-    `at` gives the cost and the bytes of a corner. `priced` searches for the best at a price per byte. `tie` is the relative
-    difference below which two weighted sums count as equal.
+    `at` gives the cost and the bytes of a corner. `below` searches for the best at the price of the line through two corners. `tie` is
+    the relative difference below which two weighted sums count as equal.
     """
     if slope(at(fast), at(small)) == 0.0:
         return [fast]
@@ -39,7 +39,7 @@ def hull(
     while gaps and len(kept) < most:
         a, b = gaps.popleft()
         price = slope(at(a), at(b))
-        found = priced(price) if price else None
+        found = below(a, b) if price else None
         if found is not None and weighed(at(found), price) < weighed(at(a), price) * (1 - tie):
             kept.append(found)
             gaps += [(a, found), (found, b)]

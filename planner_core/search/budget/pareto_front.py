@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -111,7 +112,7 @@ def _hull(problem: Problem, free: Objective) -> list[Assignment]:
     if fast is None or small is None:
         return []
     small = revalued(small, free)
-    return hull(fast, small, _point, lambda price: solve(problem, free.priced(price, 0.0)), MAX_CORNERS, TIE)
+    return hull(fast, small, _point, partial(_below, problem, free), MAX_CORNERS, TIE)
 
 
 def corners(problem: Problem) -> list[Assignment]:
@@ -123,7 +124,12 @@ def corners(problem: Problem) -> list[Assignment]:
     fast, small = solve(problem, free), least_memory(problem)
     if fast is None or small is None:
         return []
-    return hull(fast, small, _point, lambda price: solve(problem, free.priced(price, 0.0)), FEW_CORNERS, TIE)
+    return hull(fast, small, _point, partial(_below, problem, free), FEW_CORNERS, TIE)
+
+
+def _below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
+    """The best assignment at the price of the line through two corners."""
+    return solve(problem, free.priced(slope(_point(a), _point(b)), 0.0))
 
 
 def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:

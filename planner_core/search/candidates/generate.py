@@ -5,6 +5,9 @@ corners A and B, all points up to the limit of the front are enumerated (as in `
 dropped (`algebra.pareto_points`). So a candidate that is never formed is dominated, or it lies in a part that held too much to
 enumerate.
 
+All this works on a smaller network: variables whose choice is clear are gone (`clear_choices`), and so are states of which nothing
+lies between the two corners (`two_sums`).
+
 Nothing between A and B is below the line of least weighted sum through them. If the corners that are known, those of other
 states of the stream too, dominate this line, they dominate all that is between A and B, and it is not enumerated.
 """
@@ -17,20 +20,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner_core.cost import NUM_COMPONENTS, Component, CostVector
-from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.convex_hull import Point, hull, slope
-from planner_core.search.algebra.elimination import Elimination
-from planner_core.search.algebra.elimination_order import order
-from planner_core.search.algebra.pareto_points import Pruning, TooMuch
+from planner_core.cost import CostVector
+from planner_core.search.algebra.convex_hull import Point, hull, slope, weighed
+from planner_core.search.algebra.elimination import Floats
+from planner_core.search.algebra.elimination_order import TooWide, order
+from planner_core.search.algebra.pareto_points import TooLarge, TooMuch
+from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.units.reduction import Inside, reduced
-from planner_core.search.units.tables import scalar, vectors
 from planner_core.search.units.unit import Solver, total
 
 MAX_CORNERS = 40
-TIE = 1e-9
 
 Way = tuple[tuple[int, ...], float, float]
 """A way to run a block: the state of each variable that was asked for (numbered as in `alive`), the seconds of communication, and
@@ -45,10 +46,9 @@ def generate(compiled: Compiled, held: Iterable[Mapping[str, int]], names: Seque
     found = [way for ways in corners for way in ways]
     known = sorted(way[1:] for way in found)
     for block, ways in zip(blocks, corners, strict=True):
-        for (_, c, m), (_, high, low) in pairwise(ways):
-            if not dominated((c, m), (high, low), block.least((c, m), (high, low)), known):
-                with contextlib.suppress(TooMuch):
-                    found += block.between((c, m), (high, low))
+        for left, right in pairwise(ways):
+            with contextlib.suppress(TooMuch):
+                found += block.between(left, right, known)
     return found
 
 
@@ -68,56 +68,67 @@ def dominated(left: Point, right: Point, least: float, known: Sequence[Point]) -
 
 
 class _Block:
-    """A block with the variables in `at` held at a state, whose ways are told by the states of `names`."""
+    """A block with the variables in `at` held at a state, whose ways are told by the states of `names`.
+
+    `parts` has what may lie between two corners, of the `whole` block, and `least` the least weighted sum at the price of the line
+    through them.
+    """
 
     def __init__(self, compiled: Compiled, at: Mapping[str, int], names: Sequence[str]) -> None:
         self.compiled, self.names = _held(compiled, at), names
-        self.solved: dict[tuple[float, float], Elimination] = {}
-
-    def _at(self, comm: float, memory: float) -> Elimination:
-        """The block, eliminated at these prices of communication and memory."""
-        if (comm, memory) not in self.solved:
-            weights = CostVector(communication=comm, after_forward=memory).array()
-            inside = Inside(reduced([self.compiled], weights), 0)
-            self.solved[comm, memory] = Solver(self.compiled, inside).over((), {})
-        return self.solved[comm, memory]
+        self.whole: TwoSums | None = None
+        self.parts: dict[tuple[Way, Way], TwoSums] = {}
+        self.least: dict[tuple[Way, Way], float] = {}
 
     def best(self, comm: float, memory: float) -> Way | None:
         """The way that minimises `comm` · communication + `memory` · memory; None if none runs."""
-        solved = self._at(comm, memory)
+        weights = CostVector(communication=comm, after_forward=memory).array()
+        solved = Solver(self.compiled, Inside(reduced([self.compiled], weights), 0)).over((), {})
         if not np.isfinite(solved.table):
             return None
         state = solved.assignment({})
         totals = total(self.compiled.factors, state)
-        told = tuple(state[n] for n in self.names)
-        return told, float(totals[Component.COMMUNICATION]), float(totals[Component.AFTER_FORWARD])
+        return self._way(state, totals[SUMS])
+
+    def _way(self, state: Mapping[str, int], sums: Floats) -> Way:
+        return tuple(state[n] for n in self.names), float(sums[0]), float(sums[1])
 
     def hull(self) -> list[Way]:
         """Corners of the lower hull, by rising communication."""
         fast, small = self.best(1.0, 1e-22), self.best(1e-12, 1.0)
         if fast is None or small is None:
             return []
-        return hull(fast, small, lambda way: way[1:], lambda price: self.best(1.0, price), MAX_CORNERS, TIE)
+        with contextlib.suppress(TooWide):
+            self.whole = self.parts[fast, small] = TwoSums.of(self.compiled, self.names)
+        return hull(fast, small, lambda way: way[1:], self._below, MAX_CORNERS, TIE)
 
-    def least(self, left: Point, right: Point) -> float:
-        """The least weighted sum of any way at the price of the line through two corners."""
-        return float(self._at(1.0, slope(left, right)).table)
+    def _below(self, left: Way, right: Way) -> Way | None:
+        """The best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
+        ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.whole)
+        price = slope(*ends)
+        try:
+            tree = part.tree(price) if part else None
+        except TooLarge:
+            tree = None
+        if part is None or tree is None:
+            best = self.best(1.0, price)
+            self.least[left, right] = weighed(best[1:], price) if best else np.inf
+            return best
+        found = self._way(*part.best(tree))
+        self.least[left, right] = float(tree.root)
+        fewer = part.between(tree, limit(*ends) * (1 + TIE))
+        self.parts |= {(left, right): fewer, (left, found): fewer, (found, right): fewer}
+        return found
 
-    def between(self, left: Point, right: Point) -> list[Way]:
-        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooMuch."""
-        price, c = slope(left, right), self.compiled
-        weights = CostVector(communication=1.0, after_forward=price).array()
-        tree = BucketTree(c.sizes, scalar(c.factors, weights), c.sequence, ())
-        tree.weigh()
-        sums = np.zeros((2, NUM_COMPONENTS))
-        sums[0, Component.COMMUNICATION], sums[1, Component.AFTER_FORWARD] = 1.0, 1.0
-        tables = vectors(c.factors, sums)
-        constant = sum((t for names, t in tables if not names), start=np.zeros(2))
-        pruning = Pruning(right[0] + price * left[1], np.array([max(right[0], 1e-9) * TIE, 1e-2]))
-        points = tree.carry([t for t in tables if t[0]], [], pruning)
-        at, _ = tree.assignments(np.arange(len(points.cost)))
-        told = zip(*(at[n].tolist() for n in self.names), strict=True)
-        return [(state, float(m), float(b)) for state, (m, b) in zip(told, points.cost + constant, strict=True)]
+    def between(self, left: Way, right: Way, known: Sequence[Point]) -> list[Way]:
+        """The ways with less communication than the corner `right` and less memory than the corner `left`; none if the `known` points
+        dominate them. Raises TooMuch."""
+        if (left, right) not in self.least:
+            self._below(left, right)
+        part = self.parts.get((left, right))
+        if part is None or dominated(left[1:], right[1:], self.least[left, right], known):
+            return []
+        return part.points(left[1:], right[1:], self.names)
 
 
 def _held(compiled: Compiled, at: Mapping[str, int]) -> Compiled:

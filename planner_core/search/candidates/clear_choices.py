@@ -1,0 +1,67 @@
+"""A network of two sums without the variables whose choice is clear, whatever the sums weigh.
+
+A variable can be eliminated at once for every price if, with each choice of its neighbours, one of its states is the least in both
+sums. Most operators are such: what an operator sends depends on how it runs, and what is kept for backward on its tensors.
+
+Example: the states p and q of a variable take (1 s, 4 GB) and (2 s, 4 GB) beside one state of its neighbour, and (3 s, 2 GB) and (1 s,
+2 GB) beside the other. Its choice is clear: p beside the first, q beside the second. With (1 s, 5 GB) for p it would not be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planner_core.search.algebra.elimination import Table, add
+
+MOST = 20_000
+"""Entries of the largest table that is formed to look at a choice."""
+WIDE = 3
+"""Neighbours of a variable whose choice is looked at, at most: with more, the table that remains may be larger than what it replaces."""
+
+
+def without_clear_choices(tables: Sequence[Table], sizes: Mapping[str, int], keep: Sequence[str]) -> list[Table]:
+    """Tables [sum, entry of their variables] that have the same sums, over fewer variables: all in `keep`, and those whose choice is
+    not clear. Entries that cannot be are infinite in the first sum and 0 in the second."""
+    held = dict(enumerate(tables))
+    near: dict[str, set[int]] = {v: set() for v in sizes}
+    for i, (names, _) in held.items():
+        for v in names:
+            near[v].add(i)
+    todo = dict.fromkeys(v for v in sizes if v not in keep)
+    number = len(held)
+    while todo:
+        v = next(iter(todo))
+        del todo[v]
+        left = _least(v, [held[i] for i in sorted(near[v])], sizes)
+        if left is None:
+            continue
+        for i in near.pop(v):
+            for other in held.pop(i)[0]:
+                if other != v:
+                    near[other].remove(i)
+        held[number] = left
+        for other in left[0]:
+            near[other].add(number)
+            if other not in keep:
+                todo[other] = None  # its choice may be clear now
+        number += 1
+    return [*held.values()]
+
+
+def _least(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table | None:
+    """The sum of the tables around a variable, at the state that is the least in both sums; None if that is not clear."""
+    others = tuple(dict.fromkeys(o for names, _ in tables for o in names if o != v))
+    scope = (v, *others)
+    if len(others) > WIDE or math.prod(sizes[o] for o in scope) > MOST:
+        return None
+    first, second = (add([(names, t[k]) for names, t in tables], scope, sizes) for k in (0, 1))
+    least, can = first.min(axis=0), np.isfinite(first)
+    held = np.where(can, second, np.inf)
+    at_least = np.where(first == least, held, np.inf).min(axis=0)
+    can_any = can.any(axis=0)
+    if (held.min(axis=0) < at_least)[can_any].any():
+        return None
+    return others, np.stack([least, np.where(can_any, at_least, 0.0)])

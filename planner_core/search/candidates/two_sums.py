@@ -1,0 +1,118 @@
+"""A block's network with two sums, seconds of communication and bytes, as far as it may lie between two corners of their hull.
+
+Take two corners, A (faster) and B (smaller), and the price of the line through them. What takes fewer seconds than B and holds less
+memory than A has a weighted sum below B's seconds plus A's bytes at this price. A state through which no whole assignment is below
+this limit is in nothing between A and B, and is dropped. So corners and points that are looked for between A and B, and later
+between two of these, meet fewer and fewer states, and most variables have one state left and are in no table.
+
+Example: A = (0 s, 4 GB) and B = (4 s, 0 GB) have the price 1 s per GB and the limit 4 + 4 = 8. A state through which the least
+weighted sum is 9 is dropped, although its point (5 s, 4 GB) might be all that is known of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner_core.cost import Component
+from planner_core.search.algebra.bucket_tree import BucketTree
+from planner_core.search.algebra.convex_hull import Point, slope
+from planner_core.search.algebra.elimination import Floats, Table
+from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.pareto_points import Ints, Points, Pruning
+from planner_core.search.candidates.clear_choices import without_clear_choices
+from planner_core.search.network.folded import Compiled
+from planner_core.search.units.tables import opened
+
+SUMS = [Component.COMMUNICATION, Component.AFTER_FORWARD]
+TIE = 1e-9
+"""Share by which equal sums may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoSums:
+    """The states of each variable that are left (`alive`, numbered as in the compiled block), and the tables over them, [sum, entry of
+    their variables]. An entry that cannot be takes infinite seconds. A variable with one state is in no table."""
+
+    alive: Mapping[str, Ints]
+    tables: Sequence[Table]
+    sequence: Sequence[str]
+
+    @staticmethod
+    def of(compiled: Compiled, told: Sequence[str]) -> TwoSums:
+        """All of a block, but without variables whose choice is clear; those in `told` stay."""
+        tables = []
+        for f in compiled.factors:
+            both = f.cost[SUMS]
+            both[:, ~f.allowed] = [[np.inf], [0.0]]
+            tables.append(opened(f.vars, both))
+        sizes = {v: n for v, n in compiled.sizes.items() if n > 1}
+        tables = without_clear_choices(tables, sizes, told)
+        scopes = [names for names, _ in tables]
+        left = {v: sizes[v] for v in dict.fromkeys(v for scope in scopes for v in scope)}
+        alive = {v: np.arange(left.get(v, 1)) for v in (*left, *told)}
+        return TwoSums(alive, tables, order(left, scopes, ()))
+
+    def tree(self, price: float) -> BucketTree:
+        """The network as one sum, in which a byte costs `price` seconds, weighed."""
+        sizes = {v: len(self.alive[v]) for v in self.sequence}
+        tree = BucketTree(sizes, [(names, t[0] + price * t[1]) for names, t in self.tables], self.sequence, ())
+        tree.weigh()
+        return tree
+
+    def best(self, tree: BucketTree) -> tuple[dict[str, int], Floats]:
+        """The states of the variables that are left at the least weighted sum, in the numbering of the compiled block; and its two
+        sums."""
+        at: dict[str, int] = {}
+        for bucket in reversed(tree.buckets):
+            at[bucket.name] = int(bucket.total[tuple(at[o] for o in bucket.others)].argmin())
+        sums = np.zeros(2)
+        for names, t in self.tables:
+            where: tuple[Any, ...] = (slice(None), *(at[v] for v in names))
+            sums += t[where]
+        return {v: int(states[at.get(v, 0)]) for v, states in self.alive.items()}, sums
+
+    def between(self, tree: BucketTree, limit: float) -> TwoSums:
+        """The part without the states through which nothing is within the limit. `tree` is that of this part."""
+        pick = {}
+        for bucket, margin in zip(tree.buckets, tree.margins, strict=False):
+            least = margin.reshape(-1, margin.shape[-1]).min(axis=0)
+            if least.max() > limit:
+                pick[bucket.name] = np.flatnonzero(least <= limit)
+        alive = {v: states[pick[v]] if v in pick else states for v, states in self.alive.items()}
+        tables = [_cut(names, t, pick) if any(v in pick for v in names) else (names, t) for names, t in self.tables]
+        return TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1])
+
+    def points(self, left: Point, right: Point, names: Sequence[str]) -> list[tuple[tuple[int, ...], float, float]]:
+        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `names`, and the
+        two sums. Dominated points may be among them. Raises TooMuch."""
+        price = slope(left, right)
+        tree = self.tree(price)
+        constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
+        pruning = Pruning(limit(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
+        points = tree.carry([t for t in self.tables if t[0]], [], pruning)
+        return self._named(tree, points, names, constant)
+
+    def _named(
+        self, tree: BucketTree, points: Points, names: Sequence[str], constant: Floats
+    ) -> list[tuple[tuple[int, ...], float, float]]:
+        count = len(points.cost)
+        at, _ = tree.assignments(np.arange(count))
+        nothing = np.zeros(count, dtype=np.int64)
+        told = zip(*(self.alive[n][at.get(n, nothing)].tolist() for n in names), strict=True)
+        return [(state, float(s), float(b)) for state, (s, b) in zip(told, points.cost + constant, strict=True)]
+
+
+def limit(left: Point, right: Point) -> float:
+    """The weighted sum that nothing reaches which takes fewer seconds than `right` and holds fewer bytes than `left`."""
+    return right[0] + slope(left, right) * left[1]
+
+
+def _cut(names: tuple[str, ...], table: Floats, pick: Mapping[str, Ints]) -> Table:
+    for axis, v in enumerate(names):
+        if v in pick:
+            table = table.take(pick[v], axis + 1)
+    return opened(names, table)
