@@ -20,6 +20,7 @@ from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_los
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import moe
+from planner_core.models.hooks.held_values import parts_of, weights_of
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
@@ -865,3 +866,14 @@ def test_a_stand_in_loss_sends_gradients_through_a_last_norm():
     model.zero_grad()
     model(x).pow(2).mean().backward()
     assert new > 1e-3 and model[0].weight.grad.abs().max() < 1e-4 * new
+
+
+def test_parts_and_weights_are_those_that_torch_names() -> None:
+    """Also of a module that stands in two places, and of a weight that two modules hold."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model = nn.ModuleDict({"a": inner, "b": nn.ModuleList([inner, nn.Linear(2, 2)]), "c": nn.Sequential()})
+    model["b"][1].weight = inner[0].weight
+    model["b"].register_module("gone", None)
+    assert parts_of(model) == list(model.named_modules())
+    for (name, weight), (wanted, same) in zip(weights_of(model), model.named_parameters(), strict=True):
+        assert name == wanted and weight is same

@@ -21,7 +21,7 @@ from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
-from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache
+from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache, parts_of, weights_of
 from planner_core.models.hooks.host_random import host_drawing
 
 OTHER_DRAWS = 8
@@ -42,12 +42,12 @@ def capture_module(
     to_meta(module)
     if "use_cache" not in inputs and makes_cache(module, module.forward):
         inputs = {**inputs, "use_cache": False}
-    trained = {n for n, p in module.named_parameters() if p.requires_grad}
-    before = Noted.of(module.named_modules())
+    trained = {n for n, p in weights_of(module) if p.requires_grad}
+    before = Noted.of(parts_of(module))
     try:
         found = _forward_pass(module, inputs, args, flat, replay)
         again = partial(_forward_pass, module, inputs, args, flat, replay)
-        left = before.computed(Noted.of(module.named_modules()))
+        left = before.computed(Noted.of(parts_of(module)))
         if left:
             _check_left(found, again, left, (inputs, args))
         before.put_back()
@@ -188,7 +188,7 @@ def _finite(lines: Sequence[str]) -> tuple[str, ...]:
 def to_meta(module: nn.Module) -> None:
     """Move parameters and buffers to meta in place; what was one tensor stays one (`module.to` would part tied weights)."""
     moved: dict[int, torch.Tensor] = {}
-    for part in module.modules():
+    for _, part in parts_of(module):
         tables: tuple[Any, ...] = (part._parameters, part._buffers)
         for table in tables:
             for name, tensor in table.items():

@@ -50,6 +50,7 @@ from planner_core.models.hooks import (
 )
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
+from planner_core.models.hooks.held_values import parts_of, weights_of
 from planner_core.models.hooks.host_random import HeldGenerators, host_state
 from planner_core.models.hooks.picks import Picks
 
@@ -89,7 +90,7 @@ class Recorder(TorchFunctionMode):
         self._number(model)
 
     def _number(self, model: nn.Module) -> None:
-        for name, param in model.named_parameters():
+        for name, param in weights_of(model):
             self.recording.params[name] = self._new(param, "parameter", name)
             self.tracked.add(id(param))
         for name, buffer in model.named_buffers():
@@ -369,7 +370,7 @@ class Recorder(TorchFunctionMode):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
-        before, held = host_state(), HeldGenerators(self.scopes.root.named_modules())
+        before, held = host_state(), HeldGenerators(parts_of(self.scopes.root))
         try:
             inside = without_autocast(lambda: self.scopes.frame.scope)
             with self.scopes, inside, hooks, torch.enable_grad(), self:

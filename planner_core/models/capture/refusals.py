@@ -18,6 +18,7 @@ from torch import nn
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.constants import LIMIT
+from planner_core.models.hooks.held_values import parts_of, weights_of
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -198,7 +199,7 @@ def check_origin(scope: str, tensor: torch.Tensor) -> None:
 
 def check_module(model: nn.Module) -> None:
     """Refuse hooks on gradients, which a plan would drop, and modules without Python code."""
-    for name, module in model.named_modules():
+    for name, module in parts_of(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
                 f"{name or 'the model'} is a TorchScript module, whose operators cannot be seen; give the Python module that it "
@@ -209,13 +210,14 @@ def check_module(model: nn.Module) -> None:
                 f"{name or 'the model'} has a hook on its backward pass, which a plan would not run; remove it, or change "
                 "gradients in a torch.autograd.Function"
             )
-    for name, held in (*model.named_parameters(), *model.named_buffers()):
+    weights = weights_of(model)
+    for name, held in (*weights, *model.named_buffers()):
         if held.layout != torch.strided:
             raise CaptureError(
                 f"{name} is a sparse tensor ({str(held.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
                 "one, or indices with index_add"
             )
-    for name, param in model.named_parameters():
+    for name, param in weights:
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise CaptureError(
                 f"{name} has no size before its module (a Lazy one of torch.nn) is called; run the model once, then hand it over"
@@ -225,7 +227,7 @@ def check_module(model: nn.Module) -> None:
 
 def check_gradient_hooks(model: nn.Module) -> None:
     """Refuse hooks on the gradients of weights. A copy of the weights would be without them, so it is asked before one is made."""
-    for name, param in model.named_parameters():
+    for name, param in weights_of(model):
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise CaptureError(
                 f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop, or "

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk
 from planner_core.models.hooks import callsites as sites
+from planner_core.models.hooks.held_values import parts_of
 
 if TYPE_CHECKING:
     from planner_core.models.capture.recorder import Recorder
@@ -60,10 +61,11 @@ class Replayer:
 
     def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self.recorder = recorder
-        self.path_of = {id(m): n for n, m in model.named_modules()}
+        self.path_of = {id(m): n for n, m in parts_of(model)}
         self.shapes: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
         self.heavy: dict[int, bool] = {}
+        self.weighs: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
         self._structure(model)
         self.templates: dict[Any, list[Template]] = {}
@@ -87,7 +89,9 @@ class Replayer:
         number = self.numbers.setdefault(key, len(self.numbers))
         self.shapes[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
-        self.heavy[number] = len(children) > 0 and next(module.parameters(), None) is not None
+        own = any(p is not None for p in module._parameters.values())
+        self.weighs[number] = own or any(self.weighs[child] for _, child in children)
+        self.heavy[number] = len(children) > 0 and self.weighs[number]
         return number
 
     # --- reads and writes ---------------------------------------------------------------------------
@@ -250,7 +254,7 @@ class Replayer:
                 return False
         for (where, name), token in template.reads.items():
             try:
-                owner = where if isinstance(where, nn.Module) else module.get_submodule(where) if where else module
+                owner = where if isinstance(where, nn.Module) else _part(module, where)
                 if self.token(getattr(owner, name)) != token:
                     return False
             except AttributeError:
@@ -328,10 +332,23 @@ class Replayer:
         return pytree.tree_unflatten(made, template.spec)
 
 
+def _part(module: nn.Module, path: str) -> Any:
+    """The part of a module at a path. Raises AttributeError."""
+    found: Any = module
+    for name in path.split(".") if path else ():
+        found = getattr(found, name)
+    return found
+
+
 def _hooked(module: nn.Module) -> bool:
     """Whether a call of the module runs hooks. Some are registered only while the model runs."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
+    todo = [module]
+    for part in todo:  # grows meanwhile
+        held = part.__dict__
+        if held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]:
+            return True
+        todo += [m for m in held["_modules"].values() if m is not None]
+    return False
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner_core.models.hooks.held_values import parts_of
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
 from planner_core.models.hooks.wrappers import attention_by_samples, opened
 
@@ -236,7 +237,7 @@ class Scopes:
     def __init__(self, root: nn.Module, intercept: Intercept | None = None) -> None:
         self.root, self.intercept = root, intercept
         self.names: dict[int, list[str]] = {}
-        self._alive = list(root.modules())  # a model may drop modules and make new ones, which must not get their ids
+        self._alive = parts_of(root)  # a model may drop modules and make new ones, which must not get their ids
         for name, module in root.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
         self._outside = Frame(None, "", "~")

@@ -42,12 +42,15 @@ class HeldGenerators:
 
         numpy = sys.modules.get("numpy")
         kinds = (random.Random, torch.Generator, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-        held = {
-            id(v): (f"{name}.{k}".strip("."), v)
-            for name, m in modules
-            for k, v in vars(m).items()
-            if isinstance(v, kinds)
-        }
+        # Of most types there are many values, and torch answers slowly whether one is a Generator.
+        known = dict.fromkeys((dict, bool, str, int, float, set), False)
+        held = {}
+        for name, module in modules:
+            for k, v in vars(module).items():
+                if type(v) not in known:
+                    known[type(v)] = isinstance(v, kinds)
+                if known[type(v)]:
+                    held[id(v)] = f"{name}.{k}".strip("."), v
         self._held = list(held.values())
         self._states = [_state(generator) for _, generator in self._held]
 

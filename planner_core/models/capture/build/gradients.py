@@ -7,7 +7,7 @@ calls leads from it to the loss. All other calls run forward alone: without back
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op
@@ -43,12 +43,17 @@ class _Reach:
         values = list(top.block.values)
         items: list[Op | Call] = []
         blocks: dict[str, Block] = {}
+        forms: dict[tuple[str, Ports, tuple[bool, ...]], Block] = {}
         numbers: dict[str, list[int]] = {}  # of each block made here, which calls of its source it stands for
         seen: Counter[str] = Counter()
         for position, item in enumerate(top.block.items):
             if isinstance(item, Call):
                 part = self._called(item.block, top.wanted[position])
-                block = _as_outside(part.block, [values[v].grad for v in item.inputs])
+                grads = tuple(values[v].grad for v in item.inputs)
+                form = item.block, top.wanted[position], grads
+                if form not in forms:  # calls of equal layers are of one form
+                    forms[form] = _as_outside(part.block, grads)
+                block = forms[form]
                 for inner, outer in zip(
                     block.outputs, item.outputs, strict=True
                 ):  # the block itself may go on from its result
@@ -101,7 +106,7 @@ class _Reach:
         return _Part(replace(block, values=values, items=items), wanted, inputs)
 
 
-def _as_outside(block: Block, grads: list[bool]) -> Block:
+def _as_outside(block: Block, grads: Sequence[bool]) -> Block:
     """The block whose inputs have a gradient if the caller's tensors have one, even if it comes from other uses alone. A tensor has
     one state, inside the block and outside."""
     held = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
