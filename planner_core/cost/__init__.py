@@ -71,7 +71,7 @@ from planner_core.cost.step_time import (
     chunk_waits,
     waited_seconds,
 )
-from planner_core.cost.units import Ends, is_small, ops_at_the_ends, sent_share, weights_at_the_ends
+from planner_core.cost.units import Buckets, Ends, is_small, ops_at_the_ends, weights_at_the_ends
 
 __all__ = [
     "BESIDE",
@@ -89,6 +89,7 @@ __all__ = [
     "TENSOR",
     "WAIT",
     "WAITED",
+    "Buckets",
     "Component",
     "CostModel",
     "CostVector",
@@ -125,7 +126,6 @@ __all__ = [
     "scheduled",
     "searched_stages",
     "seconds_in_chunks",
-    "sent_share",
     "simulated",
     "split_parts",
     "step_seconds",

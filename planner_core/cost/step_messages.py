@@ -26,7 +26,7 @@ from planner_core.cost.memory.saved import Rerun, run_again
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.step_time import waited_seconds
-from planner_core.cost.units import bucket_share
+from planner_core.cost.units import Buckets
 
 WAIT, BESIDE, ONCE = "wait", "beside", "once"
 """An operator waits for it; it is weight traffic beside the compute of every micro-batch; or beside that of one micro-batch."""
@@ -38,7 +38,7 @@ class Message:
 
     `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
-    message (see `units.bucket_share`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
+    message (see `units.Buckets`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
     a kernel of the same operator that runs meanwhile. `in_chunks`: the next chunk of a product is made meanwhile.
     """
 
@@ -87,13 +87,14 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
 
 def one_micro_batch(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy of a block in one micro-batch."""
-    again = recomputed(block, bp)
+    again, buckets = recomputed(block, bp), Buckets.of(block)
     for op in block.ops:
-        yield from _site(block, op, bp.sites[op.name], again, model)
+        yield from _site(buckets, op, bp.sites[op.name], again, model)
 
 
 def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
+    buckets = Buckets.of(block)
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     for name, param in bp.params.items():
         if name not in by_name:
@@ -101,11 +102,11 @@ def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Messa
                 f"the plan places a parameter {name!r} that the model does not have; plan this model again"
             )
         if block.values[by_name[name]].grad:
-            yield from _weight_once(block, by_name[name], name, param, model)
+            yield from _weight_once(buckets, by_name[name], name, param, model)
 
 
-def _weight_once(block: Block, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
-    share = bucket_share(block, value)
+def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
+    block, share = buckets.block, buckets.share(value)
     for phase, start, steps, what in (
         ("forward", param.stored, param.refreshed(), "working copy"),
         ("backward", param.gradient, param.reduced(), "gradient"),
@@ -120,10 +121,10 @@ def weight_item(block: Block, value: int, model: CostModel) -> int:
     return model.workload.kept_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
-def _site(block: Block, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:
-    again = rerun.get(op.name)
+def _site(buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:
+    block, again = buckets.block, rerun.get(op.name)
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
-        yield from _operand(block, op, position, value, edge, again is not None, model)
+        yield from _operand(buckets, op, position, value, edge, again is not None, model)
     yield from result_messages(block, op, site, again, model)
     yield from _internal(block, op, site, model, again is not None and again.sends)
 
@@ -149,14 +150,14 @@ def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: Cos
 
 
 def _operand(
-    block: Block, op: Op, position: int, value: int, edge: Edge, again: bool, model: CostModel
+    buckets: Buckets, op: Op, position: int, value: int, edge: Edge, again: bool, model: CostModel
 ) -> Iterator[Message]:
+    block, share = buckets.block, buckets.share(value)
     v = block.values[value]
     weight = v.kind == "parameter"
     category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
     there = list(sent(block, value, edge.forward, edge.src.forward, model))
     regather = weight and v.grad and value in op.saved
-    share = bucket_share(block, value) if weight else 1.0
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (
             Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name, share) for kind, axis, n in steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Op
@@ -50,8 +51,10 @@ def weights_at_the_ends(block: Block, before: Collection[str]) -> frozenset[int]
     return frozenset(i for i in weights if i in first or is_small(block, i))
 
 
-def bucket_share(block: Block, value: int) -> float:
-    """The share of a weight in the bucket of its unit, by elements.
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The weights of a block as they are sent: `passed` are values that the caller gives, `whole` is the number of elements of the
+    block's own trained weights, and `small` that of those that travel with the small ones.
 
     The weights of a unit are gathered in one message, and their gradients are reduced in one message, so they pay one latency. Each
     weight bears its share of the message's time, as if all weights of the unit moved in the same way. If they do, the shares add
@@ -59,16 +62,29 @@ def bucket_share(block: Block, value: int) -> float:
 
     Small gradients of all units travel in one message when backward is over. Those of the top block bear its latency.
     """
-    passed = set(block.inputs)
-    v = block.values[value]
-    if value in passed or not v.grad:
-        return 1.0
-    own = {i for i, other in enumerate(block.values) if other.kind == "parameter" and other.grad and i not in passed}
-    if is_small(block, value) and any(isinstance(item, Call) for item in block.items):
-        own = {i for i in own if is_small(block, i)}
-    return math.prod(v.meta.shape) / sum(math.prod(block.values[i].meta.shape) for i in own)
 
+    block: Block
+    passed: frozenset[int]
+    whole: int
+    small: int
 
-def sent_share(block: Block, value: int) -> float:
-    """The share of a value in its message: `bucket_share` of a weight, 1 for any other value."""
-    return bucket_share(block, value) if block.values[value].kind == "parameter" else 1.0
+    @staticmethod
+    def of(block: Block) -> Buckets:
+        """The buckets of a block."""
+        passed = frozenset(block.inputs)
+        sizes = {
+            i: math.prod(v.meta.shape)
+            for i, v in enumerate(block.values)
+            if v.kind == "parameter" and v.grad and i not in passed
+        }
+        whole = sum(sizes.values())
+        is_top = any(isinstance(item, Call) for item in block.items)
+        small = sum(n for i, n in sizes.items() if is_small(block, i)) if is_top else whole
+        return Buckets(block, passed, whole, small)
+
+    def share(self, value: int) -> float:
+        """The share of a weight in the bucket of its unit, by elements; 1 for any other value."""
+        v = self.block.values[value]
+        if v.kind != "parameter" or value in self.passed or not v.grad:
+            return 1.0
+        return math.prod(v.meta.shape) / (self.small if is_small(self.block, value) else self.whole)

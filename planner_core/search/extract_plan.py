@@ -27,7 +27,7 @@ from planner_core.core import (
     Step,
     unequal_dims,
 )
-from planner_core.cost import CostModel, in_chunks, sent_share
+from planner_core.cost import Buckets, CostModel, in_chunks
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import kept_ops
 from planner_core.search.folded_solver import Assignment
@@ -63,6 +63,7 @@ class _Site:
     """One block with the states `at` of its variables: all from which the edges of its operators are made."""
 
     block: Block
+    buckets: Buckets
     model: CostModel
     tensors: Mapping[str, TensorStates]
     at: Mapping[str, int]
@@ -79,7 +80,7 @@ class _Site:
         return self._moves(value, self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype]))
 
     def _moves(self, value: int, item: int) -> Moves:
-        v, share = self.block.values[value], sent_share(self.block, value)
+        v, share = self.block.values[value], self.buckets.share(value)
         weight = v.kind == "parameter"
         return moves(v.meta.shape, item, self.model.sizes, self.model.links, self._fused(value), share, weight)
 
@@ -124,7 +125,7 @@ def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) ->
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
     net = problem.compiled(name).net if name else problem.top.net
     strategies = problem.strategies[name]
-    site = _Site(block, problem.model, net.tensors, at, strategies.segments)
+    site = _Site(block, Buckets.of(block), problem.model, net.tensors, at, strategies.segments)
     sites: dict[str, SitePlan] = {}
     gathered: dict[int, set[int]] = {}
     for group, node in net.nodes.items():

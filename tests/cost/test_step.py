@@ -11,6 +11,7 @@ from planner_core.cost.schedule.exposed import exposed_parts
 from planner_core.cost.step import price
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Shares
+from planner_core.cost.units import Buckets, is_small
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import Request
@@ -123,3 +124,14 @@ def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
         for v, s in mine.states.items():
             note(outer.get(v, f"{number}:{call.prefix}:{v}"), s)
     assert evaluate(net, at) == pytest.approx(float(objective.weights() @ a.totals), rel=1e-9)
+
+
+def test_the_shares_of_the_weights_in_one_message_add_up_to_it() -> None:
+    """Those of a block do, and so do the small ones of the top block, whose gradients travel together."""
+    graph = prepare(Request("gpt2-xl")).graph
+    for block in (graph.top, *graph.blocks.values()):
+        buckets = Buckets.of(block)
+        own = [i for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
+        small = [i for i in own if is_small(block, i)]
+        assert sum(map(buckets.share, small if block is graph.top else own)) == pytest.approx(1.0)
+        assert all(buckets.share(i) == 1.0 for i in range(len(block.values)) if i not in own)

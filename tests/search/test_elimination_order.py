@@ -76,3 +76,17 @@ def test_another_rule_is_tried_before_a_network_is_refused() -> None:
                 order(sizes, scopes, (), largest=min(least, first.largest) - 1)
             return
     pytest.fail("no network of these shows it")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_links_of_chains_leave_no_larger_table(seed: int) -> None:
+    """What remains when they are gone has pairs alone, none of which is larger than the largest pair that was there."""
+    sizes, scopes = network(seed)
+    sizes["v7"] = 1  # one state ties nothing together
+    keep = ("v0", "v39")
+    head, near = elimination_order._links(sizes, tuple(scopes), keep)
+    assert sorted((*head.sequence, *near)) == sorted(sizes) and {*keep} <= {*near}
+    assert len(head.sequence) > len(sizes) / 8
+    largest = max(entries(scope, sizes) for scope in scopes)
+    assert all(sizes[v] * sizes[o] <= largest for v, others in near.items() for o in others)
+    assert not any(elimination_order._is_link(v, near, sizes) for v in near if v not in keep)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import combinations
 
 from planner_core.core import PlannerError
 
@@ -25,10 +24,10 @@ MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
 LARGE = 3_000_000
 """Entries of all tables of an order, from which on other orders are looked for: the time of some tries."""
-TRIES, VARIABLES = (8, 64), 2000
-"""Random variations that are tried, the least and the most: so many that they place about VARIABLES variables in all."""
-VARIED = 3
-"""Chance adds to the cost of a variable at most so many times that cost."""
+TRIES, PAIRS = (8, 64), 20_000
+"""Random variations that are tried, the least and the most: so many that they look at about PAIRS pairs of neighbours at first."""
+VARIED = (1, 3)
+"""Chance adds to the cost of a variable at most so many times that cost, in every other variation."""
 
 Near = Mapping[str, set[str]]
 Rule = Callable[[str, Near, Mapping[str, int]], float]
@@ -104,8 +103,9 @@ def _others(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order
     head, near = _links(numbers, scopes, keep)
     left = {v: numbers[v] for v in near}
     pairs = [(v, o) for v, others in near.items() for o in others]
-    tries = min(max(VARIABLES // (len(left) + 1), TRIES[0]), TRIES[1])
-    fills = _fill, *(_varied(_fill, seed) for seed in range(tries))
+    tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in near.values())), TRIES[0]), TRIES[1])
+    fill = _fill(left)
+    fills = fill, *(_varied(fill, seed) for seed in range(tries))
     found = (_greedy(left, pairs, keep, rule, far=True) for rule in fills)
     return tuple(head.then(rest) for rest in (_greedy(left, pairs, keep, _message), *found))
 
@@ -196,13 +196,22 @@ def _message(v: str, near: Near, sizes: Mapping[str, int]) -> float:
     return entries(near[v], sizes)
 
 
-def _fill(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+def _fill(sizes: Mapping[str, int]) -> Rule:
     """The pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
-    missing = ((a, b) for a, b in combinations(sorted(near[v]), 2) if b not in near[a])
-    return sum(math.log2(sizes[a]) * math.log2(sizes[b]) for a, b in missing) + 1e-9 * _size(v, near, sizes)
+    bits = {v: round(1000 * math.log2(n)) for v, n in sizes.items()}  # whole numbers add up to the same in any order
+
+    def rule(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+        others, twice = near[v], 0
+        for a in others:
+            apart = others - near[a]  # and `a` itself
+            if len(apart) > 1:
+                twice += bits[a] * (sum(map(bits.__getitem__, apart)) - bits[a])
+        return twice / 2e6 + 1e-9 * _size(v, near, sizes)
+
+    return rule
 
 
 def _varied(rule: Rule, seed: int) -> Rule:
     """The rule, with a cost of each variable that is raised by chance."""
     chance = cache(lambda v: random.Random(f"{seed} {v}").random())
-    return lambda v, near, sizes: rule(v, near, sizes) * (1 + VARIED * chance(v))
+    return lambda v, near, sizes: rule(v, near, sizes) * (1 + VARIED[seed % 2] * chance(v))

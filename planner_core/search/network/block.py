@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, Op, Shard, root
-from planner_core.cost import Component, CostModel, is_small, sent_share, weights_at_the_ends
+from planner_core.cost import Buckets, Component, CostModel, is_small, weights_at_the_ends
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
@@ -79,7 +79,7 @@ class _Builder:
         self.net = Network()
         self.saved_inputs = set(options.saved_by_calls)
         self.held = {v for op in coarse.block.ops if op.name in options.kept for v in op.outputs}
-        self.viewed = viewed(coarse.block)
+        self.viewed, self.buckets = viewed(coarse.block), Buckets.of(coarse.block)
         self.crossing = self._crossing() - set(options.skip)
         self.passes = memory_passes(coarse.block, model.fused)
         self.at_the_ends = weights_at_the_ends(coarse.block, self.options.ends.before)
@@ -132,7 +132,7 @@ class _Builder:
         """Redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
-        share = sent_share(self.block, value)
+        share = self.buckets.share(value)
         weight = self.values[value].kind == "parameter"
         return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight)
 
