@@ -22,13 +22,14 @@ class SplitWeights(Restriction):
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the other states."""
         where = self.graph.blocks[block] if block else self.graph.top
+        stream = residual_shapes(self.graph)
         for name, states in net.tensors.items():
             index = int(name[1:])
             value = where.values[index]
             last = len(value.meta.shape) - 1
             if value.kind == "parameter":
                 good = [isinstance(p, Shard) or last < 1 or not block for p, *_ in states.pairs]
-            elif value.meta.shape in residual_shapes(self.graph):
+            elif value.meta.shape in stream:
                 good = [not isinstance(p, Shard) or p.dim == last for p, *_ in states.pairs]
             else:
                 continue

@@ -6,6 +6,7 @@ So a baseline is never worse than its author's plan under the same rules.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -113,7 +114,12 @@ class AxisRules(Restriction):
         return self._samples[where.name]
 
     def _in_stream(self, value: Value) -> bool:
-        return value.meta.shape in residual_shapes(self.graph)
+        return value.meta.shape in self._stream
+
+    @functools.cached_property
+    def _stream(self) -> set[tuple[int, ...]]:
+        """The shapes of the residual stream."""
+        return residual_shapes(self.graph)
 
     @staticmethod
     def _forbid(

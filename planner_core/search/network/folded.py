@@ -281,8 +281,7 @@ def compile_like(first: Compiled, net: Network) -> Compiled:
         if f is before[known.vars]:
             factors.append(known)
             continue
-        pick: tuple[Any, ...] = np.ix_(*(first.alive[v] for v in known.vars))
-        factors.append(Factor(known.vars, f.cost[(slice(None), *pick)], f.allowed[pick]))
+        factors.append(_picked(f, first.alive))
     return replace(first, net=net, factors=factors)
 
 
@@ -312,15 +311,20 @@ def prune(net: Network) -> Compiled:
         f = merged[todo.popitem()[0]]
         for axis, v in enumerate(f.vars):
             fresh = alive[v] & _support(f, axis, alive)
-            if not np.array_equal(fresh, alive[v]):
+            if (fresh != alive[v]).any():
                 alive[v] = fresh
                 todo.update((other.vars, None) for other in near[v])
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
-    small = []
-    for f in merged.values():
-        pick: tuple[Any, ...] = np.ix_(*(index[v] for v in f.vars))
-        small.append(Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick]))
-    return Compiled(net, (), index, small, [])
+    return Compiled(net, (), index, [_picked(f, index) for f in merged.values()], [])
+
+
+def _picked(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
+    """The factor without states that are not `alive`. It is not the same object, also where all are: a compiled network lays its
+    tables side by side."""
+    if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
+        return Factor(f.vars, f.cost, f.allowed)
+    pick: tuple[Any, ...] = np.ix_(*(alive[v] for v in f.vars))
+    return Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
 
 
 def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:

@@ -137,7 +137,8 @@ def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:
         if kinds[-1] == len(arrays):
             starts = [d.starts[k] for d, k in zip(apart, kind, strict=True)]
             mine = [table[at : at + f.allowed.size] for table, at in zip(flat, starts, strict=True)]
-            arrays.append(np.stack(mine).reshape(-1, *(sizes[v] for v in scopes[-1])))
+            together = np.stack(mine) if len(mine) > 1 else mine[0]
+            arrays.append(together.reshape(-1, *(sizes[v] for v in scopes[-1])))
     return Reduced(recipe(first, scopes, kinds), arrays)
 
 
