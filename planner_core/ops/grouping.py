@@ -1,11 +1,12 @@
 """Merge ops that must share a placement (TAP's GraphNode): an op that has a weight with the ops that follow it.
 
-An op joins the group that makes its only activation if a redistribution of that tensor between them could never gain anything.
-This holds if the op is linear in the tensor (views, casts, rotary embedding: a Partial passes through), or if the tensor is never
-Partial. Products, attention, lookups, norms and losses always start a group. So does a cast to a wider dtype, which belongs to
-the ops that follow. So does an op that broadcasts its activation: to redistribute the small tensor before it, or to sum the
-small gradient, costs less than after it. An op that cannot be sharded as its operand is (numbers that are drawn, a sum along all
-samples) is a group alone: what comes before and behind it may be. Inside a group no tensor is redistributed.
+An op joins the group that makes its only activation if a redistribution of that tensor between them could never gain anything. This holds
+if the op is linear in the tensor (views, casts, rotary embedding: a Partial passes through; two at once, if both may be), or if the
+tensor is never Partial. Products, attention, lookups, norms and losses always start a group. So does a cast to a wider dtype, which
+belongs to the ops that follow. So does an op that broadcasts its activation: to redistribute the small tensor before it, or to sum the
+small gradient, costs less than after it. An op that cannot be sharded as its operand is (numbers that are drawn, a sum along all samples)
+is a group alone: what comes before and behind it may be.
+Inside a group no tensor is redistributed.
 
 Example: y = gelu(x @ w). If x @ w may be Partial (k sharded), it must be summed before gelu, which is not linear. So gelu starts a
 group of its own. A view or a transpose of x @ w joins the group of the product.
@@ -110,10 +111,9 @@ def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[in
     (group,) = groups
     if _widens(block, op) or _expands(block, op, tracked):
         return None
-    passes = any(r.name == "P" for r in rows(op, block.values))
-    if passes or not any(i in may_be_partial for i in tracked):
-        return group
-    return None
+    partial = [k for k, i in enumerate(op.inputs) if i in tracked and i in may_be_partial]
+    passes = any(r.name == "P" and all(r.inputs[k][0] == P for k in partial) for r in rows(op, block.values))
+    return group if passes or not partial else None  # of a product of two sums, one sum has to be made before
 
 
 def _is_alone(block: Block, op: Op) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from planner_core.core import PlannerError
-from tests.support.corpus import Entry, captured, entries, plans_of, run
+from planner_core.planning import Request, plan_model
+from tests.support.corpus import Entry, captured, cluster, entries, plans_of, run
 from tests.support.coverage_page import PAGE, page
 
 ALL = entries()
@@ -15,7 +16,8 @@ PLANNED = [e for e in ALL if e.refused is None]
 TOLD = ("skip_over_layers", "in_vain", "selective_kernels", "functional_dropout", "function_across_the_batch", "learned_start",
         "start_without_grad", "phases", "signs", "scale_without_grad", "mixed_types", "overlapping_windows", "frozen_between",
         "shifted_by_a_buffer", "latents_twice", "lstm_with_dropout", "gumbel_softmax", "lstm_of_features", "segmentation_by_rare_kinds",
-        "encoder_of_torch", "detached_judge", "hooks_of_the_model_itself")  # fmt: skip
+        "encoder_of_torch", "detached_judge", "hooks_of_the_model_itself", "teaches_itself", "trunk_without_gradient",
+        "buffer_of_two_calls", "two_tokens_of_each", "values_of_actions", "balance_of_a_switch", "views_in_halves")  # fmt: skip
 """Modules that once ran otherwise than planned, one for each cause."""
 QUICK = [e for i, e in enumerate(PLANNED) if i % 60 == 0 or e.name in TOLD]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
@@ -45,6 +47,17 @@ def test_a_sample_runs_as_predicted_on_two_processes() -> None:
     check(found)
     split = [r for rows in found.values() for r in rows if r["messages"] > 0]
     assert len(split) > 2 * len(QUICK)  # plans that talk, not copies of one process
+
+
+@pytest.mark.slow
+def test_nearly_every_module_can_be_trained_on_its_own_samples() -> None:
+    """The baselines "data parallel" and FSDP exist, whichever statistics of the batch a model takes."""
+    without = []
+    for entry in PLANNED:
+        request = Request(entry.source, cluster=cluster(2), mesh="2")
+        names = {plan.name for plan in plan_model(request, captured(entry)).plans}
+        without += [entry.name] * ({"data parallel", "FSDP"} > names & {"data parallel", "FSDP"})
+    assert without == ["matrix_functions"]  # a determinant of all samples
 
 
 # One for each cause: gloo wrote a gradient again at a second wait for one launch, over what was added to it; samples were cut by the

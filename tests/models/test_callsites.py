@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, plain_form, tensors
+from planner_core.models.hooks import plain_form
+from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors
 
 
 class Recorder(TorchFunctionMode):

@@ -21,8 +21,8 @@ from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.refusals import check_buffers, check_module
+from planner_core.models.hooks.chance import host_drawing
 from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache, parts_of, weights_of
-from planner_core.models.hooks.host_random import host_drawing
 
 OTHER_DRAWS = 8
 """On so many other seeds a model is run that draws random numbers outside of torch."""

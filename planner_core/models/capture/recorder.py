@@ -46,12 +46,14 @@ from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.writes import KEPT, Undo, Writes
 from planner_core.models.hooks import (
     TakenFinite,
+    as_others,
     meta_kernels,  # noqa: F401 - registers
+    plain_form,
 )
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
+from planner_core.models.hooks.chance import HeldGenerators, host_state
 from planner_core.models.hooks.held_values import parts_of, weights_of
-from planner_core.models.hooks.host_random import HeldGenerators, host_state
 from planner_core.models.hooks.picks import Picks
 
 
@@ -146,13 +148,10 @@ class Recorder(TorchFunctionMode):
         if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
             return answer
         args, kwargs = self.finite.made(args, kwargs)
-        if func is torch.Tensor.__iter__:
-            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        target, kwargs = sites.without_out(kwargs)
-        if target is not None:
-            made = self.__torch_function__(func, types, args, kwargs)
-            return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
-        func, args, kwargs = sites.plain_form(func, args, kwargs)
+        others = as_others(lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known)
+        if others is not NotImplemented:
+            return others
+        func, args, kwargs = plain_form(func, args, kwargs)
         operands = sites.tensors((args, kwargs))
         fn = sites.canonical(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)
@@ -169,14 +168,13 @@ class Recorder(TorchFunctionMode):
         run = self._record if tracked else self._constant
         return run(fn, func, args, kwargs, operands)
 
+    def _known(self, tensor: torch.Tensor) -> bool:
+        """Whether it has values, and no input says them."""
+        return not tensor.is_meta and id(tensor) not in self.tracked and not self.picks.varies(tensor)
+
     def _check(
-        self,
-        func: Callable[..., Any],
-        fn: str | None,
-        args: tuple[Any, ...],
-        operands: list[torch.Tensor],
-        tracked: bool,
-    ) -> None:
+        self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor], tracked: bool
+    ) -> None:  # fmt: skip
         """Refuse a call that would be missing from the graph, or wrong in it."""
         scope = self.scopes.frame.scope
         for tensor in operands:
@@ -292,7 +290,7 @@ class Recorder(TorchFunctionMode):
             )  # fmt: skip
         if self.replayer:
             self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1)
-        if values[vid].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
+        if values[root].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
             return {}
         if written.requires_grad:
             name = values[root].name.removeprefix(BUFFER) or "a tensor that outlives the step"

@@ -2,7 +2,7 @@
 
 Two calls must do the same if three things are equal:
 1. the structure of the module: class, code, parameters, buffers, children and hooks, recursively;
-2. the arguments: metadata, which of them are one tensor, literals, and the values of constants;
+2. the arguments: metadata, which of them are one tensor, literals, and the values of constants; and whether autograd records;
 3. the *reads*: every attribute that the recorded call read from any module has the same value now.
 
 A call is always traced if it writes module attributes or its arguments, returns something opaque, uses computed tensors that were
@@ -201,7 +201,7 @@ class Replayer:
         if self.heavy.get(number) and again and not _hooked(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                key = (number, str(spec), self._arguments(leaves))
+                key = (number, str(spec), self._arguments(leaves), torch.is_grad_enabled())
                 for template in self.templates.get(key, ()):
                     if self._matches(template, module, leaves):
                         return self._replay(template, frame, leaves)

@@ -13,22 +13,27 @@ if TYPE_CHECKING:
         is_inplace,
         outputs,
         parts_to_put_back,
-        plain_form,
         tensors,
         took_part,
-        without_out,
         wrote_part,
     )
     from planner_core.models.hooks.chance import (
         DROPOUTS,
         RECURRENT,
+        HeldGenerators,
+        drawing_from,
         draws,
         drops,
+        generator_states,
+        host_drawing,
+        host_state,
+        set_host_state,
         without_masks,
     )
     from planner_core.models.hooks.finite import (
         TakenFinite,
     )
+    from planner_core.models.hooks.forms import as_others, plain_form
     from planner_core.models.hooks.held_values import (
         COMPUTED,
         DEPTH,
@@ -47,14 +52,6 @@ if TYPE_CHECKING:
         raw_values,
         set_or_delete,
     )
-    from planner_core.models.hooks.host_random import (
-        HeldGenerators,
-        drawing_from,
-        generator_states,
-        host_drawing,
-        host_state,
-        set_host_state,
-    )
 
 __all__ = [
     "COMPUTED",
@@ -72,6 +69,7 @@ __all__ = [
     "Same",
     "Scopes",
     "TakenFinite",
+    "as_others",
     "canonical",
     "drawing_from",
     "draws",
@@ -94,21 +92,23 @@ __all__ = [
     "tensors",
     "took_part",
     "without_masks",
-    "without_out",
     "wrote_part",
 ]
 _HOME = {
     "callsites": (
-        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part", "plain_form", "without_out",
+        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part",
         "wrote_part",
     ),
-    "chance": ("DROPOUTS", "RECURRENT", "draws", "drops", "without_masks"),
+    "chance": (
+        "DROPOUTS", "RECURRENT", "HeldGenerators", "drawing_from", "draws", "drops", "generator_states", "host_drawing", "host_state",
+        "set_host_state", "without_masks",
+    ),
     "finite": ("TakenFinite",),
+    "forms": ("as_others", "plain_form"),
     "held_values": (
         "COMPUTED", "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "kept_tensors",
         "makes_cache", "mark_of", "raw_values", "set_or_delete",
     ),
-    "host_random": ("HeldGenerators", "drawing_from", "generator_states", "host_drawing", "host_state", "set_host_state"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -7,8 +7,8 @@ The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.Tensor.__iter__:        # hands out tensors from an iterator: seen as unbind
-            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
+        if (out := as_others(call, func, args, kwargs, counts)) is not NotImplemented:
+            return out                           # recorded as other calls
         func, args, kwargs = plain_form(func, args, kwargs)
         fn = canonical(func, kwargs)
         operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
@@ -156,61 +156,6 @@ def _picks(index: Any) -> bool:
     return isinstance(index, (torch.Tensor, list, range))
 
 
-def without_out(kwargs: dict[str, Any]) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """The tensor of `out=`, and the other arguments. Such a call is recorded as the call without `out`, then `copy_` into it."""
-    target = kwargs.get("out")
-    if not isinstance(target, torch.Tensor):
-        return None, kwargs
-    return target, {name: value for name, value in kwargs.items() if name != "out"}
-
-
-_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.Tensor.view_as: torch.Tensor.view,
-    torch.Tensor.reshape_as: torch.Tensor.reshape,
-    torch.Tensor.expand_as: torch.Tensor.expand,
-}
-
-
-_DRAWN_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.rand_like: torch.rand,
-    torch.randn_like: torch.randn,
-    torch.randint_like: torch.randint,
-}
-
-
-_OF_TWO = {
-    torch.max: torch.maximum,
-    torch.min: torch.minimum,
-    torch.Tensor.max: torch.maximum,
-    torch.Tensor.min: torch.minimum,
-}
-
-
-def plain_form(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
-    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
-    `torch.maximum(x, y)`: it is no reduction."""
-    if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
-        return func, (args[0], args[1].dtype, *args[2:]), kwargs
-    if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
-        return _OF_TWO[func], args, kwargs
-    if func in _DRAWN_LIKE:
-        y, *limits = args
-        given = {"dtype": y.dtype, "device": y.device} | {
-            k: v for k, v in kwargs.items() if k not in ("memory_format", "input")
-        }
-        limits = [0, *limits] if len(limits) == 1 else limits
-        return _DRAWN_LIKE[func], (*limits, tuple(y.shape)), given
-    if func not in _LIKE and func is not torch.Tensor.type_as:
-        return func, args, kwargs
-    x, other = (*args, *kwargs.values())
-    if func is torch.Tensor.type_as:
-        return torch.Tensor.to, (x, other.dtype), {}
-    return _LIKE[func], (x, tuple(other.shape)), {}
-
-
 class Frame:
     """One module call in progress: its scope path, and what it has counted so far."""
 
@@ -285,9 +230,14 @@ class Scopes:
 
     def site(self, fn: str) -> str:
         """The name of this call of `fn`: `scope/fn`, later ones in the same module call `scope/fn.1`, `scope/fn.2`."""
+        name = self.next_site(fn)
+        self.frame.counts[fn] = self.frame.counts.get(fn, 0) + 1
+        return name
+
+    def next_site(self, fn: str) -> str:
+        """The name that the next recorded call of `fn` will have."""
         frame = self.frame
         count = frame.counts.get(fn, 0)
-        frame.counts[fn] = count + 1
         return f"{frame.scope}/{fn}.{count}" if count else f"{frame.scope}/{fn}"
 
     @contextmanager

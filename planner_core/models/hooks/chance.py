@@ -1,8 +1,15 @@
-"""Which calls draw random numbers: masks of dropout, which the runtime draws itself, and others."""
+"""Random numbers: which calls of torch draw them (masks of dropout, which the runtime draws itself, and others), and what a model draws
+outside of torch, from Python's `random`, from `numpy.random`, and from generators that its modules hold.
+
+No mode of torch sees the latter. Whether some were drawn is told by the generators, whose states changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 DROPOUTS = frozenset(
@@ -28,6 +35,9 @@ DRAWS = frozenset({
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Recurrent layers. Between their layers they drop values."""
 ATTENTION = "scaled_dot_product_attention"
+
+SMALL = 1 << 32
+"""numpy takes seeds below this."""
 
 
 def draws(fn: str) -> bool:
@@ -63,3 +73,126 @@ def without_masks(
 def _layers_at(args: Sequence[Any]) -> int:
     """The position of the number of layers, which stands behind whether there are biases; then come dropout and training."""
     return next(i for i, a in enumerate(args) if isinstance(a, bool)) + 1
+
+
+# --- outside of torch ---------------------------------------------------------------------------------
+
+
+def host_state() -> tuple[Any, ...]:
+    """The states of both generators. If numpy is not imported, nothing draws from its."""
+    if (numpy := sys.modules.get("numpy")) is None:
+        return random.getstate(), None
+    name, keys, *rest = numpy.random.get_state()
+    return random.getstate(), (name, keys.tobytes(), *rest)
+
+
+def set_host_state(state: tuple[Any, ...]) -> None:
+    """Go back to the states that `host_state` gave."""
+    python, of_numpy = state
+    random.setstate(python)
+    if of_numpy is not None:
+        numpy = sys.modules["numpy"]
+        name, keys, *rest = of_numpy
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
+class HeldGenerators:
+    """The generators of torch, Python and numpy that modules hold as attributes, and their states."""
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        import torch
+
+        numpy = sys.modules.get("numpy")
+        kinds = (random.Random, torch.Generator, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
+        # Of most types there are many values, and torch answers slowly whether one is a Generator.
+        known = dict.fromkeys((dict, bool, str, int, float, set), False)
+        held = {}
+        for name, module in modules:
+            for k, v in vars(module).items():
+                if type(v) not in known:
+                    known[type(v)] = isinstance(v, kinds)
+                if known[type(v)]:
+                    held[id(v)] = f"{name}.{k}".strip("."), v
+        self._held = list(held.values())
+        self._states = [_state(generator) for _, generator in self._held]
+
+    def put_back(self) -> str:
+        """Let all be as they were; the name of one that was used since, empty if none was."""
+        used = ""
+        for (name, generator), before in zip(self._held, self._states, strict=True):
+            if _state(generator) != before:
+                used = name
+                _set_state(generator, before)
+        return used
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return _plain(generator.bit_generator.state)
+    state = generator.get_state()
+    return bytes(state.tolist()) if hasattr(state, "tolist") else _plain(state)
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    import torch
+
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _plain(state: Any) -> Any:
+    """A state of numpy without arrays, so that it can be compared; numpy takes lists in their place."""
+    if isinstance(state, dict):
+        return {k: _plain(v) for k, v in state.items()}
+    if isinstance(state, tuple):
+        return tuple(map(_plain, state))
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """Both generators are in the states behind this in which they were before."""
+    before = host_state()
+    try:
+        yield
+    finally:
+        set_host_state(before)
+
+
+@contextlib.contextmanager
+def host_drawing(seed: int) -> Iterator[None]:
+    """Inside, both generators start from `seed`. Outside, nothing was drawn."""
+    with _put_back():
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % SMALL)
+        yield
+
+
+@contextlib.contextmanager
+def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, all generators start from the states that `generator_states` gave. Outside, nothing was drawn."""
+    import torch
+
+    cpu, gpu, host = states
+    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]), _put_back():
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+        set_host_state(host)
+        yield
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The states of the generators of torch (on the CPU, and on this GPU if there is one), Python and numpy."""
+    import torch
+
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None, host_state()

@@ -30,13 +30,15 @@ def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """Dims that both operands have in full may be sharded, except the one that is picked from. It is linear in the picked tensor."""
-    source, index = arg(op, "input", 0), arg(op, "index", 1)
-    if len(ins) != 2 or source is None or index is None or len(ins[0]) != len(ins[1]):
+    """Dims that the result has in full may be sharded, except the one that is picked from; an index of size 1 is the same for all parts.
+    It is linear in the picked tensor."""
+    source, index = arg(op, "input", 0), arg(op, "indices", arg(op, "index", 1))
+    if len(ins) != 2 or source is None or index is None or len({len(ins[0]), len(ins[1]), len(outs[0])}) > 1:
         return Rule((), known=len(ins) == 1)
     along = dims_attr(op, "dim", len(ins[0]))
-    same = [d for d in range(len(ins[0])) if d not in along and ins[0][d] == ins[1][d] > 1]
-    return Rule(tuple(split(f"d{d}", [d, d], [d], ins[0][d]) for d in same), linear=(source,) if source == 0 else ())
+    other = [d for d, n in enumerate(ins[0]) if d not in along and n == outs[0][d] > 1]
+    parts = tuple(split(f"d{d}", [d, d if ins[1][d] > 1 else None], [d], ins[0][d]) for d in other)
+    return Rule(parts, linear=(source,) if source == 0 else ())
 
 
 def _scatter(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -146,7 +148,7 @@ OPERATORS = (
         local=Local.PART,
     ),
     Operator(name="gather", kind=Kind.INDEX, rule=_gather, arguments="input dim index"),
-    Operator(name="take_along_dim", kind=Kind.INDEX, rule=_gather),
+    Operator(name="take_along_dim", kind=Kind.INDEX, rule=_gather, arguments="input indices dim"),
     Operator(name="scatter", kind=Kind.INDEX, rule=_scatter, arguments="input dim index src"),
     Operator(name="scatter_add", kind=Kind.INDEX, rule=_scatter, arguments="input dim index src"),
     Operator(name="scatter_reduce", kind=Kind.INDEX, rule=_scatter),

@@ -13,8 +13,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, Graph, Op, P, R, Shard, Value
-from planner_core.ops import DISPATCH, Kind, Row, operator, rows
-from planner_core.search.network import FREE, AxisState, Ints, Network, Restriction, only, tensor_name
+from planner_core.ops import DISPATCH, Kind, Row, operator
+from planner_core.search.network import (
+    FREE,
+    AxisState,
+    Dims,
+    Ints,
+    Network,
+    Restriction,
+    Samples,
+    given_by_samples,
+    only,
+    samples_of,
+    tensor_name,
+)
 
 PairTest = Callable[[Value, AxisState], bool]
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.LOOKUP})
@@ -38,21 +50,23 @@ BY_HEADS: Mapping[Kind, Runs] = {Kind.ATTENTION: Runs(frozenset({"heads"}))}
 class AxisRules(Restriction):
     """For each mesh axis a test of activations and a test of parameters.
 
-    An axis with the test `batch_split` is a data axis: every tensor with a batch dim is made and delivered sharded by it. On any
-    other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for each
-    axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a data
-    axis, and experts without an all_to_all of tokens.
+    An axis with the test `batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see `Samples`).
+    On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for
+    each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a
+    data axis, and experts without an all_to_all of tokens.
     """
 
     graph: Graph
     activations: tuple[PairTest, ...]
     parameters: tuple[PairTest, ...]
     kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
-    _samples: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)  # by block
+    _samples: dict[str, Samples] = field(default_factory=dict, init=False, repr=False)  # by block
+    _given: dict[str, Dims] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
+        samples = self._samples_of(where, net)
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():
             index = int(name[1:])
@@ -61,8 +75,9 @@ class AxisRules(Restriction):
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
-            elif index in self._by_samples(where):
-                batch = [[t(value, p) for p in states.pairs] if t is batch_split else None for t in self.activations]
+            elif index in samples.delivered:
+                cut = [p[0] == Shard(samples.delivered[index]) for p in states.pairs]
+                batch = [cut if t is batch_split else None for t in self.activations]
                 self._forbid(net, name, states.index, batch)
         for name, node in net.nodes.items():
             s = node.strategy
@@ -84,7 +99,7 @@ class AxisRules(Restriction):
         return {} if self.activations[axis] is batch_split else BY_HEADS
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
-        test, kinds = self.activations[axis], self._kinds(axis)
+        test, kinds, samples = self.activations[axis], self._kinds(axis), self._samples_of(where, net)
         free = test is not batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
@@ -95,22 +110,19 @@ class AxisRules(Restriction):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
-                tested = v in self._by_samples(where) if test is batch_split else self._in_stream(value) and not free
-                if tested and tensor_name(v) in net.tensors and not test(value, pair):
+                if tensor_name(v) not in net.tensors:
+                    continue
+                if test is batch_split and v in samples.made and pair[0] != Shard(samples.made[v]):
+                    return False
+                if test is not batch_split and not free and self._in_stream(value) and not test(value, pair):
                     return False
         return True
 
-    def _by_samples(self, where: Block) -> frozenset[int]:
-        """The values with a batch dim by which their ops may make them. What is drawn, say, is made whole and then cut."""
-        if where.name in self._samples:
-            return self._samples[where.name]
-        batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
-        found = {i for i, v in enumerate(where.values) if v.meta.shape[:1] in ((batch,), (batch * seq,))}
-        for op in where.ops:
-            for at, v in enumerate(op.outputs):
-                if v in found and all(row.outputs[at][0] != Shard(0) for row in rows(op, where.values)):
-                    found.remove(v)
-        self._samples[where.name] = frozenset(found)
+    def _samples_of(self, where: Block, net: Network) -> Samples:
+        if not self._given:
+            self._given.update(given_by_samples(self.graph))
+        if where.name not in self._samples:
+            self._samples[where.name] = samples_of(where, net, self._given.get(where.name, {}))
         return self._samples[where.name]
 
     def _in_stream(self, value: Value) -> bool:

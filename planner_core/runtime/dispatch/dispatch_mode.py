@@ -28,6 +28,7 @@ from planner_core.models.hooks import (
     Frame,
     Scopes,
     TakenFinite,
+    as_others,
     canonical,
     drops,
     is_inplace,
@@ -35,7 +36,6 @@ from planner_core.models.hooks import (
     plain_form,
     tensors,
     took_part,
-    without_out,
     wrote_part,
 )
 from planner_core.runtime.dispatch.kept import contexts, keep
@@ -172,12 +172,9 @@ class Steering(TorchFunctionMode):
         if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
             return answer
         args, kwargs = self.finite.made(args, kwargs)
-        if func is torch.Tensor.__iter__:
-            return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        target, kwargs = without_out(kwargs)
-        if target is not None:
-            made = self.__torch_function__(func, types, args, kwargs)
-            return self.__torch_function__(torch.Tensor.copy_, types, (target, made))
+        others = as_others(lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known)
+        if others is not NotImplemented:
+            return others
         func, args, kwargs = plain_form(func, args, kwargs)
         fn = canonical(func, kwargs)
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -204,6 +201,14 @@ class Steering(TorchFunctionMode):
             return self._rewrite(target, out, self.rows[site].outputs[0], whole[0])
         took_part(fn, args, out)
         return out
+
+    def _known(self, tensor: torch.Tensor) -> bool:
+        """Whether no input says the values of a constant, as the plan tells: it has the call that follows from that."""
+        return (
+            not isinstance(tensor, Steered)
+            and not tensor.is_meta
+            and self.scopes.next_site("take_along_dim") in self.rows
+        )
 
     def _unplanned(self, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
         """A call on constants alone, or one that is not an operator."""

@@ -12,6 +12,7 @@ from planner_core.search.network.folded import (
 )
 from planner_core.search.network.group_work import KernelTimes, Runs
 from planner_core.search.network.runs import Run, find_runs
+from planner_core.search.network.samples import Dims, Samples, given_by_samples, samples_of
 from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "AxisState",
     "Bools",
     "Compiled",
+    "Dims",
     "Factor",
     "Ints",
     "KernelTimes",
@@ -28,11 +30,14 @@ __all__ = [
     "Restriction",
     "Run",
     "Runs",
+    "Samples",
     "WeightState",
     "build_networks",
     "build_problem",
     "find_runs",
+    "given_by_samples",
     "only",
     "ports",
+    "samples_of",
     "tensor_name",
 ]

@@ -1,0 +1,118 @@
+"""Calls that are recorded in another form: as a call that reads less, or as several calls whose rules say more. Imports torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = Callable[..., Any]
+
+
+def as_others(
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool]
+) -> Any:
+    """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
+
+    An iterator over a tensor is `unbind`. A call with `out=` is one without, then `copy_`. `x[arange(len(x)), i]`, which picks from
+    each row, is `take_along_dim`: each rank can do that for its own rows. `constant(t)`: whether t has values that no input says.
+    """
+    if func is torch.Tensor.__iter__:
+        return iter(call(torch.Tensor.unbind, args, kwargs))
+    if (
+        func is torch.Tensor.__getitem__
+        and isinstance(args[1], tuple)
+        and isinstance(args[1][0], (torch.Tensor, list, range))
+    ):
+        x, (rows, *picks) = args
+        rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
+        while picks and (picks[-1] == slice(None) if isinstance(picks[-1], slice) else picks[-1] is Ellipsis):
+            picks.pop()  # dims that are taken whole
+        if _from_each_row(x, rows, picks) and constant(rows) and _counts(rows, len(x)):
+            return _picked(lambda func, *args: call(func, args, {}), x, picks)
+    target = kwargs.get("out")
+    if not isinstance(target, torch.Tensor):
+        return NotImplemented
+    made = call(func, args, {name: value for name, value in kwargs.items() if name != "out"})
+    return call(torch.Tensor.copy_, (target, made), {})
+
+
+def _from_each_row(x: torch.Tensor, rows: torch.Tensor, picks: list[Any]) -> bool:
+    """Whether these may be the indices of elements of each row: rows [n] or [n, 1] beside one or two of [n] or [n, k]."""
+    shapes = {
+        p.shape if isinstance(p, torch.Tensor) and not p.dtype.is_floating_point and p.dtype != torch.bool else None
+        for p in picks
+    }
+    if len(shapes) != 1 or None in shapes or len(picks) not in (1, 2) or x.dim() <= len(picks):
+        return False
+    shape = picks[0].shape
+    return len(shape) in (1, 2) and shape[0] == len(x) and rows.shape == (len(x), *[1] * (len(shape) - 1))
+
+
+def _counts(rows: torch.Tensor, n: int) -> bool:
+    return rows.dtype in (torch.int64, torch.int32) and torch.equal(
+        rows.flatten().cpu(), torch.arange(n, dtype=rows.dtype)
+    )
+
+
+def _picked(call: Call, x: torch.Tensor, picks: list[torch.Tensor]) -> torch.Tensor:
+    """The elements of each row. As an index may be negative, it is counted from the end."""
+    at = [
+        call(torch.where, call(torch.lt, p, 0), call(torch.add, p, size), p)
+        for p, size in zip(picks, x.shape[1:], strict=False)
+    ]
+    if len(at) == 2:
+        at = [call(torch.add, call(torch.mul, at[0], x.shape[2]), at[1])]
+        x = call(torch.flatten, x, 1, 2)
+    index = at[0] if at[0].dtype == torch.int64 else call(torch.Tensor.to, at[0], torch.int64)
+    shape = (len(x), -1, *[1] * (x.dim() - 2))
+    found = call(torch.take_along_dim, x, call(torch.Tensor.reshape, index, shape), 1)
+    return call(torch.Tensor.squeeze, found, 1) if index.dim() == 1 else found  # type: ignore[no-any-return]
+
+
+_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.Tensor.view_as: torch.Tensor.view,
+    torch.Tensor.reshape_as: torch.Tensor.reshape,
+    torch.Tensor.expand_as: torch.Tensor.expand,
+}
+
+
+_DRAWN_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+    torch.randint_like: torch.randint,
+}
+
+
+_OF_TWO = {
+    torch.max: torch.maximum,
+    torch.min: torch.minimum,
+    torch.Tensor.max: torch.maximum,
+    torch.Tensor.min: torch.minimum,
+}
+
+
+def plain_form(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
+    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
+    `torch.maximum(x, y)`: it is no reduction."""
+    if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
+        return func, (args[0], args[1].dtype, *args[2:]), kwargs
+    if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
+        return _OF_TWO[func], args, kwargs
+    if func in _DRAWN_LIKE:
+        y, *limits = args
+        given = {"dtype": y.dtype, "device": y.device} | {
+            k: v for k, v in kwargs.items() if k not in ("memory_format", "input")
+        }
+        limits = [0, *limits] if len(limits) == 1 else limits
+        return _DRAWN_LIKE[func], (*limits, tuple(y.shape)), given
+    if func not in _LIKE and func is not torch.Tensor.type_as:
+        return func, args, kwargs
+    x, other = (*args, *kwargs.values())
+    if func is torch.Tensor.type_as:
+        return torch.Tensor.to, (x, other.dtype), {}
+    return _LIKE[func], (x, tuple(other.shape)), {}

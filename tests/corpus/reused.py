@@ -1,0 +1,169 @@
+"""Parts that are called more than once, with and without a gradient, and elements that are picked from each sample."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.corpus.base import Made, classes, numbers
+
+WIDTH, KINDS = 16, 8
+
+
+def _net(out: int = KINDS) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, out))
+
+
+class SelfTaught(nn.Module):
+    """`how`: in which calls of the net autograd records."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.net = how, _net()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss, seen = F.cross_entropy(self.net(x), y), x
+        for number, recorded in enumerate(self.how):
+            with torch.set_grad_enabled(recorded == "g"):
+                out = self.net(seen * (number + 1))
+            loss = loss + (out - number).square().mean()
+            seen = seen + out.mean()
+        return loss
+
+
+def teaches_itself() -> Made:
+    """One net with a gradient, without one, and with one again (recycling, targets of a value net)."""
+    return SelfTaught("ngn"), (numbers(8, WIDTH), classes(KINDS))
+
+
+class Trunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(_net(WIDTH) for _ in range(4)), nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            for layer in self.layers[:2]:
+                x = x + layer(x)
+        for layer in self.layers[2:]:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x), y)
+
+
+def trunk_without_gradient() -> Made:
+    """Equal layers, of which the first run under no_grad."""
+    return Trunk(), (numbers(8, WIDTH), classes(KINDS))
+
+
+class Observer(nn.Module):
+    """A running mean of features, written in place."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+        return h - self.mean
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.head = Observer(), nn.Linear(WIDTH, KINDS)
+
+    def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.seen(a) + self.seen(b)), y)
+
+
+def buffer_of_two_calls() -> Made:
+    """A running mean that two calls of a forward pass write in place."""
+    return Twice(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
+
+
+class Picks(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.words, self.net = how, nn.Embedding(64, WIDTH), _net()
+
+    def forward(self, ids: Tensor, last: Tensor, y: Tensor) -> Tensor:
+        rows, h = torch.arange(ids.shape[0], device=ids.device), self.words(ids)
+        if self.how == "token":
+            return F.cross_entropy(self.net(h[rows, last]), y)
+        if self.how == "several":
+            return F.cross_entropy(self.net(h[rows[:, None], torch.stack([last, last - 1], 1)].sum(1)), y)
+        scores = self.net(h)
+        if self.how == "value":
+            return F.smooth_l1_loss(scores[range(len(y)), last, y], last.float())
+        return -scores.mean(1).log_softmax(-1)[rows, y].mean()
+
+
+def _tokens() -> tuple[Tensor, Tensor, Tensor]:
+    return classes(64, (8, 6)), classes(6), classes(KINDS)
+
+
+def last_tokens() -> Made:
+    """The token at the end of each sample: h[arange(n), last]."""
+    return Picks("token"), _tokens()
+
+
+def two_tokens_of_each() -> Made:
+    """Two tokens of each sample, counted from either end: h[rows[:, None], positions]."""
+    return Picks("several"), _tokens()
+
+
+def values_of_actions() -> Made:
+    """One value of each sample by two indices, as of a step and an action."""
+    return Picks("value"), _tokens()
+
+
+def likelihoods_by_index() -> Made:
+    """log_softmax(...)[arange(n), y]."""
+    return Picks("class"), _tokens()
+
+
+class Balanced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.parts, self.head = (
+            nn.Linear(WIDTH, 4),
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)),
+            nn.Linear(WIDTH, KINDS),
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        weights, chosen = shares.topk(2, -1)
+        out = sum(part(x) * ((chosen == i) * weights).sum(-1, keepdim=True) for i, part in enumerate(self.parts))
+        used = F.one_hot(chosen, 4).float().sum(2).mean((0, 1))
+        return F.cross_entropy(self.head(out.mean(1)), y) + 0.04 * (used * shares.mean((0, 1))).sum()
+
+
+def balance_of_a_switch() -> Made:
+    """The balancing loss of Switch: a product of two means over the batch, of one tensor."""
+    return Balanced(), (numbers(8, 4, WIDTH), classes(KINDS))
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.net(x)
+        a, b = z.chunk(2, 0)
+        return F.mse_loss(a, b) + F.relu(1 - z.std(0)).mean() + (z.roll(1, 0) * z).mean()
+
+
+def views_in_halves() -> Made:
+    """Two views in one batch that is cut in halves, its spread, and each sample beside the one before."""
+    return Halves(), (numbers(16, WIDTH),)
+
+
+REFUSED: dict[str, str] = {}
