@@ -77,7 +77,7 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
         raise InputError(
             f"num_key_value_heads is {groups}, which does not divide the {heads} heads of num_attention_heads; give a divisor"
         )
-    if data.get("head_dim") == 0:
+    if data.get("head_dim") == 0 != _by_default(data, "head_dim"):
         raise InputError("head_dim is 0; it must be at least 1, or left out")
     if not isinstance(width, int) or not isinstance(heads, int) or any(data.get(k) for k in _HEAD_SIZES):
         return
