@@ -190,7 +190,8 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
         return Shard(dim), Shard(dim) if values[op.outputs[i]].grad else R
 
     ends = [*kinds, *(values[o] for o in op.outputs)]
-    internal = tuple(found for c in s.internal for found in c.sized(ends))
+    phases = {"forward", "backward"} if any(values[o].grad for o in op.outputs) else {"forward"}
+    internal = tuple(found for c in s.internal if c.phase in phases for found in c.sized(ends))
     return Row(
         s.name, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
         tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.exchanged, s.alone, s.routed,

@@ -266,8 +266,8 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 
 def _dtype(graph: Graph) -> str:
-    """The dtype of most of a graph's parameters, by elements."""
+    """The dtype of most of a graph's parameters, by bytes. Complex ones stay as they are, beside real ones of their parts."""
     found: Counter[str] = Counter()
     for meta in graph.parameters().values():
-        found[meta.dtype] += max(1, meta.num_bytes)
+        found[{"complex64": "float32", "complex128": "float64"}.get(meta.dtype, meta.dtype)] += max(1, meta.num_bytes)
     return found.most_common(1)[0][0] if found else "float32"

@@ -166,4 +166,118 @@ def views_in_halves() -> Made:
     return Halves(), (numbers(16, WIDTH),)
 
 
-REFUSED: dict[str, str] = {}
+class Layered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(Observer(), nn.Linear(WIDTH, WIDTH)) for _ in range(3))
+        self.head = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            a = a + layer(a)
+        for layer in self.layers:
+            b = b + layer(b)
+        return F.cross_entropy(self.head(a + b), y)
+
+
+def layers_over_two_inputs() -> Made:
+    """Layers with running means, run over one input and then over another."""
+    return Layered(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 32))
+        self.last = nn.Linear(32, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return sum((F.cross_entropy(self.last(self.first(x[:, i])), y) for i in range(3)), torch.zeros(()))
+
+
+def weight_norm_three_times() -> Made:
+    """A parametrized layer that is called three times."""
+    return Normed(), (numbers(8, 3, WIDTH), classes(KINDS))
+
+
+class Prompts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.prompts = _net(WIDTH), nn.Parameter(numbers(KINDS, WIDTH))
+
+    def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        centres = F.normalize(self.net(self.prompts), dim=-1)
+        return sum(
+            (F.cross_entropy(F.normalize(self.net(x), dim=-1) @ centres.T * 5, y) for x in (a, b)), torch.zeros(())
+        )
+
+
+def inputs_and_prompts() -> Made:
+    """One net for learned prompts and for two inputs (CoOp, prototypes)."""
+    return Prompts(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
+
+
+class Streams(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.learned = nn.ModuleList(_net(WIDTH) for _ in range(4)), nn.Parameter(numbers(8, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c, d = self.layers
+        return (a(x) + b(self.learned) + c(x + 1) + d(self.learned * 1)).square().mean()
+
+
+def layers_on_a_parameter() -> Made:
+    """Equal layers, on activations and on a parameter in turn."""
+    return Streams(), (numbers(8, WIDTH),)
+
+
+class Placed(nn.Module):
+    """`how` tells samples apart by their places in the batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.net = how, _net()
+        self.register_buffer("order", torch.arange(64))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h, rows = self.net(x), torch.arange(len(x))
+        changed = {
+            "weights": lambda: h * (1 + rows)[:, None],
+            "all": lambda: h[rows] + h[self.order[: len(x)]],
+            "shifted": lambda: h + h[(rows + 1) % len(rows)],
+        }  # fmt: skip
+        return F.cross_entropy(changed[self.how](), y)
+
+
+def weighted_by_place() -> Made:
+    """Each sample counts as its place in the batch says: 1, 2, 3, ..."""
+    return Placed("weights"), (numbers(8, WIDTH), classes(KINDS))
+
+
+def all_rows_by_index() -> Made:
+    """h[arange(n)], also by a buffer."""
+    return Placed("all"), (numbers(8, WIDTH), classes(KINDS))
+
+
+def shifted_by_index() -> Made:
+    """Each sample beside the next, by an index that is computed."""
+    return Placed("shifted"), (numbers(8, WIDTH), classes(KINDS))
+
+
+class ReadsNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.norm(self.first(x))
+        return F.cross_entropy(self.last(h + self.norm.running_mean), y)
+
+
+def reads_running_mean() -> Made:
+    """A running mean is read that a norm has updated in the same pass."""
+    return ReadsNorm(), (numbers(8, WIDTH), classes(KINDS))
+
+
+REFUSED = {"reads_running_mean": "reads the running statistics that a norm updates in the same pass"}

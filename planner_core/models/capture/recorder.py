@@ -43,7 +43,7 @@ from planner_core.models.capture.refusals import (
     without_autocast,
 )
 from planner_core.models.capture.replay import Replayer
-from planner_core.models.capture.writes import KEPT, Undo, Writes
+from planner_core.models.capture.writes import KEPT, RunningStatistics, Undo, Writes
 from planner_core.models.hooks import (
     TakenFinite,
     as_others,
@@ -76,16 +76,15 @@ class Recorder(TorchFunctionMode):
         self.clock = 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
-        self.writes, self.undo = Writes(), Undo()
+        self.writes, self.undo, self.statistics = Writes(), Undo(), RunningStatistics()
         self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
         self.given: set[int] = set()  # values that are inputs of the model
         self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
         self.finite = TakenFinite(
-            lambda t: id(t) in self.tracked,
-            lambda func, x: self.__torch_function__(func, (), (x,)),
+            lambda t: id(t) in self.tracked, lambda func, x: self.__torch_function__(func, (), (x,)),
             lambda: self.taken_finite.append(line()),
-        )
+        )  # fmt: skip
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
@@ -100,8 +99,9 @@ class Recorder(TorchFunctionMode):
                 self.recording.buffers[BUFFER + name] = self._new(buffer, "constant", BUFFER + name)
         aliases = model.named_parameters(remove_duplicate=False)
         self.recording.params.update({n: self.ids[id(p)] for n, p in aliases if n not in self.recording.params})
+        self.buffers = frozenset(self.recording.buffers.values())
 
-    # --- values -------------------------------------------------------------------------------------
+    # --- values ---------------------------------------------------------------------------------------
 
     def _new(self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1) -> int:
         key = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
@@ -183,6 +183,8 @@ class Recorder(TorchFunctionMode):
                 if self.birth(tensor) < 0:
                     check_origin(scope, tensor)
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
+        held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
+        self.statistics.check(scope, fn or "", args, held)
         self._check_chance(func, fn, args, operands)
         if tracked:
             check_call(scope, func, fn, operands)
@@ -289,7 +291,7 @@ class Recorder(TorchFunctionMode):
                 "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
             )  # fmt: skip
         if self.replayer:
-            self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1)
+            self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1, computed=True)
         if values[root].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
             return {}
         if written.requires_grad:

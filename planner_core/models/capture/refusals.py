@@ -286,6 +286,7 @@ _FORMS = {
     "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
     "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
     "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",
+    "istft(": "torch.istft checks the sum of its windows: add the frames of torch.fft.irfft by torch.nn.functional.fold",
     "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
     "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
 }

@@ -127,6 +127,8 @@ class Replayer:
             nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
 
     def _read(self, module: nn.Module, name: str, value: Any) -> None:
+        if isinstance(getattr(type(module), name, None), property):
+            return  # what it reads is noted, and to ask it again would run it
         watch = self.watches[-1]
         path, base = self.path_of.get(id(module)), watch.scope.path
         if path is None:
@@ -139,10 +141,11 @@ class Replayer:
         if (where, name) not in watch.reads:
             watch.reads[where, name] = self.token(value)
 
-    def wrote(self, tensor: torch.Tensor, when: int) -> None:
-        """A tensor was written in place; `when` is its value or the time it was made (-1: before the run)."""
+    def wrote(self, tensor: torch.Tensor, when: int, *, computed: bool = False) -> None:
+        """A tensor was written in place; `when` is its value or the time it was made (-1: before the run). A buffer may be, but not by
+        `computed` values: the next call that reads it reads these."""
         tracked = id(tensor) in self.recorder.tracked
-        if not tracked and self.recorder.ids.get(id(tensor), -1) >= 0 and self._is_buffer(tensor):
+        if not (computed or tracked) and self.recorder.ids.get(id(tensor), -1) >= 0 and self._is_buffer(tensor):
             return
         for watch in self.watches:
             if when < (watch.vids if tracked else watch.scope.start + 1):
@@ -242,7 +245,7 @@ class Replayer:
                 store = leaf.untyped_storage()._cdata
                 found.append((
                     "t", seen.setdefault(id(leaf), len(seen)), stores.setdefault(store, len(stores)), leaf.is_meta,
-                    id(leaf) in self.recorder.tracked, _signature(leaf),
+                    id(leaf) in self.recorder.tracked, isinstance(leaf, nn.Parameter), _signature(leaf),
                 ))  # fmt: skip
             else:
                 found.append(self.token(leaf))

@@ -85,6 +85,28 @@ def stale(scope: str) -> CaptureError:
     )  # fmt: skip
 
 
+class RunningStatistics:
+    """Buffers that a norm updates while it runs, which no call shows as a write."""
+
+    def __init__(self) -> None:
+        self._updated: set[int] = set()
+        self._read: set[int] = set()
+
+    def check(self, scope: str, fn: str, args: tuple[Any, ...], buffers: Iterable[torch.Tensor]) -> None:
+        """Refuse a pass that updates such `buffers`, which are operands of a call, and reads them in another way, before or after."""
+        norm = fn in ("batch_norm", "instance_norm")
+        if norm and not (args[5] if len(args) > 5 else True):
+            return  # as they are
+        into, others = (self._updated, self._read) if norm else (self._read, self._updated)
+        keys = set(map(memory, buffers))
+        if keys & others:
+            raise refuse(
+                scope, "reads the running statistics that a norm updates in the same pass",
+                "keep statistics of its own (a buffer that forward writes), or take those of the batch",
+            )  # fmt: skip
+        into |= keys
+
+
 class Undo:
     """Lets what outlives a pass be as it was: its inputs, buffers, and tensors that the model's code holds."""
 

@@ -29,6 +29,8 @@ def as_others(
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
         while picks and (picks[-1] == slice(None) if isinstance(picks[-1], slice) else picks[-1] is Ellipsis):
             picks.pop()  # dims that are taken whole
+        if not picks and len(rows) == len(x) and constant(rows) and _counts(rows, len(x)):
+            return call(torch.clone, (x,), {})
         if _from_each_row(x, rows, picks) and constant(rows) and _counts(rows, len(x)):
             return _picked(lambda func, *args: call(func, args, {}), x, picks)
     target = kwargs.get("out")

@@ -48,6 +48,8 @@ class Picks:
     def _counted(
         self, fn: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if fn == "repeat_interleave" and type(kwargs.get("repeats", args[1] if len(args) > 1 else None)) is int:
+            return args, kwargs
         if fn == "repeat_interleave" and isinstance(kwargs.get("repeats"), torch.Tensor):
             return args, {**kwargs, "repeats": self._other(kwargs["repeats"], one_repetition_less)}
         if fn == "repeat_interleave":

@@ -101,8 +101,8 @@ def _number(op: Any, args: Any, kwargs: Any) -> Any:
     """The number of a DTensor, as `.item()`, `float()` and conditions take it. DTensor itself would give this rank's term of a sum."""
     if any(p.is_partial() and n > 1 for p, n in zip(args[0].placements, args[0].device_mesh.shape, strict=True)):
         raise PlanMismatch(
-            "this number (.item(), float() or a condition) was made of a weight or gradient that is sharded over ranks, and each rank "
-            "has its own term of it; let all ranks call .full_tensor() first, as in grad.norm().full_tensor().item()"
+            "this number (.item(), float() or a condition) was made of a weight, a gradient or a result that is sharded over ranks, and "
+            "each rank has its own term of it; let all ranks call .full_tensor() first, as in grad.norm().full_tensor().item()"
         )
     return op(args[0].to_local())
 

@@ -145,6 +145,7 @@ class GradientBucket:
         """Take the chain `final`, and give the gradients to the parameters."""
         if self.ranked:
             return _summed(self.weights, self.final, self._all_by_rank(), self.flat)
+        here = [i for i in here if self.weights[i].terms is not None]  # else another use's bucket has taken them along
         tensors = [self._terms(i) for i in here]
         stages = [[stage[i] for i in here] for stage in self.final]
         in_place = bool(stages) and stages[0][0].step.kind == "all_reduce"

@@ -6,7 +6,7 @@ stays the same is not. Anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,24 @@ def plain_results(tape: Tape) -> list[Any]:
 def counts_samples(once: Tape, twice: Tape) -> bool:
     """Whether a call computes with a number that depends on the number of samples, as in `loss.sum() / x.size(0)`."""
     return any(_changed(a, b) for a, b in _matched(once, twice) or ())
+
+
+def numbers_samples(once: Tape, twice: Tape, dims: Sequence[int | None]) -> str:
+    """The line at which the code makes a constant that tells samples apart by their places in the batch (`torch.arange(len(x))`), and
+    computes with it; empty if it does not. A rank would number its own samples from 0."""
+    pairs = _pairs(once, twice) or {}
+    lines = {n: c.line for c in once.calls for n in c.outputs}
+    used = {n for c in once.calls if c.kind == "op" or once.fed & {*c.outputs} for n in c.inputs}
+    for number, mine in once.made.items():
+        dim, both = dims[number], twice.made.get(pairs.get(number, -1))
+        if (
+            number in used
+            and dim is not None
+            and both is not None
+            and not torch.equal(both, torch.cat([mine, mine], dim))
+        ):
+            return lines.get(number) or "its code"
+    return ""
 
 
 def with_numbers_of(own: Tape, every: Tape) -> None:

@@ -123,6 +123,7 @@ class TapeRecorder(Recorder):
         self.shared: set[int] = set()  # memory that several inputs share
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
+        self.of_buffers: set[int] = set()  # constants that are made of buffers
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
         for name, number in self.recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
@@ -178,6 +179,7 @@ class TapeRecorder(Recorder):
             number = self._new(x, "constant", first)
             self.origins[number] = INPUT, first + pytree.keystr(tuple(rest))
             self.varying.add(number)
+            self.tape.fed.add(number)
         return Ref(number)
 
     def _result(self, out: Any) -> Any:
@@ -232,6 +234,14 @@ class TapeRecorder(Recorder):
                 return not out
         return out
 
+    def _known(self, tensor: torch.Tensor) -> bool:
+        """As when the model was planned, where buffers have no values."""
+        number = self.ids.get(id(tensor), -1)
+        return super()._known(tensor) and not self._of_buffer(number)
+
+    def _of_buffer(self, number: int) -> bool:
+        return number in self.of_buffers or self.origins.get(number, ("",))[0] == BUFFER
+
     def _call_of(
         self, kind: str, fn: str, func: Any, args: Any, kwargs: Any, operands: list[torch.Tensor], **more: Any
     ) -> TapeCall:
@@ -269,21 +279,30 @@ class TapeRecorder(Recorder):
         if is_inplace(fn) and operands:
             self.ids[id(operands[0])] = number = self.recording.add(self.recording.values[call.inputs[0]])
             self.varying.add(number)
+            self.tape.fed.update({number} if self.tape.fed & {*call.inputs} else ())
             self._close(call, [operands[0]], operands[0])
             return out
         fresh = [t for t in tensors(out) if not any(t is o for o in operands)]
         if fresh:
-            varies = chance or any(i in self.varying for i in call.inputs)
             picks = call.inputs[1:]  # those of indices that are made of nothing (0, 1, 2, ...) are this rank's own
             if operator(fn).known and (fn != "getitem" or not picks or any(i in self.varying for i in picks)):
                 call.attrs = describe(fn, func, args, kwargs, fresh)
             for tensor in fresh:
-                number = self.use(tensor)
-                self.origins[number] = CONSTANT, ""
-                if varies:
-                    self.varying.add(number)
+                self._fresh_constant(tensor, call.inputs, chance)
             self._close(call, fresh, out)
         return out
+
+    def _fresh_constant(self, tensor: torch.Tensor, inputs: tuple[int, ...], chance: bool) -> None:
+        number = self.use(tensor)
+        self.origins[number] = CONSTANT, ""
+        if chance or any(i in self.varying for i in inputs):
+            self.varying.add(number)
+        if any(map(self._of_buffer, inputs)):
+            self.of_buffers.add(number)
+        if chance or any(i in self.tape.fed for i in inputs):
+            self.tape.fed.add(number)
+        elif not tensor.is_meta:
+            self.tape.made[number] = tensor
 
     def _record(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
         if fn in DROPOUTS and drops(fn, args, kwargs):

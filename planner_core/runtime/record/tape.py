@@ -106,6 +106,10 @@ class Tape:
     picks: str = ""
     values: Sequence[Value] = ()
     """The tensors as a rule takes them."""
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The values of constants that no input and no chance says, such as positions."""
+    fed: set[int] = field(default_factory=set)
+    """The constants that inputs or chance say."""
 
     def results(self) -> list[int]:
         """Numbers of the tensors that the model returns, each once."""

@@ -29,6 +29,7 @@ from planner_core.runtime.record.batch import (
     alike,
     batch_dims,
     counts_samples,
+    numbers_samples,
     plain_results,
     repeated,
     same_operators,
@@ -134,6 +135,8 @@ class PlannedForward:
                 raise CannotRewrite(
                     f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
                 )
+        if planned.num_parts > 1 and (line := numbers_samples(tape, twice, planned.samples)):
+            raise CannotRewrite(f"it numbers the samples of the batch at {line.rpartition('/')[2]}")
         if planned.num_parts > 1 and plain_results(tape) != plain_results(twice):
             raise CannotRewrite("it returns a number of samples, which would be that of a rank's own")
         return planned, planned.num_parts > 1 and counts_samples(tape, twice)
