@@ -265,6 +265,22 @@ def shifted_by_index() -> Made:
     return Placed("shifted"), (numbers(8, WIDTH), classes(KINDS))
 
 
+class Hard(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(self.net(x), y, reduction="none")
+        half = len(losses) // 2
+        return losses.topk(half).values.mean() + losses[:half].mean() + losses.kthvalue(half // 2).values
+
+
+def hard_examples() -> Made:
+    """The half of the batch with the largest losses, and the first half."""
+    return Hard(), (numbers(8, WIDTH), classes(KINDS))
+
+
 class ReadsNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()

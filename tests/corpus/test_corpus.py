@@ -18,7 +18,8 @@ TOLD = ("skip_over_layers", "in_vain", "selective_kernels", "functional_dropout"
         "shifted_by_a_buffer", "latents_twice", "lstm_with_dropout", "gumbel_softmax", "lstm_of_features", "segmentation_by_rare_kinds",
         "encoder_of_torch", "detached_judge", "hooks_of_the_model_itself", "teaches_itself", "trunk_without_gradient",
         "buffer_of_two_calls", "two_tokens_of_each", "values_of_actions", "balance_of_a_switch", "views_in_halves", "layers_over_two_inputs", "weight_norm_three_times",
-        "inputs_and_prompts", "layers_on_a_parameter", "gan_hinge", "weighted_by_place", "all_rows_by_index")  # fmt: skip
+        "inputs_and_prompts", "layers_on_a_parameter", "gan_hinge", "weighted_by_place", "all_rows_by_index",
+        "hard_examples")  # fmt: skip
 """Modules that once ran otherwise than planned, one for each cause."""
 QUICK = [e for i, e in enumerate(PLANNED) if i % 60 == 0 or e.name in TOLD]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""

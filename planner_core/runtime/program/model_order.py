@@ -122,7 +122,7 @@ def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
             if any(t is not None and _where(t) == where for t in (weight.local, weight.gradient)):
                 return _ORDERS.get(weight, {})
             alike.append(weight)
-    found = {str(w.segments) if w in _ORDERS else "": w for w in alike}
+    found = {str([(dim, order.tolist()) for dim, order in _ORDERS.get(w, {}).items()]): w for w in alike}
     if len(found) > 1:
         one, other = list(found.values())[:2]
         raise PlanMismatch(

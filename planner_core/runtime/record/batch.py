@@ -107,51 +107,54 @@ def plain_results(tape: Tape) -> list[Any]:
 # --- numbers ---------------------------------------------------------------------------------------------
 
 
-def counts_samples(once: Tape, twice: Tape) -> bool:
+TakesAll = Callable[[TapeCall], bool]
+"""Whether a call takes all samples of the batch, and not a rank's own: then its sizes are those of all, too."""
+
+
+def counts_samples(once: Tape, twice: Tape, takes_all: TakesAll) -> bool:
     """Whether a call computes with a number that depends on the number of samples, as in `loss.sum() / x.size(0)`."""
-    return any(_changed(a, b) for a, b in _matched(once, twice) or ())
+    return any(_changed(a, b, takes_all(a)) for a, b in _matched(once, twice) or ())
 
 
 def numbers_samples(once: Tape, twice: Tape, dims: Sequence[int | None]) -> str:
-    """The line at which the code makes a constant that tells samples apart by their places in the batch (`torch.arange(len(x))`), and
-    computes with it; empty if it does not. A rank would number its own samples from 0."""
+    """The line at which the code makes a constant that tells samples apart by their places in the batch (`torch.arange(len(x))`), or says
+    how many they are, and computes with it; empty if it does not. A rank would number its own samples from 0."""
     pairs = _pairs(once, twice) or {}
     lines = {n: c.line for c in once.calls for n in c.outputs}
     used = {n for c in once.calls if c.kind == "op" or once.fed & {*c.outputs} for n in c.inputs}
     for number, mine in once.made.items():
         dim, both = dims[number], twice.made.get(pairs.get(number, -1))
-        if (
-            number in used
-            and dim is not None
-            and both is not None
-            and not torch.equal(both, torch.cat([mine, mine], dim))
-        ):
+        if number not in used or both is None or both.is_meta:
+            continue
+        if not torch.equal(both, mine if dim is None else torch.cat([mine, mine], dim)):
             return lines.get(number) or "its code"
     return ""
 
 
-def with_numbers_of(own: Tape, every: Tape) -> None:
+def with_numbers_of(own: Tape, every: Tape, takes_all: TakesAll) -> None:
     """Let the calls of a rank's `own` recording compute with the numbers of the recording with `every` rank's samples."""
     calls = _matched(own, every)
     if calls is None:
         raise CannotRewrite("it does other operations on other numbers of samples")
     for call, other in calls:
-        if _changed(call, other):
+        if _changed(call, other, whole := takes_all(call)):
             leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
             theirs = pytree.tree_leaves((other.args, other.kwargs))
-            chosen = [b if _is_value(call, a, b) else a for a, b in zip(leaves, theirs, strict=True)]
+            chosen = [b if _is_value(call, a, b, whole) else a for a, b in zip(leaves, theirs, strict=True)]
             call.args, call.kwargs = pytree.tree_unflatten(chosen, spec)
 
 
-def _changed(a: TapeCall, b: TapeCall) -> bool:
+def _changed(a: TapeCall, b: TapeCall, whole: bool) -> bool:
     mine, theirs = (pytree.tree_leaves((c.args, c.kwargs)) for c in (a, b))
-    return len(mine) == len(theirs) and any(_is_value(a, x, y) for x, y in zip(mine, theirs, strict=True))
+    return len(mine) == len(theirs) and any(_is_value(a, x, y, whole) for x, y in zip(mine, theirs, strict=True))
 
 
-def _is_value(call: TapeCall, mine: object, other: object) -> bool:
-    """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes. A convolution may have a group
-    for each sample."""
+def _is_value(call: TapeCall, mine: object, other: object, whole: bool) -> bool:
+    """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes, which count if it takes the
+    `whole` batch. A convolution may have a group for each sample."""
+    if whole and isinstance(mine, slice) and isinstance(other, slice):
+        return (mine.start, mine.stop, mine.step) != (other.start, other.stop, other.step)
     if isinstance(mine, bool) or not isinstance(mine, (int, float)) or not isinstance(other, (int, float)):
         return False
     counts = operator(call.fn).kind in (Kind.ELEMENTWISE, Kind.CONVOLUTION)
-    return mine != other and (isinstance(mine, float) or counts)
+    return mine != other and (isinstance(mine, float) or counts or whole)

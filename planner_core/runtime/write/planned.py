@@ -90,7 +90,7 @@ class PlannedForward:
             layout, counts = self._layout(args, kwargs, layout.data_axes)
         program = self._for_any_picks(layout, args, kwargs) if layout.tape.picks else None
         if counts:  # the plan is for the samples of all ranks
-            with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)))
+            with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)), layout.takes_all)
             program = None
         return Prepared(program or self._written(layout), layout, whole or gathers, gathers)
 
@@ -139,7 +139,7 @@ class PlannedForward:
             raise CannotRewrite(f"it numbers the samples of the batch at {line.rpartition('/')[2]}")
         if planned.num_parts > 1 and plain_results(tape) != plain_results(twice):
             raise CannotRewrite("it returns a number of samples, which would be that of a rank's own")
-        return planned, planned.num_parts > 1 and counts_samples(tape, twice)
+        return planned, planned.num_parts > 1 and counts_samples(tape, twice, planned.takes_all)
 
     def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:
         """Whether ranks whose own samples give other answers to the question at a line would run other operators."""

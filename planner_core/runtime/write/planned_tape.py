@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.core import Op
-from planner_core.ops import rows
+from planner_core.ops import Local, operator, rows
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient, other_model
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
@@ -71,6 +71,13 @@ class PlannedTape:
         if row is None:
             raise other_model(call.site, "is not in the plan", self.versions, call.line)
         return row
+
+    def takes_all(self, call: TapeCall) -> bool:
+        """Whether a call takes samples whole of which a rank has a part, and is not written by the shapes that it has on a rank."""
+        if call.kind != "op" or operator(call.fn).local is Local.SIZES:
+            return False
+        ends = [(self.samples[n], edge.dst) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
+        return any(dim is not None and dst[a] != Shard(dim) for dim, dst in ends for a in self.data_axes)
 
     def place(self, call: TapeCall) -> Place:
         """The block copy that a call belongs to."""
