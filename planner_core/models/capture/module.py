@@ -20,6 +20,7 @@ from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.build.open_dims import with_open_dims
 from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
+from planner_core.models.capture.recording import uncollected
 from planner_core.models.capture.refusals import check_buffers, check_module
 from planner_core.models.hooks.chance import host_drawing
 from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache, parts_of, weights_of
@@ -29,6 +30,7 @@ OTHER_DRAWS = 8
 DREW_OUTSIDE = "the model draws random numbers of Python or numpy: all ranks draw the same, and its own code runs operator by operator"
 
 
+@uncollected()
 def capture_module(
     module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
     config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False, notes: tuple[str, ...] = (),

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import Attr, TensorMeta, Value
 
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside, garbage is not collected: modules and records are many and stay, and each collection would walk them all."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch.nn import init
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from planner_core.core import CaptureError, InputError
+from planner_core.models.capture.recording import uncollected
 from planner_core.models.sources.defaults import default_config
 
 MOST_LAYERS = 2000
@@ -112,18 +112,15 @@ def without_values(model: str) -> Iterator[None]:
             )
 
     hook = register_module_module_registration_hook(one_more)
-    collecting = gc.isenabled()
-    gc.disable()
     try:
         for name in fillers:
             setattr(init, name, _leave)
-        yield
+        with uncollected():
+            yield
     finally:
         for name, filler in kept.items():
             setattr(init, name, filler)
         hook.remove()
-        if collecting:
-            gc.enable()
 
 
 def _leave(tensor: nn.Parameter, *_: Any, **__: Any) -> nn.Parameter:

@@ -127,7 +127,8 @@ def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
         one, other = list(found.values())[:2]
         raise PlanMismatch(
             f"a tensor in the form of {one.names[0]} and of {other.names[0]} was made whole or cut, but the plan keeps their rows in "
-            "different orders, and this is neither weight nor gradient itself; take .full_tensor() of those, or state_dict()"
+            "different orders, and this is neither weight nor gradient itself; go through state_dict() and load_state_dict() of the "
+            "model or the optimizer"
         )
     return _ORDERS.get(alike[0], {}) if alike else {}
 

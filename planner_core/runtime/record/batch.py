@@ -146,13 +146,15 @@ def with_numbers_of(own: Tape, every: Tape, takes_all: TakesAll) -> None:
 
 def _changed(a: TapeCall, b: TapeCall, whole: bool) -> bool:
     mine, theirs = (pytree.tree_leaves((c.args, c.kwargs)) for c in (a, b))
+    if whole and len(mine) != len(theirs):
+        raise CannotRewrite(f"it takes a list for each sample of the batch at {a.line.rpartition('/')[2]}")
     return len(mine) == len(theirs) and any(_is_value(a, x, y, whole) for x, y in zip(mine, theirs, strict=True))
 
 
 def _is_value(call: TapeCall, mine: object, other: object, whole: bool) -> bool:
     """Whether these two are different numbers that a call computes with. Elsewhere whole numbers are sizes, which count if it takes the
     `whole` batch. A convolution may have a group for each sample."""
-    if whole and isinstance(mine, slice) and isinstance(other, slice):
+    if whole and isinstance(mine, (slice, range)) and isinstance(other, (slice, range)):
         return (mine.start, mine.stop, mine.step) != (other.start, other.stop, other.step)
     if isinstance(mine, bool) or not isinstance(mine, (int, float)) or not isinstance(other, (int, float)):
         return False
