@@ -232,6 +232,18 @@ FINE: list[tuple[Any, list[str]]] = [
 ]
 
 
+def test_a_checkpoint_around_running_statistics_is_told() -> None:
+    norm = nn.BatchNorm1d(8)
+
+    def normed(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(m.norm, m.lin(x), use_reentrant=False).square().mean()
+
+    model = Model(normed)
+    model.norm = norm
+    told = capture_module(model, {"x": torch.zeros(6, 8)}).assumptions[0]
+    assert told.endswith("running statistics in it count a step once, where torch counts it twice")
+
+
 @pytest.mark.parametrize(("run", "fns"), FINE, ids=lambda c: getattr(c, "__name__", ""))
 def test_what_looks_alike_is_recorded_op_by_op(run: Any, fns: list[str]) -> None:
     graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,38 @@ def _writes(files: list[str]) -> list[tuple[str, list[float], list[float], bool]
 def _given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     return torch.randn(8, WIDTH, generator=made), torch.rand(8, generator=made) > 0.5
+
+
+class Doubles(nn.Module):
+    """Writes into its input, as a cheap normalisation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mul_(2)).square().mean()
+
+
+def _halves(files: list[str]) -> list[tuple[str, bool, bool]]:
+    """For each plan: whether the caller's tensor was written as on one process, and whether a warning spoke of that."""
+    found = []
+    for file in files:
+        model, x = shardscope.apply(Doubles(), shardscope.load_plan(file)), _given(0)[0]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model(x, global_batch=True)
+        written = torch.allclose(x, 2 * _given(0)[0])
+        found.append((file, written, any("writes into an input" in str(w.message) for w in told)))
+    return found
+
+
+def test_a_caller_is_told_if_its_tensor_is_written_in_part(tmp_path: Path) -> None:
+    _, files = saved_plans(Doubles(), _given(0)[:1], tmp_path)
+    rows = run_ranks(_halves, 2, (files,))[0]
+    assert all(told != written for _, written, told in rows), rows
+    assert any(told for *_, told in rows)
 
 
 def test_what_forward_writes_in_place_is_written_once_in_each_step(tmp_path: Path) -> None:

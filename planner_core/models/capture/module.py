@@ -6,7 +6,7 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -108,7 +108,11 @@ def _forward_pass(
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     drew = recorder.drew_outside or bool(recorder.drew_from)
-    told = (*_opened(recorder.scopes.wrappers), *_finite(recorder.taken_finite), *((DREW_OUTSIDE,) if drew else ()))
+    told = (
+        *_opened(recorder.scopes.wrappers, (top, *blocks.values())),
+        *_finite(recorder.taken_finite),
+        *((DREW_OUTSIDE,) if drew else ()),
+    )
     return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""))
 
 
@@ -173,10 +177,12 @@ def _operations(found: _Pass) -> list[Any]:
     ]  # fmt: skip
 
 
-def _opened(wrappers: Collection[str]) -> tuple[str, ...]:
+def _opened(wrappers: Collection[str], blocks: Iterable[Block]) -> tuple[str, ...]:
     if "torch.utils.checkpoint" not in wrappers:
         return ()
-    return ("the model's own torch.utils.checkpoint is run as a plain call: --recompute says what is computed again",)
+    told = "the model's own torch.utils.checkpoint is run as a plain call: --recompute says what is computed again"
+    norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
+    return (told + "; running statistics in it count a step once, where torch counts it twice" * norms,)
 
 
 def _finite(lines: Sequence[str]) -> tuple[str, ...]:

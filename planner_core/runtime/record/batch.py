@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from planner_core.models.hooks import is_inplace
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import Ref, Tape, TapeCall
+from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
 
 
 def with_samples(args: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -129,6 +130,13 @@ def numbers_samples(once: Tape, twice: Tape, dims: Sequence[int | None]) -> str:
         if not torch.equal(both, mine if dim is None else torch.cat([mine, mine], dim)):
             return lines.get(number) or "its code"
     return ""
+
+
+def writes_input(tape: Tape) -> str:
+    """The line that writes into an input in place; empty if none does."""
+    kinds = [tape.tensors[tensor.root].kind for tensor in tape.tensors]
+    writes = (c for c in tape.calls if c.kind == "constant" and is_inplace(c.fn) and c.inputs)
+    return next((c.line for c in writes if kinds[c.inputs[0]] == INPUT), "")
 
 
 def with_numbers_of(own: Tape, every: Tape, takes_all: TakesAll) -> None:

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from planner_core.runtime.record.batch import (
     repeated,
     same_operators,
     with_numbers_of,
+    writes_input,
 )
 from planner_core.runtime.record.by_rules import check_by_rules
 from planner_core.runtime.record.outside import Outside
@@ -88,6 +90,12 @@ class PlannedForward:
         if (whole or gathers) and layout.num_parts > 1:
             args, kwargs = self._own_samples(layout, args, kwargs)
             layout, counts = self._layout(args, kwargs, layout.data_axes)
+        if (whole or gathers) and layout.num_parts > 1 and (line := writes_input(layout.tape)):
+            warnings.warn(
+                f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
+                "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
+                stacklevel=6,
+            )
         program = self._for_any_picks(layout, args, kwargs) if layout.tape.picks else None
         if counts:  # the plan is for the samples of all ranks
             with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)), layout.takes_all)
