@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from planner_core.runtime.program.model_order import OF, deal, portable
+from planner_core.runtime.program.model_order import OF, deal, part_like, portable
 from planner_core.runtime.program.setup import place
 from planner_core.runtime.program.weights import OWNERS
 
@@ -70,13 +70,7 @@ def _taken(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value
     if not isinstance(value, DTensor):
         own = place(value.to(param.device), param.placements, parallel.axes, weight.segments).contiguous().clone()
-        return _part(own, param)
-    made = _part(torch.empty_like(value.to_local()), param)
+        return part_like(param, own)
+    made = part_like(param, torch.empty_like(value.to_local()))
     deal(parallel, weight, value, made)
     return made
-
-
-def _part(own: torch.Tensor, param: DTensor) -> DTensor:
-    return DTensor.from_local(
-        own, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )

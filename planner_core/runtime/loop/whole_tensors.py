@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import state_dict as loading
 from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program.model_order import LOADS, orders_of
+from planner_core.runtime.program.model_order import LOADS, orders_of, part_like
 
 _ATEN = torch.ops.aten
 _PIECES = (_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int, _ATEN.view.default,
@@ -30,9 +30,10 @@ def keep_model_order() -> None:
     loading._load_model_state_dict = _noted(loading._load_model_state_dict)
     DTensor.redistribute = _gathering(DTensor.redistribute)  # type: ignore[method-assign]
     distribute = torch.distributed.tensor.distribute_tensor
+    dealing = _dealing(distribute)
     for module in list(sys.modules.values()):  # scripts have imported it by name
         if vars(module).get("distribute_tensor") is distribute:
-            vars(module)["distribute_tensor"] = _dealing(distribute)
+            vars(module)["distribute_tensor"] = dealing
     # torch has no public way: an operator's own rule would not see whose rows these are
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     handlers.update({op: functools.partial(_piece, handlers) for op in _PIECES})
@@ -63,10 +64,7 @@ def _gathering(redistribute: Callable[..., DTensor]) -> Callable[..., DTensor]:
             if any(after) and after != before:
                 raise PlanMismatch(_out_of_order("redistribute() to other shards"))
             if not any(after):
-                own = made.to_local().index_select(dim, order.to(made.device))
-                made = DTensor.from_local(
-                    own, made.device_mesh, made.placements, run_check=False, shape=made.shape, stride=made.stride()
-                )
+                made = part_like(made, made.to_local().index_select(dim, order.to(made.device)))
         return made
 
     return ordered

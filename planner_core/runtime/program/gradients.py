@@ -329,9 +329,8 @@ def hold_back(weights: Iterable[Weight]) -> None:
 def resume(weights: Iterable[Weight]) -> None:
     """Before the next backward pass: terms wait no longer, and are left out where the loop has set `.grad` to something else."""
     for weight in weights:
-        waits = weight.waiting is not None and weight.parameter.grad is weight.waiting
-        if waits:
-            weight.parameter.grad = weight.waiting.held
+        if isinstance(weight.parameter.grad, Waiting):
+            weight.parameter.grad = weight.parameter.grad.held
         else:
             weight.terms = weight.packing = None
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.plan_reader import PlanMismatch
@@ -31,6 +32,13 @@ from planner_core.runtime.program.weights import OWNERS, Weight
 
 if TYPE_CHECKING:
     from planner_core.runtime.parallel import Parallel
+
+
+def part_like(like: DTensor, own: torch.Tensor, mesh: DeviceMesh | None = None) -> DTensor:
+    """A DTensor of which this rank holds `own`, in the form of another; `mesh`: on this mesh."""
+    return DTensor.from_local(
+        own, mesh or like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def dealt(parallel: Parallel, weight: Weight) -> bool:
@@ -56,9 +64,7 @@ def portable(
         own = tensor.to_local()
     else:
         return tensor
-    return DTensor.from_local(
-        own, parallel.shown_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    return part_like(tensor, own, parallel.shown_mesh)
 
 
 @torch.no_grad()
@@ -91,9 +97,7 @@ def show_in_model_order(parallel: Parallel) -> None:
                 continue
             whole = given.full_tensor() if isinstance(given, DTensor) else given.to(held.device)
             own = place(whole, held.placements, parallel.axes, weight.segments).contiguous()
-            state[name] = DTensor.from_local(
-                own, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
-            )
+            state[name] = part_like(held, own)
 
     for weight in parallel.engine.weights.values():
         OF[weight] = weakref.ref(parallel)

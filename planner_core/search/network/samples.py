@@ -57,9 +57,8 @@ def samples_of(where: Block, net: Network, given: Dims) -> Samples:
     dims, whole = dict(given), {*where.inputs, *where.outputs}  # the block around may need all samples of these
     for node in _in_order(net):
         s = node.strategy
-        chosen = _pass_on(
-            where, dims, s.ops, [s.rows[i] for i in np.unique(node.index)]
-        )  # others would not split evenly
+        even = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
+        chosen = _pass_on(where, dims, s.ops, even)
         whole.update(v for v, pair in _operands(s.ops, chosen) if v in dims and pair != Shard(dims[v]))
     return Samples(dims, {v: d for v, d in dims.items() if v not in whole})
 
