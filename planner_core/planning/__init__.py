@@ -15,17 +15,16 @@ from planner_core.planning import edit
 from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.fitting.for_tool import as_told, shards_data
+from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
-    FrontPoint,
     Result,
     block_candidates,
     choose,
     compare_methods,
-    exact_front,
     plan_model,
 )
 from planner_core.planning.request import Progress, Request

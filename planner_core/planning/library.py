@@ -12,8 +12,9 @@ from typing import Any, get_type_hints
 from planner_core.core import Cluster, Graph, InputError, load_cluster, nearest, short
 from planner_core.models import load_model
 from planner_core.ops import CoarseGraph, coarsen
+from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import FrontPoint, Result, compare_methods, exact_front, plan_model
+from planner_core.planning.pipeline import Result, compare_methods, plan_model
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import meshes, prepare

@@ -21,6 +21,7 @@ from planner_core.cost import Component, cost_model, seconds_in_chunks
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
+from planner_core.planning.fitting.front import trade_offs
 from planner_core.planning.fitting.micro_batch_size import of_size, only_size
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
 from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
@@ -29,19 +30,15 @@ from planner_core.planning.fitting.shortage import left_out, needs_buffers, refu
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import with_third_axis
 from planner_core.planning.fitting.uncounted import uncounted
-from planner_core.planning.methods import EXACT, FREE, METHODS, DataAxis, Method, spaces
+from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
     OBJECTIVES,
     Answer,
-    Assignment,
     block_totals,
     bounded,
-    corners_below,
     far_above,
-    front,
-    memory_of,
     objective_of,
     quick,
     quick_bound,
@@ -50,11 +47,6 @@ from planner_core.search import (
 from planner_core.search.algebra import TooWide
 from planner_core.search.candidates import Candidates, score
 from planner_core.search.network import Problem
-
-MAX_FRONT = 6
-"""At most this many corners of the front become plans."""
-FRONT_STEP = 0.03
-"""A corner of the front is left out if it saves less than this share of the memory of the corner before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,64 +243,6 @@ def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
         return ()
     told = f"step {1e3 * best:.4g} ms instead of {1e3 * step:.4g} ms"
     return (f"with its products in {n} chunks (--chunks {n}) sums over GPUs run beside products: {told}",)
-
-
-def trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
-    """The corners of the front of step time and memory over all meshes, as plans, without those that are `shown` already. Most
-    plans between two corners are mixtures of the two. Of other ZeRO stages than the usual one only the fastest
-    plan of each mesh is looked at."""
-    points: list[tuple[float, float, Problem, Assignment]] = []
-    for mesh in options:
-        for number, build in enumerate(planner.builders(EXACT, mesh)):
-            with contextlib.suppress(TooWide), planner.clock("front"):
-                problem, usual = build(), number == 0 or bool(planner.spaces)
-                known = [p[:2] for p in points]
-                ends = corners_below(problem, known, FRONT_STEP) if usual else [quick(problem, "time")]
-                points += [(a.seconds, memory_of(a), problem, a) for a in ends if a is not None]
-    points.sort(key=lambda p: p[:2])
-    kept: list[tuple[float, float, Problem, Assignment]] = []
-    for point in points:
-        if not kept or point[1] < kept[-1][1] * (1 - FRONT_STEP):
-            kept.append(point)
-    if len(kept) > MAX_FRONT:  # spread evenly along the front, with both ends
-        kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
-    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
-    plans = [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
-    return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
-
-
-@dataclass(frozen=True, slots=True)
-class FrontPoint:
-    """A point of the Pareto front: `cost_s` seconds of step time or of communication, and bytes per GPU at the end of forward."""
-
-    mesh: DeviceMesh
-    cost_s: float
-    memory_bytes: float
-
-
-def exact_front(
-    planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
-) -> tuple[list[FrontPoint], bool]:
-    """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
-    points: list[FrontPoint] = []
-    exact, uniform = True, replace(EXACT, uniform=True)
-    for mesh in options:
-        say(f"front on {mesh}")
-        for build in planner.builders(uniform, mesh):
-            try:
-                found = front(build(), objective)
-            except TooWide:
-                exact = False
-                continue
-            exact = exact and found.exact
-            points += [
-                FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)
-            ]
-    kept: list[FrontPoint] = []
-    for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):
-        if not kept or p.memory_bytes < kept[-1].memory_bytes:
-            kept.append(p)
-    return kept, exact
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:

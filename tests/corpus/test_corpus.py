@@ -8,7 +8,7 @@ import pytest
 
 from planner_core.core import PlannerError
 from planner_core.planning import Request, plan_model
-from tests.support.corpus import Entry, captured, cluster, entries, plans_of, run
+from tests.support.corpus import Entry, captured, cluster, corner, entries, plans_of, run
 from tests.support.coverage_page import PAGE, page
 
 ALL = entries()
@@ -66,19 +66,12 @@ def test_nearly_every_module_can_be_trained_on_its_own_samples() -> None:
 # inner axis before the outer one; a convolution of the whole batch had a group for each of a rank's own samples; a weight of which a view
 # was kept was freed.
 @pytest.mark.parametrize(
-    ("name", "plan", "ranks"),
-    [
-        ("triplets", "trade-off 2", 2),
-        ("tied_autoencoder", "trade-off 3", 4),
-        ("style_convolution", "trade-off 2", 2),
-        ("matrix_functions", "trade-off 2", 2),
-    ],
+    ("name", "number", "ranks"),
+    [("triplets", 2, 2), ("tied_autoencoder", 3, 4), ("style_convolution", 2, 2), ("matrix_functions", 2, 2)],
 )
-def test_a_plan_that_once_ran_otherwise(name: str, plan: str, ranks: int) -> None:
+def test_a_plan_that_once_ran_otherwise(name: str, number: int, ranks: int) -> None:
     (entry,) = (e for e in PLANNED if e.name == name)
-    chosen = tuple(p for p in plans_of(entry, captured(entry), ranks) if p.name == plan)
-    assert len(chosen) == 1
-    check(run({name: chosen}, ranks, timeout_s=300, fakes=0))
+    check(run({name: (corner(entry, captured(entry), ranks, number),)}, ranks, timeout_s=300, fakes=0))
 
 
 @pytest.mark.parametrize("entry", [e for e in ALL if e.refused], ids=lambda e: e.name)

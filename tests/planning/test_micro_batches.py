@@ -12,9 +12,10 @@ from planner_core.core.plan import Plan
 from planner_core.core.workload import RECOMPUTE
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
+from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import settle
 from planner_core.planning.methods import METHODS
-from planner_core.planning.pipeline import choose, exact_front
+from planner_core.planning.pipeline import choose
 from planner_core.planning.session import meshes, prepare
 from planner_core.search import search
 from planner_core.verification.api import verify

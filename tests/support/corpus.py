@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 
 from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request, choose, meshes, plan_model, prepare
+from planner_core.planning.fitting.front import corners
 from planner_core.verification import run_ranks
 from planner_core.verification.fake_group import _report as fake_report
 from planner_core.verification.fake_group import fake_step
@@ -84,6 +85,14 @@ def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
         data = plan_to_json(plan)
         found.setdefault(repr((data["blocks"], data.get("top"))), plan)
     return tuple(found.values())
+
+
+def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
+    """A corner of the front, counted from 1, also where the best plan has no higher peak."""
+    request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
+    planner = prepare(request, graph)
+    options = meshes(request, planner.cluster)
+    return replace(corners(planner, options, [choose(planner, options)])[number - 1], name=f"corner {number}")
 
 
 def run(

@@ -10,8 +10,9 @@ from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, 
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
+from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads
-from planner_core.planning.pipeline import FrontPoint, Result
+from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, speed_of
 from planner_core.search.candidates import matrices
 

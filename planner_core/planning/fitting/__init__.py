@@ -1,1 +1,1 @@
-"""What memory decides: the number of micro-batches, what is recomputed, and the reason if nothing fits."""
+"""What memory decides: the number of micro-batches, what is recomputed, the trade-off with time, and the reason if nothing fits."""

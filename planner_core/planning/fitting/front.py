@@ -1,0 +1,91 @@
+"""The trade-off between time and memory: the corners of the front as plans, and all its points."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import DeviceMesh, Plan
+from planner_core.planning.methods import EXACT
+from planner_core.planning.request import Progress
+from planner_core.planning.session import Planner
+from planner_core.search import Answer, Assignment, corners_below, front, memory_of, quick
+from planner_core.search.algebra import TooWide
+from planner_core.search.network import Problem
+
+MAX_FRONT = 6
+"""At most this many corners of the front become plans."""
+FRONT_STEP = 0.03
+"""A corner of the front is left out if it saves less than this share of the memory of the corner before."""
+
+
+def trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+    """The corners of the front of step time and memory over all meshes, as plans, without those that are `shown` already, or that
+    another plan beats."""
+    plans = corners(planner, options, shown)
+    plans = [p for p in plans if not any(beats(other, p) for other in (*shown, *plans))]
+    return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
+
+
+def corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+    """Plans that are not `shown`, at the corners of what the search knows of the front: it sums memory up to the end of forward. Most
+    plans between two corners are mixtures of the two. Of other ZeRO stages than the usual one only the fastest plan of each mesh is
+    looked at."""
+    points: list[tuple[float, float, Problem, Assignment]] = []
+    for mesh in options:
+        for number, build in enumerate(planner.builders(EXACT, mesh)):
+            with contextlib.suppress(TooWide), planner.clock("front"):
+                problem, usual = build(), number == 0 or bool(planner.spaces)
+                known = [p[:2] for p in points]
+                ends = corners_below(problem, known, FRONT_STEP) if usual else [quick(problem, "time")]
+                points += [(a.seconds, memory_of(a), problem, a) for a in ends if a is not None]
+    points.sort(key=lambda p: p[:2])
+    kept: list[tuple[float, float, Problem, Assignment]] = []
+    for point in points:
+        if not kept or point[1] < kept[-1][1] * (1 - FRONT_STEP):
+            kept.append(point)
+    if len(kept) > MAX_FRONT:  # spread evenly along the front, with both ends
+        kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
+    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
+    return [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
+
+
+def beats(plan: Plan, other: Plan) -> bool:
+    """Whether a plan is better than another in step time or peak memory, and in neither worse."""
+    one, two = ((p.cost.step_time_s, p.cost.memory_bytes["peak"]) for p in (plan, other))
+    return one != two and one[0] <= two[0] and one[1] <= two[1]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A point of the Pareto front: `cost_s` seconds of step time or of communication, and bytes per GPU at the end of forward."""
+
+    mesh: DeviceMesh
+    cost_s: float
+    memory_bytes: float
+
+
+def exact_front(
+    planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
+) -> tuple[list[FrontPoint], bool]:
+    """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
+    points: list[FrontPoint] = []
+    exact, uniform = True, replace(EXACT, uniform=True)
+    for mesh in options:
+        say(f"front on {mesh}")
+        for build in planner.builders(uniform, mesh):
+            try:
+                found = front(build(), objective)
+            except TooWide:
+                exact = False
+                continue
+            exact = exact and found.exact
+            points += [
+                FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)
+            ]
+    kept: list[FrontPoint] = []
+    for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):
+        if not kept or p.memory_bytes < kept[-1].memory_bytes:
+            kept.append(p)
+    return kept, exact

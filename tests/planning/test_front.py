@@ -1,0 +1,19 @@
+"""The trade-offs that a report shows: none of its plans is beaten by another in both step time and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner_core.planning import Request, plan_model
+from planner_core.planning.fitting.front import beats
+
+
+@pytest.mark.parametrize("model, layers, cluster, batch", [
+    ("llama-3-8b", 2, "2x8-h100", None), ("resnet50-100k", None, "8x8-h100", 32), ("bert-large", 3, "2x8-h100", None),
+    ("t5-large", 2, "1x8-a100", 16),
+])  # fmt: skip
+def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, batch: int | None) -> None:
+    found = plan_model(Request(model=model, layers=layers, cluster=cluster, batch=batch))
+    front = [p for p in found.plans if p.name.startswith("trade-off")]
+    assert [p.name for p in front] == [f"trade-off {k + 1}" for k in range(len(front))]
+    assert not [(p.name, q.name) for p in front for q in (found.best, *front) if beats(q, p)]
