@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
+    from planner_core.models.sources.arguments import spelled, unread_argument
     from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
@@ -25,8 +26,10 @@ __all__ = [
     "module_source",
     "own_config",
     "python_source",
+    "spelled",
     "text_config",
     "training_inputs",
+    "unread_argument",
     "with_defaults",
 ]
 _HOME = {
@@ -36,6 +39,8 @@ _HOME = {
     "limits": "planner_core.models.sources.labels",
     "text_config": "planner_core.models.sources.labels",
     "own_config": "planner_core.models.sources.huggingface",
+    "spelled": "planner_core.models.sources.arguments",
+    "unread_argument": "planner_core.models.sources.arguments",
     "training_inputs": "planner_core.models.sources.inputs",
     "with_defaults": "planner_core.models.sources.defaults",
     "module_source": "planner_core.models.sources.in_memory",

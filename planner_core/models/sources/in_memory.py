@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.refusals import check_gradient_hooks
+from planner_core.models.sources.arguments import unread_argument
 from planner_core.models.sources.resolve import ModelSource
 
 MODULE = "module"
@@ -32,6 +33,8 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
         )
     named = isinstance(inputs, Mapping)
     given = dict(inputs) if named else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    if unread := unread_argument(() if named else given, given if named else {}):
+        raise InputError(f"the example inputs of {name} cannot be planned: {unread}")
     on_meta = _copied(module)
     if dtype is not None:
         on_meta = on_meta.to(getattr(torch, dtype))

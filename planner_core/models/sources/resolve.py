@@ -25,6 +25,7 @@ from planner_core.models import zoo as models
 from planner_core.models.capture.module import to_meta
 from planner_core.models.capture.refusals import check_module
 from planner_core.models.capture.refusals import shown as line_of
+from planner_core.models.sources.arguments import unread_argument
 from planner_core.models.sources.config_limits import shown
 from planner_core.models.sources.positions import Positions, positions, too_long
 
@@ -244,6 +245,8 @@ def _from_python(source: str, device: str) -> ModelSource:
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if not args and not kwargs:
         raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
+    if unread := unread_argument(args, kwargs):
+        raise CaptureError(f"the example inputs of {source} cannot be planned: {unread}")
     return ModelSource(path.stem, source, module.train(), kwargs, args, {"callable": source})
 
 

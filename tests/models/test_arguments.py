@@ -1,0 +1,56 @@
+"""Arguments that a recording would keep as they were at the first call are refused where the model is planned."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import SequenceKey
+
+from planner_core.core import InputError
+from planner_core.models.sources import module_source, spelled, unread_argument
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+
+
+class Taking(nn.Module):
+    def forward(self, x: torch.Tensor, other: Any = None) -> torch.Tensor:
+        return x.sum()
+
+
+X = torch.zeros(2, 3)
+
+
+@pytest.mark.parametrize(
+    "other", [np.zeros(3), {1, 2}, iter([X]), (X for _ in range(2)), SimpleNamespace(w=1.0), Batch(X), object()]
+)
+def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
+    with pytest.raises(
+        InputError, match=f"argument 2 is of type {type(other).__name__}, into which a plan does not look"
+    ):
+        module_source(Taking(), (X, other))
+
+
+def test_a_module_with_weights_is_refused_as_an_argument() -> None:
+    with pytest.raises(InputError, match="other is of type Linear, a module with weights"):
+        module_source(Taking(), {"x": X, "other": nn.Linear(2, 2)})
+
+
+@pytest.mark.parametrize(
+    "other", [None, 1.5, np.int64(3), "word", nn.ReLU(), torch.relu, {"a": [X, 2]}, torch.float32, slice(2)]
+)
+def test_tensors_numbers_words_and_functions_are_taken(other: Any) -> None:
+    assert unread_argument((X, other), {}) == ""
+    module_source(Taking(), (X, other))
+
+
+def test_a_place_is_spelled_as_in_the_call() -> None:
+    assert spelled((SequenceKey(0), SequenceKey(1), SequenceKey(0))) == "argument 2[0]"
