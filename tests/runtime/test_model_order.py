@@ -202,6 +202,10 @@ PIECES: dict[str, Callable[[Any], Any]] = {
     "unbind": lambda model: list(model.fused.weight.grad),
     "select": lambda model: model.fused.weight.grad[0],
     "different orders": lambda model: model.fused.weight.detach().clone().full_tensor(),
+    "as those of fused.weight (sums or norms of its rows)": lambda model: (
+        model.fused.weight.grad.pow(2).mean(-1, keepdim=True).sqrt().full_tensor()
+    ),
+    "in the form of fused.bias": lambda model: model.fused.weight.detach().norm(dim=1).full_tensor(),
     "state_dict": lambda model: distribute_tensor(torch.zeros(48, 16), *_where(model.fused.weight)),
 }  # fmt: skip
 
@@ -222,6 +226,7 @@ def _pieces(file: str) -> tuple[dict[str, str], list[float]]:
         (model.plain.weight.detach()[:16], wanted["plain.weight"][:16]),
         (model.state_dict()["fused.weight"][:16], wanted["fused.weight"][:16]),
         (model.state_dict()["fused.weight"].clone(), wanted["fused.weight"]),
+        (model.fused.weight.detach().amax(0), wanted["fused.weight"].amax(0)),
     ]
     return said, [_distance(a, b) for a, b in right]
 

@@ -6,6 +6,7 @@ tensors each call keeps for backward.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -363,7 +364,8 @@ class Recorder(TorchFunctionMode):
 
     def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
         """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda t: t)
+        own = weakref.proxy(self)  # autograd keeps the hooks, and would keep all that is recorded
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: own._pack(t), lambda t: t)
         for name, tree in (*inputs.items(), *(("", a) for a in args)):
             self.picks.follow(sites.tensors(tree))
             for tensor in sites.tensors(tree):
@@ -373,12 +375,8 @@ class Recorder(TorchFunctionMode):
         before, held = host_state(), HeldGenerators(parts_of(self.scopes.root))
         try:
             inside = without_autocast(lambda: self.scopes.frame.scope)
-            with self.scopes, inside, hooks, torch.enable_grad(), self:
-                if guards is None:
-                    out = self.model(*args, **inputs)
-                else:
-                    with guards:
-                        out = self.model(*args, **inputs)
+            with self.scopes, inside, hooks, torch.enable_grad(), self, guards or contextlib.nullcontext():
+                out = self.model(*args, **inputs)
                 if after is not None:
                     out = self._after(after, out)
                 self.drew_outside = host_state() != before

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from planner_core.runtime.program.model_order import OF, deal, part_like, portable
 from planner_core.runtime.program.setup import place
-from planner_core.runtime.program.weights import OWNERS
+from planner_core.runtime.program.weights import Weight, owner_of
+
+if TYPE_CHECKING:
+    from planner_core.runtime.parallel import Parallel
 
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -41,7 +44,7 @@ def _changed(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], change:
         number: param
         for packed, group in zip(state["param_groups"], optimizer.param_groups, strict=False)
         for number, param in zip(packed["params"], group["params"], strict=False)
-        if param in OWNERS and isinstance(param, DTensor)
+        if isinstance(param, DTensor) and owner_of(param)
     }
     states = {
         number: {k: change(params[number], v) if _like(v, params[number]) else v for k, v in values.items()}
@@ -56,17 +59,23 @@ def _like(value: Any, param: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == param.shape and value.dim() > 0
 
 
+def _owner(param: torch.Tensor) -> tuple[Weight, Parallel]:
+    weight = owner_of(param)
+    parallel = OF[weight]() if weight else None
+    assert weight and parallel, "a parameter of a model that is gone"
+    return weight, parallel
+
+
 def _shown(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    parallel = OF[OWNERS[param]]()
-    return value if parallel is None else portable(parallel, OWNERS[param], value)
+    weight, parallel = _owner(param)
+    return portable(parallel, weight, value)
 
 
 @torch.no_grad()
 def _taken(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    weight = OWNERS[param]
-    parallel = OF[weight]()
+    weight, parallel = _owner(param)
     assert isinstance(param, DTensor)
-    if parallel is None or (isinstance(value, DTensor) and value.device_mesh == param.device_mesh):
+    if isinstance(value, DTensor) and value.device_mesh == param.device_mesh:
         return value
     if not isinstance(value, DTensor):
         own = place(value.to(param.device), param.placements, parallel.axes, weight.segments).contiguous().clone()

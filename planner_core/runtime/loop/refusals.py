@@ -20,7 +20,7 @@ from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
 from planner_core.runtime.program.operators.chances import draw_whole
 from planner_core.runtime.program.setup import REPLACED
-from planner_core.runtime.program.weights import OWNERS
+from planner_core.runtime.program.weights import owner_of
 
 _ATEN = torch.ops.aten
 _DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.float, _ATEN.rand_like.default, _ATEN.randn_like.default,
@@ -87,7 +87,7 @@ def _of_all(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def checked(*args: Any, **kwargs: Any) -> Any:
         inputs = kwargs.get("inputs", args[1] if len(args) > 1 and backward.__name__ == "grad" else None)
-        if any(OWNERS.get(x) is not None for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)):
+        if any(owner_of(x) for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)):
             raise PlanMismatch(
                 "gradients were asked for of some tensors alone (torch.autograd.grad, or backward with inputs=), but parameters under a "
                 "plan get theirs by loss.backward(), in their .grad"

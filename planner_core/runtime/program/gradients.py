@@ -30,7 +30,7 @@ from planner_core.runtime.program.buckets import (
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove, one_launch, take
-from planner_core.runtime.program.weights import OWNERS, Weight, staged
+from planner_core.runtime.program.weights import Weight, owner_of, staged
 
 
 class GradientBucket:
@@ -337,12 +337,12 @@ def resume(weights: Iterable[Weight]) -> None:
 
 def pending(parameters: Iterable[torch.Tensor]) -> str:
     """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
-    found = (OWNERS.get(p) for p in parameters)
+    found = map(owner_of, parameters)
     return next((w.names[0] for w in found if w is not None and isinstance(w.parameter.grad, Waiting)), "")
 
 
 def forget(parameters: Iterable[torch.Tensor]) -> None:
     """Leave out such gradients: a loop sets its gradients to zero."""
-    for weight in filter(None, (OWNERS.get(p) for p in parameters)):
+    for weight in filter(None, map(owner_of, parameters)):
         weight.terms = weight.packing = None
         resume([weight])

@@ -121,8 +121,8 @@ def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
     if not _ORDERS or LOADS.get() or not any(isinstance(p, Shard) for p in tensor.placements):
         return {}
     alike, where = [], _where(tensor._local_tensor)
-    for param, weight in OWNERS.items():
-        if _form(param) == _form(tensor):
+    for weight in filter(None, (reference() for reference in OWNERS.values())):
+        if _form(weight.parameter) == _form(tensor):
             if any(t is not None and _where(t) == where for t in (weight.local, weight.gradient)):
                 return _ORDERS.get(weight, {})
             alike.append(weight)
@@ -134,7 +134,29 @@ def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
             "different orders, and this is neither weight nor gradient itself; go through state_dict() and load_state_dict() of the "
             "model or the optimizer"
         )
+    if not alike and (weight := next((w for w in _ORDERS if _along(tensor, w)), None)):
+        raise PlanMismatch(
+            f"a tensor whose rows are sharded as those of {weight.names[0]} (sums or norms of its rows) was made whole or cut, but the "
+            "plan keeps those rows in another order than the model; take .full_tensor() of the weight first, and reduce that"
+        )
     return _ORDERS.get(alike[0], {}) if alike else {}
+
+
+def _along(tensor: DTensor, weight: Weight) -> bool:
+    """Whether a tensor may be made of a weight by reducing dims of it, and has one that is in the plan's order still."""
+    form = weight.parameter
+    return (
+        isinstance(form, DTensor)
+        and tensor.device_mesh == form.device_mesh
+        and all(size in (1, *form.shape) for size in tensor.shape)
+        and any(
+            isinstance(p, Shard)
+            and isinstance(q, Shard)
+            and q.dim in _ORDERS[weight]
+            and tensor.shape[p.dim] == form.shape[q.dim]
+            for p, q in zip(tensor.placements, form.placements, strict=True)
+        )
+    )
 
 
 def _form(tensor: torch.Tensor) -> object:

@@ -11,6 +11,7 @@ Autograd sees only working or gathered tensors, as leaves. Their gradients go to
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,13 @@ from planner_core.runtime.program.collectives import AxisMove, Segments
 STEPS = "_shardscope_optimizer_steps"
 """An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
 
-
 OWNERS = WeakIdKeyDictionary()
-"""The weight of each parameter that is under a plan."""
+"""A reference to the weight of each parameter that is under a plan."""
+
+
+def owner_of(parameter: torch.Tensor) -> Weight | None:
+    """The weight of a parameter that is under a plan."""
+    return OWNERS.get(parameter, lambda: None)()  # type: ignore[no-any-return]
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -70,7 +75,7 @@ class Weight:
 
     def __post_init__(self) -> None:
         setattr(self.parameter, STEPS, 0)
-        OWNERS[self.parameter] = self
+        OWNERS[self.parameter] = weakref.ref(self)  # the weight holds the parameter
         local = self.local
         self.alias = not self.refresh and local.dtype == self.dtype
         self.seen: object = None
@@ -170,12 +175,13 @@ class Source(Protocol):
 
 
 def caught(leaf: torch.Tensor, source: Source) -> None:
-    """Give the gradient of a leaf to its source when autograd has completed it. The leaf does not keep it."""
+    """Give the gradient of a leaf to its source when autograd has completed it. The leaf keeps neither."""
+    reference = weakref.ref(source)  # autograd would keep it, and with it the model
 
     def hand_over(leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        source.sink(gradient)
+        if gradient is not None and (held := reference()):
+            held.sink(gradient)
 
     if leaf.requires_grad:
         leaf.register_post_accumulate_grad_hook(hand_over)
@@ -278,10 +284,9 @@ class WeightBucket(ABC):
     def issue(self, left: int = 0) -> None:
         """Issue the collectives, all but the last `left` of them. What was issued before is not issued again."""
         while self.issued < self.stages - max(0, left - self.earlier):
+            self.way = self.way or self.begin()
             if self.way is None:
-                self.way = self.begin()
-                if self.way is None:
-                    return
+                return
             moved(self.way)
             self.issued += 1
 
@@ -355,9 +360,7 @@ class GatherBucket(WeightBucket):
         self.here = False
 
 
-def sent(
-    weights: Sequence[Weight], members: Sequence[Member]
-) -> tuple[list[torch.Tensor], torch.Tensor | None]:  # fmt: skip
+def sent(weights: Sequence[Weight], members: Sequence[Member]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """The tensors that a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor of them, if packed."""
     tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
     if all(t.dtype == weights[0].dtype for t in tensors):
