@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,10 +21,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import makes_cache
+from planner_core.models.sources import unread_argument
 from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.loop import refuse_gradient_hooks
+from planner_core.runtime.loop import Agreement, refuse_gradient_hooks
 from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
@@ -71,7 +73,12 @@ class Parallel:
         self.planned = PlannedForward(model, plan, self.axes, data_axes, finish)
         self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
         self.device = _device(mesh)
-        weights = shard_model(model, self.planned.stored, mesh, self.axes, self.planned.dtypes, init)
+        self.agreement = Agreement(mesh, self.data_axes)
+        self.agreement.note(itertools.chain(model.named_parameters(), model.named_buffers()))
+        weights = shard_model(
+            model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
+        )
+        self.agreement.start(plan, seed)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         self.watch = ModelWatch(model, self.planned.outside)
@@ -99,6 +106,7 @@ class Parallel:
             )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
+        self.agreement.batch(args, kwargs, whole, (torch.is_grad_enabled(), self.model.training))
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)
@@ -128,6 +136,8 @@ class Parallel:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_gradients(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        if unread := unread_argument(args, kwargs):
+            raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         key = self._key(leaves, spec, whole)
         for way in range(WAYS):
             if (key, way) in self.programs:

@@ -1,0 +1,119 @@
+"""What ranks must bring alike: weights, plan, seed, and the batch along other axes than those of data."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.runtime import PlanMismatch
+from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import saved_plans
+
+SAMPLES, TRUTH = torch.linspace(-1, 1, 8 * 16).view(8, 16), torch.arange(8) % 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(16, 64), nn.BatchNorm1d(16), nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.down(self.up(self.norm(x)).relu()), y)
+
+
+def _net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def _said(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except PlanMismatch as told:
+        return str(told)
+    return ""
+
+
+def _running(rank: int) -> Net:
+    net = _net()
+    net.norm.running_mean.fill_(rank)  # type: ignore[union-attr, operator]
+    return net
+
+
+def _gone(file: str) -> bool:
+    model = shardscope.apply(_net(), shardscope.load_plan(file))
+    model(SAMPLES, TRUTH, global_batch=True).backward()
+    weight = weakref.ref(model.up.weight)
+    del model
+    gc.collect()
+    return weight() is None
+
+
+def test_a_model_that_is_not_used_any_more_is_freed(tmp_path: Path) -> None:
+    assert all(run_ranks(_gone, 2, _files(tmp_path)[:1]))
+
+
+def _starts(split: str, whole: str) -> dict[str, str]:
+    rank, plan = dist.get_rank(), shardscope.load_plan(split)
+    with torch.device("meta"):
+        bare = Net()
+    bare.norm.running_mean, bare.norm.running_var = torch.zeros(16), torch.ones(16)
+    return {
+        "seeds of weights": _said(lambda: shardscope.apply(_net(rank), plan)),
+        "buffers": _said(lambda: shardscope.apply(_running(rank), plan)),
+        "first values": _said(lambda: shardscope.apply(bare, plan, init=lambda _, p: torch.full(p.shape, float(rank)))),
+        "plans": _said(lambda: shardscope.apply(_net(), shardscope.load_plan((split, whole)[rank]))),
+        "seeds of dropout": _said(lambda: shardscope.apply(_net(), plan, seed=rank)),
+        "alike": _said(lambda: shardscope.apply(_net(), plan)),
+    }
+
+
+def _files(folder: Path) -> tuple[str, str]:
+    _, files = saved_plans(_net(), (SAMPLES, TRUTH), folder)
+    return next(f for f in files if f.endswith("Megatron-LM")), next(f for f in files if f.endswith("data parallel"))
+
+
+def test_ranks_that_start_from_something_else_are_refused(tmp_path: Path) -> None:
+    for said in run_ranks(_starts, 2, _files(tmp_path)):
+        assert said["seeds of weights"].startswith("up.weight is not the same on rank 0 and rank 1")
+        assert "torch.manual_seed" in said["seeds of weights"]
+        assert "norm.running_mean" in said["buffers"] and "up.weight" in said["first values"]
+        assert (
+            said["plans"].startswith("the plan is not the same") and "the seed of dropout" in said["seeds of dropout"]
+        )
+        assert said["alike"] == ""
+
+
+def _calls(split: str, whole: str) -> dict[str, str]:
+    rank, said = dist.get_rank(), {}
+    other, mine = SAMPLES + rank, (SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank])
+    for name, file in (("Megatron-LM", split), ("data parallel", whole)):
+        model = shardscope.apply(_net(), shardscope.load_plan(file))
+        said[f"{name}, own"] = _said(lambda model=model: model(*mine))
+        model = shardscope.apply(_net(), shardscope.load_plan(file))
+        said[f"{name}, all"] = _said(lambda model=model: model(SAMPLES, TRUTH, global_batch=True))
+        with torch.no_grad():
+            said[f"{name}, other"] = _said(lambda model=model: model(other, y=TRUTH, global_batch=True))
+        model.eval()
+        said[f"{name}, by name"] = _said(lambda model=model: model(SAMPLES, y=TRUTH + rank, global_batch=True))
+    return said
+
+
+def test_a_batch_that_must_be_the_same_on_all_ranks_is_refused_where_it_is_not(tmp_path: Path) -> None:
+    for said in run_ranks(_calls, 2, _files(tmp_path)):
+        assert {name for name, words in said.items() if not words} == {
+            "Megatron-LM, all",
+            "data parallel, own",
+            "data parallel, all",
+        }
+        assert said["Megatron-LM, own"].startswith("argument 1 has other values on rank 1 than on rank 0")
+        assert "under this plan all ranks have the same batch" in said["Megatron-LM, own"]
+        assert "with global_batch=True every rank gives the whole batch" in said["data parallel, other"]
+        assert said["data parallel, by name"].startswith("y has other values")
