@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
-from planner_core.models.sources.labels import text_config
+from planner_core.core import Graph, InputError
 
 DEFAULT_SEQ = 2048
 """Tokens of a sample if neither the user nor the model gives a number."""
@@ -39,12 +40,29 @@ class Positions:
 
 def positions(config: Any) -> Positions:
     """The positions of the text part of a config object."""
-    text = text_config(config)
+    from planner_core.models.sources.labels import text_config
+
+    return _stated(text_config(config))
+
+
+def _stated(text: Any) -> Positions:
     for field in _FIELDS:
         number = getattr(text, field, None)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
             return Positions(number, field)
     return Positions()
+
+
+def within_positions(graph: Graph) -> Graph:
+    """The graph of a model that was captured at another length, with a note if its sequences are longer than the positions of its config.
+    Raises InputError if these are a table of the model."""
+    limit, seq = _stated(SimpleNamespace(**graph.config)), graph.workload["seq"]
+    if not limit.beyond(seq):
+        return graph
+    tables = [v.meta.shape for v in graph.top.values if v.kind == "parameter"]
+    if any(len(shape) == 2 and shape[0] == limit.number for shape in tables):
+        raise InputError(too_long(graph.name, limit, seq))
+    return replace(graph, assumptions=(*graph.assumptions, stretched(limit, seq)))
 
 
 def too_long(name: str, limit: Positions, seq: int) -> str:
