@@ -282,7 +282,7 @@ def _plan(args: argparse.Namespace) -> int:
         lost = regret(result)
         data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"
     _done()
-    if args.output:
+    if args.output is not None:
         save_plan(chosen, args.output)
         print(
             f"{args.output}: {_which(chosen, data)}not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr

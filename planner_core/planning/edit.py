@@ -34,6 +34,7 @@ from planner_core.core import (
     join_name,
     parse_placements,
 )
+from planner_core.planning.fitting.shortage import than_there_is
 from planner_core.planning.methods import BASELINES, AxisRules, anything
 from planner_core.planning.session import Planner
 from planner_core.search import Answer
@@ -171,8 +172,8 @@ def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bo
     names = " and ".join(e.pattern for e in changes)
     if math.isfinite(answer.least_memory):
         return NoPlanFits(
-            f"with {names} stored so, the least memory that any plan needs is {answer.least_memory / 1e9:.1f} GB per GPU, but "
-            f"there are {planner.budget / 1e9:.1f} GB; split it, or re-optimise the rest"
+            f"with {names} stored so, the least memory that any plan needs is {than_there_is(answer.least_memory, planner.budget)}; "
+            "split it, or re-optimise the rest"
         )
     shared = [
         f"{e.pattern}, which {_users(planner.graph, e.weight)} share"

@@ -28,7 +28,7 @@ from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
 from planner_core.planning.fitting.promise import Promise, by_promise, less, telling
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused, same_work
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
-from planner_core.planning.fitting.three_axes import with_third_axis
+from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
 from planner_core.planning.fitting.uncounted import uncounted
 from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
@@ -108,6 +108,7 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
     assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
     own = same_work(chosen) if chosen.fits else chosen.notes
+    own = (*own, *fewer_gpus(planner, chosen, choose, say))
     notes = (*told, *own, *uncounted(chosen, planner.graph), *slow, *assumed, *without(planner, usual))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(

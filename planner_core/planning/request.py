@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION
+from planner_core.core import DEFAULT_PRECISION, Cluster
 
 Progress = Callable[[str], None]
 """A function that gets a sentence about what is being done. It may raise an exception to stop."""
@@ -26,7 +26,7 @@ class Request:
     """
 
     model: str
-    cluster: str | Mapping[str, Any] = "2x8-h100"
+    cluster: str | Mapping[str, Any] | Cluster = "2x8-h100"
     mesh: str | None = None
     batch: int | None = None
     seq: int | None = None

@@ -303,15 +303,17 @@ def prepare(
         Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
     )
     if request.memory_gb is not None:
-        if not 0 < request.memory_gb < 1e6:
-            raise InputError(f"--memory-gb {request.memory_gb} is not between 0 and 10^6; give e.g. --memory-gb 40")
+        if not 1e-6 <= request.memory_gb < 1e6:
+            raise InputError(f"--memory-gb {request.memory_gb} is not between 10^-6 and 10^6; give e.g. --memory-gb 40")
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
     given = request.dtype
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
-    micro_batches = request.accumulate or 1
+    micro_batches = 1 if request.accumulate is None else request.accumulate
+    if not 1 <= micro_batches <= 10**9:
+        raise InputError(f"--accumulate {micro_batches} is not a positive number up to 10^9; give e.g. --accumulate 2")
     stage = max(ZERO) if request.zero is None else request.zero
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,

@@ -20,6 +20,7 @@ SCHEMA = "shardscope.report/1"
 AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
 HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
+SLOWED = "exposed comm above all comm: collectives at one time slow each other and computation; all comm is each of them by itself"
 
 
 def simulated_s(result: Result) -> list[float]:
@@ -201,6 +202,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         "",
         plans_table(result.plans, speeds, budget),
         HOW_SURE,
+        *([SLOWED] if any(p.cost.exposed_comm_time_s > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulated_s(result)),
         f"how sure the order is: {choice(result).sentence}",
         *notes,

@@ -89,8 +89,8 @@ def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[t
     """A planner for each number of data-parallel ranks, the most first."""
     size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
     assert size is not None
-    if size < 1:
-        raise InputError(f"--micro-batch {size} is not a number of samples; give 1 or more")
+    if not 1 <= size <= 10**9:
+        raise InputError(f"--micro-batch {size} is not a positive number up to 10^9; give e.g. --micro-batch 2")
     fixed = (request.accumulate or 1) if isinstance(graph, Graph) else request.accumulate
 
     def planner(count: int, batch: int | None) -> Planner:

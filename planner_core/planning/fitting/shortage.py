@@ -24,8 +24,7 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    digits = 1 if budget > 1e9 else 4
-    needs = f"the least memory that any plan needs is {most}{peak / 1e9:.{digits}f} GB per GPU, but there are {budget / 1e9:.{digits}f} GB"
+    needs = f"the least memory that any plan needs is {most}{than_there_is(peak, budget)}"
     idle = idle_axes(least, graph)
     if not idle:
         return "; ".join((needs, *same_work(least)))
@@ -38,18 +37,29 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     )
 
 
+def than_there_is(needed: float, budget: float) -> str:
+    """How many bytes a GPU needs and has, with as many digits as tell them apart."""
+    first = 1 if budget > 1e9 else 4
+    digits = next((d for d in range(first, 9) if f"{needed / 1e9:.{d}f}" != f"{budget / 1e9:.{d}f}"), 9)
+    return f"{needed / 1e9:.{digits}f} GB per GPU, but there are {budget / 1e9:.{digits}f} GB"
+
+
+def copies(plan: Plan) -> int:
+    """How many GPUs do the same work."""
+    return math.prod(
+        n for axis, (role, n) in enumerate(zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True))
+        if role == IDLE or (role in (DATA, SHARD) and axis not in plan.data_axes)
+    )  # fmt: skip
+
+
 def same_work(plan: Plan) -> tuple[str, ...]:
     """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
-    mesh, batch = plan.mesh, int(plan.workload["batch"])
-    alone = [
-        n for axis, (role, n) in enumerate(zip(axis_roles(plan), mesh.axis_sizes, strict=True))
-        if n > 1 and (role == IDLE or (role in (DATA, SHARD) and axis not in plan.data_axes))
-    ]  # fmt: skip
-    if not alone or batch % mesh.num_devices == 0:
+    mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), copies(plan)
+    if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
     return (
-        f"groups of {math.prod(alone):,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: --batch {more} would "
+        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: --batch {more} would "
         f"use all {mesh.num_devices:,} GPUs",
     )
 

@@ -10,16 +10,22 @@ Example: 512 GPUs in nodes of 8 have 8x8x8, 4x16x8 and 8x16x4.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
-from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names, divisors
-from planner_core.planning.fitting.micro_batches import Choose
+from planner_core.core import Cluster, DeviceMesh, NoPlanFits, Plan, PlannerError, axis_names, divisors
+from planner_core.planning.fitting.micro_batches import Choose, settle
+from planner_core.planning.fitting.shortage import copies
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner
 
 FEW = 64
 """Number of GPUs up to which two axes are enough."""
+GAIN = 0.01
+"""A part of the cluster is told of if it saves more than this share of the step."""
+PARTS = (1, 8, 32)
+"""Parts of so many times the GPUs that do different work are looked at."""
 UNEVEN = 4
 """The second of the outer axes is at most so many times as long as the first."""
 
@@ -52,3 +58,36 @@ def with_third_axis(planner: Planner, plan: Plan, choose: Choose, say: Progress)
         return plan
     better = (not found.fits, found.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
     return replace(found, optimal=found.optimal and plan.optimal) if better else plan
+
+
+def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> tuple[str, ...]:
+    """A note if a part of the cluster would be faster than a plan in which GPUs do the same work. Where an outer axis has copies, operators
+    see the rest of the mesh as one axis; that part has two of its own."""
+    used = plan.mesh.num_devices // copies(plan)
+    if planner.request.mesh or not plan.fits or used == plan.mesh.num_devices:
+        return ()
+    found: dict[str, Plan] = {}
+    for gpus in (used * more for more in PARTS):
+        part = _innermost(planner.cluster, gpus) if gpus < plan.mesh.num_devices else None
+        if part:
+            say(f"search on {gpus} GPUs")
+            with contextlib.suppress(PlannerError):
+                name = (
+                    f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
+                )
+                found[name] = settle(replace(planner.request, cluster=part), planner.graph, choose, say)[1]
+    name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
+    ends = [1e3 * p.cost.step_time_s for p in (best, plan)]
+    if not best.fits or ends[0] > ends[1] * (1 - GAIN):
+        return ()
+    return (f"{name} would take {ends[0]:.4g} ms instead of {ends[1]:.4g} ms: this batch is too small for the others",)
+
+
+def _innermost(cluster: Cluster, gpus: int) -> Cluster | None:
+    """The cluster of the first `gpus` GPUs, if they fill whole units of each level."""
+    levels, rest = [], gpus
+    for level in cluster.levels:
+        size = max(d for d in divisors(rest) if d <= level.size)
+        rest //= size
+        levels += [replace(level, size=size)] if size > 1 else []
+    return replace(cluster, levels=tuple(levels)) if rest == 1 and levels else None

@@ -1,0 +1,24 @@
+"""Where a batch is too small for a cluster, a part of the cluster that would be faster is named."""
+
+from __future__ import annotations
+
+import re
+
+from planner_core.planning import Request, plan_model
+
+
+def _told(cluster: str) -> list[str]:
+    notes = plan_model(Request(model="llama-3-8b", layers=2, cluster=cluster)).notes
+    return [note for note in notes if "GPUs alone" in note]
+
+
+def test_a_part_of_a_cluster_that_would_be_faster_is_named_and_is() -> None:
+    (told,) = _told("12500x8-h100")
+    found = re.match(r"([\d,]+) of these GPUs alone \((\d+) x 8\) would take ([\d.]+) ms instead of ([\d.]+) ms", told)
+    assert found, told
+    alone = plan_model(Request(model="llama-3-8b", layers=2, cluster=f"{found[2]}x8-h100")).best
+    assert 1e3 * alone.cost.step_time_s <= float(found[3]) * 1.001 < float(found[4])
+
+
+def test_nothing_is_told_where_every_gpu_has_work() -> None:
+    assert _told("2x8-h100") == []
