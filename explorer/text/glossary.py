@@ -19,7 +19,7 @@ GLOSSARY = {
     "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
     "all_to_all": "each device sends a different slice to each other one",
     "send_recv": "each device sends what it has to the next one around a ring",
-    "exposed": "communication that the step has to wait for; the rest hides behind compute",
+    "exposed": "time that a step waits for communication, also where collectives slow each other; the rest hides behind compute",
     "mesh": "the GPUs as a grid of named axes; a tensor is split or repeated along each axis by itself",
     "gathered at use": "each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
     "ring": "each GPU passes pieces on to its neighbour; least bytes, many steps",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, TensorMeta
-from planner_core.models.sources.positions import within_positions
 from planner_core.models.zoo import ZOO, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -142,6 +141,8 @@ def open_model(
     """The graph of a MODEL argument: a snapshot of the zoo if there is one, else a capture (which imports torch)."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
+        from planner_core.models.sources.positions import within_positions
+
         graph = within_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     asked = {"batch": batch, "seq": seq}

@@ -299,9 +299,7 @@ def prepare(
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
     clock = clock or Clock()
-    cluster = (
-        Cluster.from_json(request.cluster) if isinstance(request.cluster, Mapping) else load_cluster(request.cluster)
-    )
+    cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
         if not 1e-6 <= request.memory_gb < 1e6:
             raise InputError(f"--memory-gb {request.memory_gb} is not between 10^-6 and 10^6; give e.g. --memory-gb 40")

@@ -43,11 +43,11 @@ def apply(
     Returns:
         The same module. It is called as before, with this rank's own part of the micro-batch. Ranks along `plan.data_axes` hold
         different samples, in order of the ranks; all other ranks hold the same samples. With `global_batch=True` every rank gives
-        the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A
-        tensor of samples has this rank's own samples. If the model returns a loss, other tensors that are sharded over ranks are
-        DTensors that take no gradient. `loss.backward()` and any optimizer over `module.parameters()` work as on one process.
-        Gradients of several backward passes add up; use `with module.no_sync():` for all but the last, which is faster. Clip with
-        `clip_grad_norm_`. Of running statistics of sharded channels a buffer has this rank's; `state_dict()` has all, as DTensors.
+        the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A tensor
+        of samples has this rank's own samples, or with `global_batch=True` and no loss beside it all of them. If the model returns
+        a loss, other tensors that are sharded over ranks are DTensors that take no gradient. `loss.backward()` and any optimizer
+        over `module.parameters()` work as on one process. Gradients of several backward passes add up; `with module.no_sync():` for
+        all but the last is faster. Of running statistics of sharded channels a buffer has this rank's; `state_dict()` has all.
 
     Raises:
         InputError: There is no process group, or its number of ranks is not the plan's number of devices.
@@ -81,7 +81,15 @@ def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
         type(module).zero_grad(module, *args, **kwargs)
 
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_stay)
+    module.__dict__["__reduce_ex__"] = _refuse_copy
     return module
+
+
+def _refuse_copy(protocol: int) -> Any:
+    raise PlanMismatch(
+        "a model under a plan cannot be copied or pickled (its process groups and generated code are of this process); copy the module "
+        "before apply, save model.state_dict() and not the model, or keep averages of model.parameters() themselves"
+    )
 
 
 def _stay(*args: Any, **kwargs: Any) -> Any:

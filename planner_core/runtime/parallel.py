@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import makes_cache
-from planner_core.models.sources import unread_argument
+from planner_core.models.sources import spelled, unread_argument
 from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
@@ -42,10 +42,13 @@ from planner_core.runtime.program.setup import axes_of, leading, place, shard_mo
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
+from planner_core.runtime.record.batch import changed
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
 from planner_core.runtime.write.planned import PlannedForward
 
 Finish = Callable[[Any], Any]
+CHANGES = 8
+"""After so many recordings for other numbers among the arguments a warning says so."""
 WAYS = 8
 """At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
@@ -84,16 +87,11 @@ class Parallel:
         self.watch = ModelWatch(model, self.planned.outside)
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], Ready] = {}
-        self.recorded = 0
+        self.recorded = self.changes = 0
+        self.last: Any = None
         self.caches = makes_cache(model, self.plain)
         self.dispatched: Dispatched | None = None
         self.fallback = fallback
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise PlanMismatch(
-            "a model under a plan cannot be copied (its process groups and generated code are of this one); copy the module before "
-            "apply, or keep averages of model.parameters() themselves"
-        )
 
     # --- calling --------------------------------------------------------------------------------------
 
@@ -106,7 +104,7 @@ class Parallel:
             )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
-        self.agreement.batch(args, kwargs, whole, (torch.is_grad_enabled(), self.model.training))
+        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.held)
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)
@@ -116,12 +114,19 @@ class Parallel:
                 self._fall_back(str(error))
         assert self.dispatched is not None
         if not self.dispatched.inside:
-            self._refuse_gradients(pytree.tree_leaves((args, kwargs)))
+            self._refuse_inputs(pytree.tree_leaves((args, kwargs)))
         if not whole and not self.dispatched.inside:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._gathered, (args, kwargs))
+            args, kwargs = changed((args, kwargs), self.planned.held(args, kwargs), self._gathered)
         # ranks hold the same batch, and draw the same numbers beside it
-        with drawing(self.engine.seed_of(""), self.device):
-            out = self.dispatched(args, kwargs, self.finish)
+        try:
+            with drawing(self.engine.seed_of(""), self.device):
+                out = self.dispatched(args, kwargs, self.finish)
+        except PlanMismatch as error:
+            if hooked := self.watch.hooked_since():
+                raise PlanMismatch(
+                    f"{error} ({hooked} has a hook that was registered after the plan was applied)"
+                ) from None
+            raise
         self.engine.forwards += torch.is_grad_enabled()
         return out
 
@@ -134,7 +139,7 @@ class Parallel:
     def _rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         self._check()
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        self._refuse_gradients(leaves)
+        self._refuse_inputs(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         if unread := unread_argument(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
@@ -148,15 +153,41 @@ class Parallel:
         with torch.inference_mode(False):
             self.programs[key, way] = self._prepare(args, kwargs, whole)
         self.recorded += 1
+        self._tell_of_change(args, kwargs, key)
         try:
             return self._run(self.programs[key, way], leaves)
         except GuardFailed:
             raise CannotRewrite("its forward pass takes another way each time that it is called") from None
 
-    def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
-        return ready([self._gathered(x) if ready.gathers and isinstance(x, torch.Tensor) else x for x in leaves])
+    def _tell_of_change(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
+        """Warn once if the model is recorded again and again since a number or a word among its arguments changes."""
+        (leaves, *rest), (before, *same) = key, self.last or key
+        self.last = key
+        at = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
+        if (
+            at is None
+            or rest != same
+            or any(isinstance(a[0], torch.Size) for a in (leaves[at], before[at]) if isinstance(a, tuple))
+        ):
+            return
+        self.changes += 1
+        if self.changes == CHANGES:
+            place = spelled(pytree.tree_flatten_with_path((args, kwargs))[0][at][0], self.planned.names)
+            warnings.warn(
+                f"{place} is a number or a word that changes from call to call, and each value is recorded anew, which takes far longer "
+                "than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward does not use", stacklevel=4,
+            )  # fmt: skip
 
-    def _refuse_gradients(self, leaves: Sequence[Any]) -> None:
+    def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
+        held = ready.gathered or [False] * len(leaves)
+        return ready([self._gathered(x) if own else x for x, own in zip(leaves, held, strict=True)])
+
+    def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
+        if any(isinstance(x, DTensor) for x in leaves):
+            raise PlanMismatch(
+                "an input is a DTensor: a weight, or a result of which each rank has a part; take .full_tensor() of it, and give the model "
+                "the same on all ranks with global_batch=True, or cut out this rank's own samples"
+            )
         if (
             torch.is_grad_enabled()
             and self.mesh.size() > 1
@@ -183,7 +214,7 @@ class Parallel:
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """The global batch, gathered from every rank's own part. Ranks along the last axis have adjacent parts."""
-        for axis in reversed(self.data_axes) if own.dim() else ():
+        for axis in reversed(self.data_axes):
             own = self.axes[axis].all_gather(own, 0)
         return own
 
@@ -266,7 +297,16 @@ class Parallel:
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
-        shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves])
+        shapes = tuple(
+            [
+                (x.shape, x.dtype)
+                if isinstance(x, torch.Tensor)
+                else (type(x), repr(x))
+                if isinstance(x, (int, float))
+                else x
+                for x in leaves
+            ]
+        )  # 1, 1.0 and True are equal
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted
 
@@ -279,8 +319,7 @@ class Parallel:
                 "the script's blocks are not those that would be written for this model, batch and plan with what is installed "
                 f"here{other_versions(self.plan)}: export it again, or leave its blocks out (--no-blocks)"
             )
-        gathers = self.data_axes if made.gathered else None
-        return Ready(made.program, made.layout, self.engine, self.mesh, made.whole, gathers)
+        return Ready(made, self.engine, self.mesh, self.data_axes)
 
 
 def _device(mesh: DeviceMesh) -> torch.device:

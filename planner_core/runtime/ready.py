@@ -15,21 +15,19 @@ from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.outputs import Deliver, collective, delivery, single, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
-from planner_core.runtime.write.planned import own_part
+from planner_core.runtime.write.planned import Prepared, own_part
 from planner_core.runtime.write.planned_tape import PlannedTape
-from planner_core.runtime.write.specs import Program
 
 
 class Ready:
-    """One program on this rank. `whole`: every rank brings the global batch. `gathers`: the axes over which the callers' own parts
-    are gathered first, since the plan shards the batch less than the callers do."""
+    """One program on this rank. `gathers`: the axes over which the callers' own parts are gathered first, where the plan shards the
+    batch less than the callers do."""
 
-    def __init__(
-        self, program: Program, layout: PlannedTape, engine: Engine, mesh: DeviceMesh, whole: bool, gathers: Sequence[int] | None = None
-    ) -> None:  # fmt: skip
-        self.program, self.layout, self.engine, self.mesh, self.whole = program, layout, engine, mesh, whole
-        self.gathers = gathers
-        self.bound = Bound(program, engine)
+    def __init__(self, made: Prepared, engine: Engine, mesh: DeviceMesh, data_axes: Sequence[int]) -> None:
+        self.program, self.layout, self.whole, self.gathered = made.program, made.layout, made.whole, made.gathered
+        self.engine, self.mesh = engine, mesh
+        self.gathers = data_axes if made.gathered else None
+        self.bound = Bound(self.program, engine)
         self._arguments()
         self._results()
 

@@ -30,7 +30,18 @@ X = torch.zeros(2, 3)
 
 
 @pytest.mark.parametrize(
-    "other", [np.zeros(3), {1, 2}, iter([X]), (X for _ in range(2)), SimpleNamespace(w=1.0), Batch(X), object()]
+    "other",
+    [
+        np.zeros(3),
+        {1, 2},
+        iter([X]),
+        (X for _ in range(2)),
+        SimpleNamespace(w=1.0),
+        Batch(X),
+        object(),
+        lambda t: t,
+        slice(2),
+    ],
 )
 def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
     with pytest.raises(
@@ -45,7 +56,8 @@ def test_a_module_with_weights_is_refused_as_an_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [None, 1.5, np.int64(3), "word", nn.ReLU(), torch.relu, {"a": [X, 2]}, torch.float32, slice(2)]
+    "other",
+    [None, 1.5, np.int64(3), "word", nn.ReLU(), torch.relu, {"a": [X, 2]}, torch.float32, range(2), nn.functional.relu],
 )
 def test_tensors_numbers_words_and_functions_are_taken(other: Any) -> None:
     assert unread_argument((X, other), {}) == ""

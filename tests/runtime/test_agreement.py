@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
+from planner_core.runtime.library import applied
 from planner_core.verification.processes import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -117,3 +120,106 @@ def test_a_batch_that_must_be_the_same_on_all_ranks_is_refused_where_it_is_not(t
         assert "under this plan all ranks have the same batch" in said["Megatron-LM, own"]
         assert "with global_batch=True every rank gives the whole batch" in said["data parallel, other"]
         assert said["data parallel, by name"].startswith("y has other values")
+
+
+def _drift(whole: str) -> dict[str, str]:
+    rank, said = dist.get_rank(), {}
+    mine = (SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank])
+
+    def stepped(loss: Callable[[nn.Module], torch.Tensor]) -> None:
+        model = shardscope.apply(_net(), shardscope.load_plan(whole))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss(model).backward()
+        optimizer.step()
+
+    said["a part"] = _said(lambda: stepped(lambda m: m(*mine) + m.up(mine[0]).square().mean()))
+    said["the model"] = _said(lambda: stepped(lambda m: m(*mine) + m.up.weight.square().sum()))
+    return said
+
+
+def test_gradients_of_copies_that_differ_are_refused_at_the_first_step(tmp_path: Path) -> None:
+    for said in run_ranks(_drift, 2, _files(tmp_path)[1:]):
+        assert said["a part"].startswith("the gradient of up.weight differs between rank 0 and rank 1")
+        assert said["the model"] == ""
+
+
+class Banked(nn.Module):
+    """A forward beside whose samples there is a table, of as many rows as a rank has samples, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.l = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, bank: torch.Tensor, scale: float | int) -> torch.Tensor:
+        scores = self.l(x) @ bank.T
+        return scores.logsumexp(1).mean() / len(bank) * (3 if isinstance(scale, bool) else scale)
+
+
+BANK = torch.linspace(0, 1, 4 * 16).view(4, 16)
+
+
+def _banked(files: list[str]) -> list[tuple[str, float]]:
+    rank, found = dist.get_rank(), []
+    for file in files:
+        model, alone = shardscope.apply(Banked(), shardscope.load_plan(file)), Banked()
+        own = SAMPLES.chunk(2)[rank] if file.endswith(("data parallel", "FSDP")) else SAMPLES
+        for scale in (1, True, 1.0):
+            wanted = alone(SAMPLES, BANK, scale).item()
+            found.append((f"{file} {scale!r}", abs(model(SAMPLES, BANK, scale, global_batch=True).item() - wanted)))
+            found.append((f"{file} {scale!r} own", abs(model(own, BANK, scale).item() - wanted)))
+    return found
+
+
+def test_a_table_among_the_inputs_is_not_taken_for_samples(tmp_path: Path) -> None:
+    _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
+    assert any(file.endswith("data parallel") for file in files)
+    rows = run_ranks(_banked, 2, (files,))[0]
+    assert [row for row in rows if row[1] > 1e-5] == []
+
+
+def _fed(file: str) -> tuple[list[str], str]:
+    rank = dist.get_rank()
+    model = shardscope.apply(Banked(), shardscope.load_plan(file))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(SAMPLES.chunk(2)[rank], BANK + rank, 1)
+    shared = DTensor.from_local(BANK, applied(model).mesh, [Replicate()])
+    return [str(w.message) for w in seen], _said(lambda: model(SAMPLES, shared, 1, global_batch=True))
+
+
+def test_other_tables_on_other_ranks_are_told_and_parts_refused(tmp_path: Path) -> None:
+    _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
+    told, refused = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
+    assert any("argument 2 has other values on rank 1 than on rank 0, and no samples" in words for words in told)
+    assert refused.startswith("an input is a DTensor")
+
+
+def _annealed(file: str) -> list[str]:
+    model = shardscope.apply(Banked(), shardscope.load_plan(file))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step in range(12):
+            model(SAMPLES, BANK, 1 + step / 12, global_batch=True)
+    return [str(w.message) for w in seen]
+
+
+def test_a_number_that_changes_at_each_call_is_told(tmp_path: Path) -> None:
+    _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
+    (told,) = run_ranks(_annealed, 2, (files[0],))[0]
+    assert told.startswith("scale is a number or a word that changes from call to call")
+
+
+def _whole(file: str) -> list[str]:
+    model = shardscope.apply(_net(), shardscope.load_plan(file))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(SAMPLES, TRUTH, global_batch=True)
+        model(SAMPLES.chunk(2)[dist.get_rank()], TRUTH.chunk(2)[dist.get_rank()])
+        model(SAMPLES, TRUTH)
+    return [str(w.message) for w in seen]
+
+
+def test_a_rank_that_is_given_the_whole_batch_as_its_own_is_told(tmp_path: Path) -> None:
+    (told,) = run_ranks(_whole, 2, _files(tmp_path)[1:])[0]
+    assert told.startswith("this rank was given 8 samples, as many as the plan has for all: 2 parts make 16")

@@ -131,7 +131,9 @@ def _on_ranks(files: list[str]) -> list[dict[str, Any]]:
         for name, make in OPTIMIZERS.items():
             model = shardscope.apply(OwnGPT(), plan)
             row[name] = trained(model, make(model.parameters()), global_batch=True)
-        found.append({**row, **_refused(plan), **_in_order(plan), "stepped": _scaled(plan)})
+        found.append(
+            {**row, **_refused(plan), **_in_order(plan), "stepped": _scaled(plan) if plan.name == NAMES[0] else []}
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.arguments import spelled, unread_argument
+    from planner_core.models.sources.arguments import WITHOUT_SAMPLES, positional, spelled, unread_argument
     from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
+    "WITHOUT_SAMPLES",
     "_MAPPINGS",
     "ModelSource",
     "build",
@@ -25,6 +26,7 @@ __all__ = [
     "limits",
     "module_source",
     "own_config",
+    "positional",
     "python_source",
     "spelled",
     "text_config",
@@ -39,6 +41,8 @@ _HOME = {
     "limits": "planner_core.models.sources.labels",
     "text_config": "planner_core.models.sources.labels",
     "own_config": "planner_core.models.sources.huggingface",
+    "WITHOUT_SAMPLES": "planner_core.models.sources.arguments",
+    "positional": "planner_core.models.sources.arguments",
     "spelled": "planner_core.models.sources.arguments",
     "unread_argument": "planner_core.models.sources.arguments",
     "training_inputs": "planner_core.models.sources.inputs",

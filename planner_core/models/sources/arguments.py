@@ -1,41 +1,82 @@
-"""What a model may be given: tensors, numbers and words, in containers that torch looks into."""
+"""What a model may be given: tensors, numbers and words, in containers that torch looks into; and which of them hold samples."""
 
 from __future__ import annotations
 
 import enum
 import numbers
 import types
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-_PLAIN = (torch.Tensor, bool, numbers.Number, str, bytes, types.NoneType, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType,
-          types.MethodType, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, slice, range)  # fmt: skip
+_PLAIN = (bool, numbers.Number, str, bytes, types.NoneType, enum.Enum, type, types.BuiltinFunctionType, torch.dtype,
+          torch.device, torch.layout, torch.memory_format, range)  # fmt: skip
+WITHOUT_SAMPLES = "inputs_without_samples"
+"""Key of a plan's `config`: the names of inputs whose dim 0 is not that of the batch, if there are any."""
 
 
-def spelled(path: tuple[Any, ...]) -> str:
-    """The place of a leaf of (args, kwargs): `argument 2`, `labels`, `batch['x'][0]`."""
+def spelled(path: tuple[Any, ...], names: Sequence[str] = ()) -> str:
+    """The place of a leaf of (args, kwargs): `argument 2`, `labels`, `batch['x'][0]`. `names`: those of positional parameters."""
     kind, first, *rest = path
-    name = f"argument {first.idx + 1}" if kind == pytree.SequenceKey(0) else str(first.key)
-    return name + pytree.keystr(tuple(rest))
+    by_place = kind == pytree.SequenceKey(0)
+    known = dict(enumerate(names)) if by_place else {}
+    name = known.get(first.idx, f"argument {first.idx + 1}") if by_place else first.key
+    return f"{name}{pytree.keystr(tuple(rest))}"
+
+
+def positional(function: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that may be given by their place."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature(function).parameters.values() if p.kind in kinds]
+
+
+def without_samples(module: nn.Module, args: Any, kwargs: Any) -> dict[str, list[str]]:
+    """For a plan's `config`: the tensors whose dim 0 is not as long as the first one's."""
+    leaves = [
+        (path, x)
+        for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]
+        if isinstance(x, torch.Tensor) and x.dim()
+    ]
+    names = positional(module.forward)
+    found = [spelled(path, names) for path, x in leaves if x.shape[0] != leaves[0][1].shape[0]]
+    return {WITHOUT_SAMPLES: found} if found else {}
 
 
 def unread_argument(args: Any, kwargs: Any) -> str:
-    """Says which argument is one that a recording would keep as it is at the first call, and what would do; empty if none is."""
-    if all(isinstance(x, _PLAIN) for x in pytree.tree_leaves((args, kwargs))):
+    """Says which argument a plan cannot take, or would keep as it is at the first call, and what would do; empty if none is."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    first = next((x for x in leaves if isinstance(x, torch.Tensor) and x.dim()), None)
+    if first is not None and not first.shape[0]:
+        return f"the first tensor has the shape {tuple(first.shape)}, and so no samples; give those of one step"
+    if all(_plain(x) for x in leaves):
         return ""
-    for path, leaf in pytree.tree_flatten_with_path((args, kwargs))[0]:
-        what = f"{spelled(path)} is of type {type(leaf).__name__}"
-        if isinstance(leaf, nn.Module):
-            if any(True for _ in leaf.parameters()):
-                return (
-                    f"{what}, a module with weights, which a plan would leave as they are; make it a part of the model"
-                )
-        elif not isinstance(leaf, _PLAIN):
-            return (
-                f"{what}, into which a plan does not look, so that its values would stay those of the first call; give its tensors and "
-                "numbers as arguments of their own, or in a dict, list or tuple"
-            )
-    return ""
+    flat = pytree.tree_flatten_with_path((args, kwargs))[0]
+    return next(f"{spelled(path)} is {_unread(leaf)}" for path, leaf in flat if not _plain(leaf))
+
+
+def _plain(leaf: Any) -> bool:
+    """Whether a leaf has no values that may change, or is dense; functions and modules of torch have none."""
+    if isinstance(leaf, torch.Tensor):
+        return not leaf.is_nested and leaf.layout in (torch.strided, torch.sparse_coo)
+    if isinstance(leaf, nn.Module):
+        return type(leaf).__module__.startswith("torch.nn") and not leaf.state_dict()
+    return isinstance(leaf, _PLAIN) or (isinstance(leaf, types.FunctionType) and leaf.__module__.startswith("torch."))
+
+
+def _unread(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        kind = "nested" if leaf.is_nested else str(leaf.layout)
+        return (
+            f"a tensor of kind {kind}, which a plan cannot split; give it dense (padded, if its rows differ), or as COO"
+        )
+    named = f"of type {type(leaf).__name__}"
+    if isinstance(leaf, nn.Module) and any(True for _ in leaf.parameters()):
+        return f"{named}, a module with weights, which a plan would leave as they are; make it a part of the model"
+    return (
+        f"{named}, into which a plan does not look, so that its values would stay those of the first call; give its tensors and numbers as "
+        "arguments of their own, or in a dict, list or tuple"
+    )

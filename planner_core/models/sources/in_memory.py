@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from types import CellType, FunctionType
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.refusals import check_gradient_hooks
-from planner_core.models.sources.arguments import unread_argument
+from planner_core.models.sources.arguments import unread_argument, without_samples
 from planner_core.models.sources.resolve import ModelSource
 
 MODULE = "module"
@@ -31,18 +32,28 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
         raise InputError(
             f"{name} needs example inputs: inputs=(x, y) or inputs={{'x': x, 'y': y}}, as the model is called"
         )
-    named = isinstance(inputs, Mapping)
-    given = dict(inputs) if named else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    if unread := unread_argument(() if named else given, given if named else {}):
-        raise InputError(f"the example inputs of {name} cannot be planned: {unread}")
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    _check_inputs(module, args, kwargs)
     on_meta = _copied(module)
     if dtype is not None:
         on_meta = on_meta.to(getattr(torch, dtype))
-    ready = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), given)
-    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}"}
-    return ModelSource(
-        name, MODULE, on_meta.train(), ready if named else {}, () if named else ready, config, _workload(name, ready)
-    )
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), (args, kwargs))
+    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **without_samples(module, args, kwargs)}
+    return ModelSource(name, MODULE, on_meta.train(), kwargs, args, config, _workload(name, (args, kwargs)))
+
+
+def _check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    name = type(module).__name__
+    if unread := unread_argument(args, kwargs):
+        raise InputError(f"the example inputs of {name} cannot be planned: {unread}")
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{name}.forward cannot be called with these inputs: {error}; give them as the model is called, inputs=(x, y) or "
+            "inputs={'x': x}, and one dict that is itself an argument as inputs=(batch,)"
+        ) from None
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
+import operator
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -24,8 +28,11 @@ from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch
 
-_MINUTES = 10
-_SAMPLED = 1024
+_PATIENCE_S, _AFTER_BACKWARD_S = 1800, 600
+"""So long a rank may be late: it may prepare data, or write an image between backward and the step."""
+_SAMPLED, _FEW = 1024, 8
+_APART = 0.05
+"""Gradients differ if samples of them lie further apart than this share of their length."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
 _MODELS: Counter[tuple[int, ...]] = Counter()
 """How many models each set of ranks has put under plans in this process: all of its ranks count the same."""
@@ -41,7 +48,7 @@ class Agreement:
         _MODELS[everyone] += 1
         self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]}"
         self.made: Counter[tuple[int, ...]] = Counter()
-        self.alone = mesh.size() == 1 or dist.get_backend() == "fake"
+        self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.calls: set[Any] = set()
         self.values: dict[str, int] = {}
 
@@ -64,17 +71,35 @@ class Agreement:
     def start(self, plan: Mapping[str, Any], seed: int) -> None:
         """All ranks start from one plan, seed and values."""
         said = zlib.crc32(json.dumps(plan, sort_keys=True, default=str).encode())
-        self._check(self._ranks_with_same(()), {_PLAN: said, _SEED: seed, **self.values}, _other_start)
+        if differs := self._differs(self._ranks_with_same(()), {_PLAN: said, _SEED: seed, **self.values}):
+            raise PlanMismatch(_other_start(*differs))
 
-    def batch(self, args: Any, kwargs: Any, whole: bool, mode: Any) -> None:
-        """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode."""
-        if self.alone or (mode, whole) in self.calls:
+    def batch(
+        self, args: Any, kwargs: Any, whole: bool, training: bool, held: Callable[[Any, Any], Sequence[bool]]
+    ) -> None:
+        """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
+        where ranks with other samples were given other tensors without samples: `held(args, kwargs)` says which leaves have some."""
+        mode = (torch.is_grad_enabled(), training, whole)
+        if self.alone or mode in self.calls:
             return
-        self.calls.add((mode, whole))
-        ranks = self._ranks_with_same(() if whole else self.data_axes)
-        if len(ranks) > 1:
+        self.calls.add(mode)
+        ranks, digests = self._ranks_with_same(() if whole else self.data_axes), _digests(args, kwargs)
+        if differs := self._differs(ranks, digests):
             names = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
-            self._check(ranks, _digests(args, kwargs), _other_batch([names[a] for a in self.data_axes], whole))
+            raise PlanMismatch(_other_batch([names[a] for a in self.data_axes], whole, *differs))
+        if mode[0] and not whole:  # without gradients a rank may call a data-parallel model alone
+            leaves = zip(digests.items(), held(args, kwargs), pytree.tree_leaves((args, kwargs)), strict=True)
+            tables = {n: d for (n, d), own, x in leaves if isinstance(x, torch.Tensor) and not own}
+            if differs := self._differs(self._ranks_with_same(()), tables):
+                warnings.warn(_other_table(*differs), stacklevel=4)
+
+    def gradients(self, found: Mapping[str, torch.Tensor | None]) -> None:
+        """The gradients of whole weights, as an optimizer takes them, are nearly the same on all ranks."""
+        if self.alone:
+            return
+        sampled = {n: _few(g) for n, g in found.items() if g is None or _readable(g)}
+        if differs := self._differs(self._ranks_with_same(()), sampled, _nearly, _AFTER_BACKWARD_S):
+            raise PlanMismatch(_other_gradient(*differs))
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
@@ -86,45 +111,52 @@ class Agreement:
             .tolist()
         )
 
-    def _check(self, ranks: tuple[int, ...], found: Mapping[str, int], told: Callable[[str, int, int], str]) -> None:
-        """Compare digests by name. `told(name, first rank, other rank)` says what differs."""
-        if self.alone:
-            return
+    def _differs(
+        self,
+        ranks: tuple[int, ...],
+        found: Mapping[str, Any],
+        alike: Callable[[Any, Any], bool] = operator.eq,
+        patience_s: float = _PATIENCE_S,
+    ) -> tuple[str, int, int] | None:
+        """Compare what ranks found, by name. The first name where it differs, and two ranks that have it."""
+        if self.alone or len(ranks) < 2:
+            return None
         first, own, store = ranks[0], dist.get_rank(), _get_default_store()
         self.made[ranks] += 1
         key = f"{self.name}/{first}/{len(ranks)}/{self.made[ranks]}"
         if own != first:
             store.set(f"{key}/{own}", json.dumps(list(found.items())))
-            differs = json.loads(_awaited(store, f"{key}/verdict", first))
+            differs = json.loads(_awaited(store, f"{key}/verdict", first, patience_s))
         else:
-            given = {r: dict(json.loads(_awaited(store, f"{key}/{r}", r))) for r in ranks[1:]}
+            given = {r: dict(json.loads(_awaited(store, f"{key}/{r}", r, patience_s))) for r in ranks[1:]}
             differs = next(
-                ((n, own, r) for r, d in given.items() for n in {**found, **d} if found.get(n) != d.get(n)), None
+                ((n, own, r) for r, d in given.items() for n in {**found, **d} if not alike(found.get(n), d.get(n))),
+                None,
             )
             store.set(f"{key}/verdict", json.dumps(differs))
-        if differs:
-            raise PlanMismatch(told(*differs))
+        return tuple(differs) if differs else None
 
 
-def _awaited(store: Any, key: str, rank: int) -> str:
+def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
     try:
-        store.wait([key], datetime.timedelta(minutes=_MINUTES))
+        store.wait([key], datetime.timedelta(seconds=patience_s))
     except RuntimeError:
         raise PlanMismatch(
-            f"rank {rank} did not come to this call within {_MINUTES} minutes; all ranks must apply the plan, and call the model as often"
+            f"rank {rank} did not come to this point within {patience_s:g} s; all ranks must apply the plan, call the model and step their "
+            "optimizers as often"
         ) from None
     return bytes(store.get(key)).decode()
 
 
 def _digests(args: Any, kwargs: Any) -> dict[str, int]:
-    """A number for each tensor, number and word of a call, by its place."""
-    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
-    plain = (bool, int, float, str, type(None))
-    return {
-        spelled(path): _digest(x) if isinstance(x, torch.Tensor) else zlib.crc32(repr(x).encode())
-        for path, x in leaves
-        if isinstance(x, plain) or (isinstance(x, torch.Tensor) and _readable(x))
-    }
+    """A number for each leaf of a call, by its place; 0 for what cannot be compared."""
+    return {spelled(path): _of_leaf(x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]}
+
+
+def _of_leaf(x: Any) -> int:
+    if isinstance(x, torch.Tensor):
+        return _digest(x) if _readable(x) else 0
+    return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
 
 def _digest(x: torch.Tensor) -> int:
@@ -137,12 +169,31 @@ def _readable(x: torch.Tensor) -> bool:
     return not x.is_meta and x.layout is torch.strided and not x.is_nested and not isinstance(x, DTensor)
 
 
-def _sampled(x: torch.Tensor) -> torch.Tensor:
+def _sampled(x: torch.Tensor, most: int = _SAMPLED) -> torch.Tensor:
     flat = x.detach().flatten()
-    return flat[:: max(1, len(flat) // _SAMPLED)]
+    return flat[:: max(1, len(flat) // most)][:most]
 
 
-def _other_batch(data_axes: Sequence[str], whole: bool) -> Callable[[str, int, int], str]:
+def _few(gradient: torch.Tensor | None) -> list[float]:
+    """Some elements of a gradient; none if there is none."""
+    if gradient is None:
+        return []
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return [float(x) for x in _sampled(real, _FEW).tolist()]
+
+
+def _nearly(a: list[float] | None, b: list[float] | None) -> bool:
+    """Kernels whose order of sums is free give other last digits. An optimizer may have the weights of its rank alone (None: not among
+    them)."""
+    if a is None or b is None:
+        return True
+    if not a or len(a) != len(b):
+        return a == b
+    apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
+    return not apart > _APART * size or not math.isfinite(size)
+
+
+def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
     """Says that ranks which must be given the same samples were not."""
     own = (
         f"only ranks along {' and '.join(data_axes)} bring their own"
@@ -150,9 +201,25 @@ def _other_batch(data_axes: Sequence[str], whole: bool) -> Callable[[str, int, i
         else "under this plan all ranks have the same batch"
     )
     why = "with global_batch=True every rank gives the whole batch" if whole else own
-    return lambda name, one, other: (
+    return (
         f"{name} has other values on rank {other} than on rank {one}, which must be given the same samples: {why}; read the batch by a "
         "rank's place along plan.data_axes, or give all of it to every rank with global_batch=True"
+    )
+
+
+def _other_table(name: str, one: int, other: int) -> str:
+    """Says that ranks with samples of their own were given other tensors beside them."""
+    return (
+        f"{name} has other values on rank {other} than on rank {one}, and no samples: its dim 0 is not that of the batch. Each rank "
+        "computes with its own, which is right if it belongs to the rank's samples alone; samples must be in dim 0 of each input"
+    )
+
+
+def _other_gradient(name: str, one: int, other: int) -> str:
+    """Says that copies of a weight would be updated apart."""
+    return (
+        f"the gradient of {name} differs between rank {one} and rank {other}, which hold the same weight, so that they would drift apart: "
+        "only what the whole model computes is summed over ranks; call the model and not a part of it, and draw noise with one seed"
     )
 
 

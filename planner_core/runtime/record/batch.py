@@ -6,32 +6,49 @@ stays the same is not. Anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import is_inplace
+from planner_core.models.sources import spelled
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
 from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
 
 
-def with_samples(args: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same inputs with other samples. These are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
-    tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
+def hold_samples(args: Any, kwargs: Any, names: Sequence[str] = (), without: Container[str] = ()) -> list[bool]:
+    """For each leaf of a call: whether it has samples. They are along dim 0 of each tensor whose dim 0 is as long as the first one's, but
+    of those that are named in `without`: these had none when the model was planned. `names`: those of positional parameters."""
+    leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
+    tensors = [x for _, x in leaves if isinstance(x, torch.Tensor) and x.dim()]
     samples = tensors[0].shape[0] if tensors else 0
-    return pytree.tree_map_only(torch.Tensor, lambda t: change(t) if t.dim() and t.shape[0] == samples else t, args)
+    return [
+        isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[0] == samples and spelled(path, names) not in without
+        for path, x in leaves
+    ]
 
 
-def repeated(args: Any, times: int = 2) -> Any:
+def changed(args: Any, held: Sequence[bool], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same inputs with other samples, where these are `held`."""
+    leaves, spec = pytree.tree_flatten(args)
+    return pytree.tree_unflatten([change(x) if own else x for x, own in zip(leaves, held, strict=True)], spec)
+
+
+def with_samples(args: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same inputs with other samples, where the shapes alone say which hold some."""
+    return changed(args, hold_samples((args,), {}), change)
+
+
+def repeated(args: Any, held: Sequence[bool], times: int = 2) -> Any:
     """The same inputs with every sample several times."""
 
     def more(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x] * times) if not x.is_meta else x.new_empty((times * x.shape[0], *x.shape[1:]))
 
-    return with_samples(args, more)
+    return changed(args, held, more)
 
 
 def batch_dims(once: Tape, twice: Tape) -> list[int | None]:

@@ -25,14 +25,18 @@ class ModelWatch:
         self.params = [(m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None]
         self.forwards = [m.__dict__.get("forward") for m in self.modules]
         self.attributes = Attributes(((self.names[id(m)], m) for m in self.modules), outside)
+        self.hooks = [_hooks(m) for m in self.modules]
         self.classes = {type(m): type(m).forward for m in self.modules}
 
     def hooked(self) -> str:
         """The name of a module, other than the model itself, with hooks that only its own call would run; empty if there is none."""
-        for module in self.modules[1:]:
-            if module.__dict__["_forward_hooks"] or module.__dict__["_forward_pre_hooks"]:
-                return str(self.names[id(module)])
-        return ""
+        return next((str(self.names[id(m)]) for m in self.modules[1:] if _hooks(m)), "")
+
+    def hooked_since(self) -> str:
+        """The name of a module with more hooks than when the plan was applied; empty if there is none."""
+        return next(
+            (str(self.names[id(m)]) for m, n in zip(self.modules, self.hooks, strict=True) if _hooks(m) > n), ""
+        )
 
     def listening(self) -> str:
         """The name of a module, other than the model itself, with hooks for backward, which no code under a plan would run."""
@@ -53,6 +57,10 @@ class ModelWatch:
             if table.get(name) is not param:
                 return f"the parameter {name} was replaced after the plan was applied"
         return ""
+
+
+def _hooks(module: nn.Module) -> int:
+    return len(module.__dict__["_forward_hooks"]) + len(module.__dict__["_forward_pre_hooks"])
 
 
 def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:

@@ -3,6 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Op
 from planner_core.models.hooks import Noted, Place, kept_tensors
+from planner_core.models.sources import WITHOUT_SAMPLES, positional
 from planner_core.runtime.plan_reader import (
     kept_sites,
     other_versions,
@@ -29,7 +32,9 @@ from planner_core.runtime.record.attributes import allow_kept, refuse_kept
 from planner_core.runtime.record.batch import (
     alike,
     batch_dims,
+    changed,
     counts_samples,
+    hold_samples,
     numbers_samples,
     plain_results,
     repeated,
@@ -50,13 +55,13 @@ Gathered = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A program for one way to call a model. `whole`: the program takes the global batch. If callers bring their own parts, these
-    are gathered first."""
+    """A program for one way to call a model. `whole`: the program takes the global batch. `gathered`: of which leaves of a call the
+    parts that callers bring are gathered first; empty if none are."""
 
     program: Program
     layout: PlannedTape
     whole: bool
-    gathered: bool
+    gathered: Sequence[bool]
 
 
 class PlannedForward:
@@ -73,6 +78,7 @@ class PlannedForward:
         self.model, self.plan, self.axes, self.finish = model, plan, list(axes), finish
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
         self.plain: Callable[..., Any] = model.forward
+        self.names, self.without = positional(self.plain), (plan["model"]["config"] or {}).get(WITHOUT_SAMPLES, ())
         self.outside = Outside(model.modules())
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
@@ -82,14 +88,17 @@ class PlannedForward:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         axes = tuple(range(len(self.axes))) if whole else self.data_axes
-        layout, counts = self._layout(args, kwargs, axes)
+        held = self.held(args, kwargs)
+        if not whole and torch.is_grad_enabled():
+            self._tell_if_whole(args, kwargs, held)
+        layout, counts = self._layout(args, kwargs, axes, held)
         gathers = not whole and layout.data_axes != self.data_axes
         if gathers:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, gathered, (args, kwargs))
-            layout, counts = self._layout(args, kwargs, layout.data_axes)
+            args, kwargs = changed((args, kwargs), held, gathered)
+            layout, counts = self._layout(args, kwargs, layout.data_axes, held)
         if (whole or gathers) and layout.num_parts > 1:
             args, kwargs = self._own_samples(layout, args, kwargs)
-            layout, counts = self._layout(args, kwargs, layout.data_axes)
+            layout, counts = self._layout(args, kwargs, layout.data_axes, held)
         if (whole or gathers) and layout.num_parts > 1 and (line := writes_input(layout.tape)):
             warnings.warn(
                 f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
@@ -98,9 +107,25 @@ class PlannedForward:
             )
         program = self._for_any_picks(layout, args, kwargs) if layout.tape.picks else None
         if counts:  # the plan is for the samples of all ranks
-            with_numbers_of(layout.tape, self._record(*repeated((args, kwargs), layout.num_parts)), layout.takes_all)
+            with_numbers_of(
+                layout.tape, self._record(*repeated((args, kwargs), held, layout.num_parts)), layout.takes_all
+            )
             program = None
-        return Prepared(program or self._written(layout), layout, whole or gathers, gathers)
+        return Prepared(program or self._written(layout), layout, whole or gathers, held if gathers else ())
+
+    def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
+        own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
+        workload, ranks = self.plan["workload"], math.prod(self.axes[a].size for a in self.data_axes)
+        planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
+        if own is not None and ranks > 1 and len(own) == planned:
+            warnings.warn(
+                f"this rank was given {planned} samples, as many as the plan has for all: {ranks} parts make {ranks * planned}, which take "
+                "more memory and time than was planned; give a rank its own part, or the whole batch with global_batch=True", stacklevel=6,
+            )  # fmt: skip
+
+    def held(self, args: Any, kwargs: Any) -> list[bool]:
+        """For each leaf of a call: whether it has samples."""
+        return hold_samples(args, kwargs, self.names, self.without)
 
     def _written(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
@@ -124,13 +149,13 @@ class PlannedForward:
             raise CannotRewrite(f"its code computes with a number of elements that the values of a batch say at {line}")
         return program
 
-    def _layout(self, args: Any, kwargs: Any, axes: Sequence[int]) -> tuple[PlannedTape, bool]:
+    def _layout(self, args: Any, kwargs: Any, axes: Sequence[int], held: Sequence[bool]) -> tuple[PlannedTape, bool]:
         """A recording, placed as the plan says, and whether its calls compute with the number of a rank's own samples. Ranks may hold
         different samples along `axes`."""
         tape = self._record(args, kwargs)
         if all(a.size == 1 for a in self.axes):
             return self._planned(tape, [None] * len(tape.tensors), axes), False
-        twice = self._record(*repeated((args, kwargs)))
+        twice = self._record(*repeated((args, kwargs), held))
         planned = self._planned(tape, batch_dims(tape, twice), axes)
         for call in (c for c in twice.calls if c.kind == "op"):  # of two samples or more, so that these may be split
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))

@@ -110,6 +110,8 @@ class PlannedTape:
                     check_gradient(call.site, edge, summed[number])
             for number, edge in zip(call.outputs, row.outputs, strict=True):
                 self.delivered[number], summed[number] = edge.dst, edge.gradient
+        if not self.batches:  # no operator of the plan takes samples, as of `x[0]`
+            self.data_axes = ()
 
     def _constant(self, number: int, edge: Edge) -> None:
         dim = self.samples[number]
