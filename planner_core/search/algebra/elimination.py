@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.search.algebra.elimination_order import entries
+from planner_core.search.algebra.least_sum import least_sum
 
 Floats = NDArray[np.float64]
 ZERO = np.zeros(1)
 Table = tuple[tuple[str, ...], Floats]
 Steps = list[tuple[str, list[Table]]]
 """Each variable in the order of elimination, with the tables in which it stood. The minimum of their sum gives its state."""
-AT_ONCE = 1_000_000
-"""Up to this many entries, the tables of a variable are added up for all its states together; beyond it, state by state."""
 
 
 class HasSteps(Protocol):
@@ -130,13 +129,12 @@ def _parts(
 
 
 def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
-    """[others]: the minimum over the states of `v` of the sum of the tables. Large sums are formed state by state."""
-    if entries((v, *others), sizes) <= AT_ONCE:
-        return np.asarray(add(tables, (v, *others), sizes).min(axis=0))
-    best = add(given(tables, {v: 0}), others, sizes)
-    for s in range(1, sizes[v]):
-        np.minimum(best, add(given(tables, {v: s}), others, sizes), out=best)
-    return best
+    """[others]: the minimum over the states of `v` of the sum of the tables."""
+    scope = (v, *others)
+    if not tables:
+        return np.zeros(())
+    ordered = sorted(tables, key=lambda t: t[1].size)  # small tables go first, so that few sums have the full size
+    return np.asarray(least_sum([_spread(table, scope)[None] for table in ordered])[0])
 
 
 def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
@@ -152,13 +150,18 @@ def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
 def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
     """The sum of the tables, broadcast to `scope`. Small tables go first, so that few sums have the full size."""
     total = np.zeros([1] * len(scope))
-    at = {v: i for i, v in enumerate(scope)}
-    for names, array in sorted(tables, key=lambda t: t[1].size):
-        places = [at[v] for v in names]
-        shape = [1] * len(scope)
-        for p, size in zip(places, array.shape, strict=True):
-            shape[p] = size
-        if len(names) > 1 and places != sorted(places):
-            array = array.transpose(sorted(range(len(names)), key=places.__getitem__))
-        total = total + array.reshape(shape)
+    for table in sorted(tables, key=lambda t: t[1].size):
+        total = total + _spread(table, scope)
     return total if total.shape == (full := tuple(sizes[v] for v in scope)) else np.broadcast_to(total, full).copy()
+
+
+def _spread(table: Table, scope: tuple[str, ...]) -> Floats:
+    """The table with a dim for each variable of `scope`, of size 1 where it does not have the variable."""
+    names, array = table
+    places = [scope.index(v) for v in names]
+    shape = [1] * len(scope)
+    for p, size in zip(places, array.shape, strict=True):
+        shape[p] = size
+    if len(names) > 1 and places != sorted(places):
+        array = array.transpose(sorted(range(len(names)), key=places.__getitem__))
+    return array.reshape(shape)

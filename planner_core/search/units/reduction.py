@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, largest_last
+from planner_core.search.algebra.least_sum import least_sum
 from planner_core.search.network.folded import Compiled
 
 SMALL = 1_000_000
@@ -115,10 +116,7 @@ class Reduced:
     def __init__(self, recipe: Recipe, arrays: list[Floats]) -> None:
         self.recipe, self.arrays = recipe, arrays
         for parts in recipe.sums:
-            total, *more = (arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts)
-            for array in more:
-                total = total + array
-            arrays.append(total.min(axis=1))
+            arrays.append(least_sum([arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts]))
 
 
 def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:

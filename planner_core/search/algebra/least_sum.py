@@ -1,0 +1,96 @@
+"""The minimum over one variable of a sum of tables, without forming what is impossible.
+
+Which strategies of an operator go with which state of a tensor is a sparse table: of a hundred pairs ten are possible. If such a table
+[v, t] is among those that are added to eliminate v, only its possible pairs are formed, state of t by state of t. Without one, the
+states of v are added up some at a time, so that what is formed stays in the processor's cache.
+
+Example: v has 47 states and t has 26, of which a state of t goes with five of v. Next to a table [v, a, b, c] of 9 000 entries for each
+state of v, the whole sum has 11 million entries, and its possible pairs have one million.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+AT_ONCE = 100_000
+"""Entries of a sum that are formed at once, if it can be divided."""
+SPARSE = 0.5
+"""The share of possible pairs from which on a table is used as a dense one."""
+WORTH = 20_000
+"""Entries of a sum from which on it is worth to look for a sparse table."""
+ROW = 400
+"""Entries for each pair from which on pairs are taken by the states of t, one after the other."""
+
+
+def least_sum(tables: Sequence[Floats]) -> Floats:
+    """[variant, others...]: the minimum over the second dim of the sum of `tables` [variant, v, others...].
+
+    Dims of size 1 are broadcast, but all tables have all variants and all states of v. They are added in the given order.
+    """
+    shape = np.broadcast_shapes(*(t.shape for t in tables))
+    if math.prod(shape[1:]) >= WORTH and (pairs := _sparsest(tables, shape)) is not None:
+        return _by_pairs(tables, shape, *pairs)
+    return _least(tables, shape)
+
+
+def _least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+    """The minimum, from all sums, some at a time. `shape` is that of the whole sum."""
+    row = math.prod(shape[2:])
+    if row > AT_ONCE and len(shape) > 3:
+        inner = (*shape[:2], *shape[3:])
+        parts = ([t[:, :, k if t.shape[2] > 1 else 0] for t in tables] for k in range(shape[2]))
+        return np.stack([_least(part, inner) for part in parts], axis=1)
+    step = max(1, AT_ONCE // row)
+    best: Floats = np.asarray(_sum([t[:, :step] for t in tables]).min(axis=1))
+    for first in range(step, shape[1], step):
+        np.minimum(best, _sum([t[:, first : first + step] for t in tables]).min(axis=1), out=best)
+    return best
+
+
+def _sum(tables: Sequence[Floats]) -> Floats:
+    total, *more = tables
+    for table in more:
+        total = total + table
+    return total
+
+
+def _sparsest(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, NDArray[np.bool_]] | None:
+    """The dim t and the possible pairs [t, v] of the table over v and one other dim that has the fewest of them; None if none has few.
+    All variants have the same."""
+    best: tuple[int, NDArray[np.bool_]] | None = None
+    least = SPARSE
+    for table in tables:
+        wide = [d for d in range(2, len(shape)) if table.shape[d] > 1]
+        if len(wide) == 1:
+            possible = np.isfinite(table[0]).reshape(shape[1], -1)
+            if (share := float(possible.mean())) < least:
+                best, least = (wide[0], possible.T), share
+    return best
+
+
+def _by_pairs(
+    tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]
+) -> Floats:  # fmt: skip
+    """The minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
+    others, v = np.nonzero(possible)
+    starts = np.searchsorted(others, np.arange(len(possible) + 1))
+    front = [np.moveaxis(t, dim, 2) for t in tables]  # [variant, v, t, rest...]
+
+    def formed(part: slice) -> Floats:
+        return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in front])
+
+    rest = (*shape[2:dim], *shape[dim + 1 :])
+    if math.prod(rest) < ROW and (np.diff(starts) > 0).all():
+        found = np.minimum.reduceat(formed(slice(None)), starts[:-1], axis=1)
+    else:
+        found = np.full((shape[0], len(possible), *rest), np.inf)
+        for state, (first, end) in enumerate(pairwise(starts.tolist())):
+            if first < end:
+                found[:, state] = formed(slice(first, end)).min(axis=1)
+    return np.ascontiguousarray(np.moveaxis(found, 1, dim - 1))
