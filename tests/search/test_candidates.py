@@ -256,7 +256,7 @@ def front_of(
 def test_without_clear_choices_the_fronts_are_the_same(seed: int) -> None:
     tables, sizes = drawn(seed)
     told = ("v0", "v5")
-    fewer = without_clear_choices(tables, sizes, told)
+    fewer = without_clear_choices(tables, sizes, told, sizes)
     left = {v for scope, _ in fewer for v in scope}
     assert len(left - {*told}) < len(sizes) - len(told) or seed == 5  # nothing is clear there
     assert front_of(fewer, sizes, told) == front_of(tables, sizes, told)
@@ -268,20 +268,20 @@ def test_what_lies_between_two_corners_is_never_dropped(seed: int) -> None:
     tables, sizes = drawn(seed)
     every = sorted(front_of(tables, sizes, ()))
     left, right = every[0], every[-1]
-    whole = TwoSums({v: np.arange(n) for v, n in sizes.items()}, tables, [*sizes])
+    whole = TwoSums({v: np.arange(n) for v, n in sizes.items()}, tables, [*sizes], ["v3"])
     tree = whole.tree(slope(left, right))
     states, sums = whole.best(tree)
     assert set(states) == set(sizes) and sums[0] + slope(left, right) * sums[1] == pytest.approx(float(tree.root))
     part = whole.between(tree, limit(left, right))
     assert sum(map(len, part.alive.values())) <= sum(sizes.values())
-    found = {sums for *_, a, b in part.points(left, right, ["v3"]) if (sums := (a, b))}
+    found = {sums for *_, a, b in part.points(left, right) if (sums := (a, b))}
     assert {p for p in every if left[0] < p[0] < right[0]} <= found
 
 
 def test_a_choice_is_clear_if_one_state_is_the_least_in_both_sums() -> None:
     """The example of `clear_choices`."""
     table = np.array([[[1.0, 3.0], [2.0, 1.0]], [[4.0, 2.0], [4.0, 2.0]]])  # [sum, state, state of the neighbour]
-    ((names, found),) = without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"])
+    ((names, found),) = without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"], ["v"])
     assert names == ("near",) and found.tolist() == [[1.0, 1.0], [4.0, 2.0]]
     table[1, 0, 0] = 5.0
-    assert len(without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"])[0][0]) == 2
+    assert len(without_clear_choices([(("v", "near"), table)], {"v": 2, "near": 2}, ["near"], ["v"])[0][0]) == 2

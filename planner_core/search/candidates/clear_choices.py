@@ -10,7 +10,7 @@ Example: the states p and q of a variable take (1 s, 4 GB) and (2 s, 4 GB) besid
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,15 +22,18 @@ WIDE = 3
 """Neighbours of a variable whose choice is looked at, at most: with more, the table that remains may be larger than what it replaces."""
 
 
-def without_clear_choices(tables: Sequence[Table], sizes: Mapping[str, int], keep: Sequence[str]) -> list[Table]:
+def without_clear_choices(
+    tables: Sequence[Table], sizes: Mapping[str, int], keep: Sequence[str], changed: Iterable[str]
+) -> list[Table]:
     """Tables [sum, entry of their variables] that have the same sums, over fewer variables: all in `keep`, and those whose choice is
-    not clear. Entries that cannot be are infinite in the first sum and 0 in the second."""
+    not clear. Entries that cannot be are infinite in the first sum and 0 in the second. Only variables that have `changed` tables, and
+    those that meet the tables that remain, are looked at."""
     held = dict(enumerate(tables))
     near: dict[str, set[int]] = {v: set() for v in sizes}
     for i, (names, _) in held.items():
         for v in names:
             near[v].add(i)
-    todo = dict.fromkeys(v for v in sizes if v not in keep)
+    todo = dict.fromkeys(v for v in changed if v not in keep)
     number = len(held)
     while todo:
         v = next(iter(todo))
@@ -57,7 +60,7 @@ def _least(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table |
     scope = (v, *others)
     if len(others) > WIDE or math.prod(sizes[o] for o in scope) > MOST:
         return None
-    first, second = (add([(names, t[k]) for names, t in tables], scope, sizes) for k in (0, 1))
+    first, second = add([(("sum", *names), t) for names, t in tables], ("sum", *scope), {**sizes, "sum": 2})
     least, can = first.min(axis=0), np.isfinite(first)
     held = np.where(can, second, np.inf)
     at_least = np.where(first == least, held, np.inf).min(axis=0)

@@ -5,8 +5,8 @@ corners A and B, all points up to the limit of the front are enumerated (as in `
 dropped (`algebra.pareto_points`). So a candidate that is never formed is dominated, or it lies in a part that held too much to
 enumerate.
 
-All this works on a smaller network: variables whose choice is clear are gone (`clear_choices`), and so are states of which nothing
-lies between the two corners (`two_sums`).
+All this works on a smaller network: states of which nothing lies between the two corners are gone (`two_sums`), and so are variables
+whose choice is clear among the states that are left (`clear_choices`).
 
 Nothing between A and B is below the line of least weighted sum through them. If the corners that are known, those of other
 states of the stream too, dominate this line, they dominate all that is between A and B, and it is not enumerated.
@@ -128,7 +128,7 @@ class _Block:
         part = self.parts.get((left, right))
         if part is None or dominated(left[1:], right[1:], self.least[left, right], known):
             return []
-        return part.points(left[1:], right[1:], self.names)
+        return part.points(left[1:], right[1:])
 
 
 def _held(compiled: Compiled, at: Mapping[str, int]) -> Compiled:

@@ -11,8 +11,8 @@ weighted sum is 9 is dropped, although its point (5 s, 4 GB) might be all that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,26 +35,34 @@ TIE = 1e-9
 @dataclass(frozen=True, slots=True)
 class TwoSums:
     """The states of each variable that are left (`alive`, numbered as in the compiled block), and the tables over them, [sum, entry of
-    their variables]. An entry that cannot be takes infinite seconds. A variable with one state is in no table."""
+    their variables]. An entry that cannot be takes infinite seconds. A variable with one state is in no table. Variables whose choice is
+    clear are gone, except those in `told`."""
 
     alive: Mapping[str, Ints]
     tables: Sequence[Table]
     sequence: Sequence[str]
+    told: Sequence[str]
 
     @staticmethod
     def of(compiled: Compiled, told: Sequence[str]) -> TwoSums:
-        """All of a block, but without variables whose choice is clear; those in `told` stay."""
+        """All of a block; the states of the variables in `told` are asked for."""
         tables = []
         for f in compiled.factors:
             both = f.cost[SUMS]
             both[:, ~f.allowed] = [[np.inf], [0.0]]
             tables.append(opened(f.vars, both))
-        sizes = {v: n for v, n in compiled.sizes.items() if n > 1}
-        tables = without_clear_choices(tables, sizes, told)
-        scopes = [names for names, _ in tables]
-        left = {v: sizes[v] for v in dict.fromkeys(v for scope in scopes for v in scope)}
-        alive = {v: np.arange(left.get(v, 1)) for v in (*left, *told)}
-        return TwoSums(alive, tables, order(left, scopes, ()))
+        every = {v: np.arange(n) for v, n in compiled.sizes.items()}
+        wide = [v for v, n in compiled.sizes.items() if n > 1]
+        found = TwoSums(every, tables, wide, told)._without_clear_choices(wide)
+        scopes = [names for names, _ in found.tables]
+        return replace(found, sequence=order({v: len(found.alive[v]) for v in found.sequence}, scopes, ()))
+
+    def _without_clear_choices(self, changed: Iterable[str]) -> TwoSums:
+        sizes = {v: len(self.alive[v]) for v in self.sequence}
+        tables = without_clear_choices(self.tables, sizes, self.told, changed)
+        left = {v for names, _ in tables for v in names}
+        alive = {v: states for v, states in self.alive.items() if v in left or v in self.told}
+        return TwoSums(alive, tables, [v for v in self.sequence if v in left], self.told)
 
     def tree(self, price: float) -> BucketTree:
         """The network as one sum, in which a byte costs `price` seconds, weighed."""
@@ -76,7 +84,8 @@ class TwoSums:
         return {v: int(states[at.get(v, 0)]) for v, states in self.alive.items()}, sums
 
     def between(self, tree: BucketTree, limit: float) -> TwoSums:
-        """The part without the states through which nothing is within the limit. `tree` is that of this part."""
+        """The part without the states through which nothing is within the limit, and without the choices that are clear among those that
+        are left. `tree` is that of this part."""
         pick = {}
         for bucket, margin in zip(tree.buckets, tree.margins, strict=False):
             least = margin.reshape(-1, margin.shape[-1]).min(axis=0)
@@ -84,25 +93,25 @@ class TwoSums:
                 pick[bucket.name] = np.flatnonzero(least <= limit)
         alive = {v: states[pick[v]] if v in pick else states for v, states in self.alive.items()}
         tables = [_cut(names, t, pick) if any(v in pick for v in names) else (names, t) for names, t in self.tables]
-        return TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1])
+        left = TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1], self.told)
+        met = {v for names, _ in self.tables if any(v in pick for v in names) for v in names}
+        return left._without_clear_choices(v for v in left.sequence if v in met)
 
-    def points(self, left: Point, right: Point, names: Sequence[str]) -> list[tuple[tuple[int, ...], float, float]]:
-        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `names`, and the
+    def points(self, left: Point, right: Point) -> list[tuple[tuple[int, ...], float, float]]:
+        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `told`, and the
         two sums. Dominated points may be among them. Raises TooMuch."""
         price = slope(left, right)
         tree = self.tree(price)
         constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
         pruning = Pruning(limit(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
         points = tree.carry([t for t in self.tables if t[0]], [], pruning)
-        return self._named(tree, points, names, constant)
+        return self._named(tree, points, constant)
 
-    def _named(
-        self, tree: BucketTree, points: Points, names: Sequence[str], constant: Floats
-    ) -> list[tuple[tuple[int, ...], float, float]]:
+    def _named(self, tree: BucketTree, points: Points, constant: Floats) -> list[tuple[tuple[int, ...], float, float]]:
         count = len(points.cost)
         at, _ = tree.assignments(np.arange(count))
         nothing = np.zeros(count, dtype=np.int64)
-        told = zip(*(self.alive[n][at.get(n, nothing)].tolist() for n in names), strict=True)
+        told = zip(*(self.alive[n][at.get(n, nothing)].tolist() for n in self.told), strict=True)
         return [(state, float(s), float(b)) for state, (s, b) in zip(told, points.cost + constant, strict=True)]
 
 
