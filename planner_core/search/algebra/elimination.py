@@ -53,11 +53,10 @@ class Elimination:
         """The best state of every variable, given the states of those that were kept."""
         found = dict(kept)
         for name, tables in reversed([*(self.before.steps if self.before else ()), *self.steps]):
-            costs = sum(
-                (array[tuple(slice(None) if v == name else found[v] for v in names)] for names, array in tables),
-                start=ZERO,
-            )
-            found[name] = int(costs.argmin())
+            total = ZERO
+            for names, array in tables:
+                total = total + array[tuple([slice(None) if v == name else found[v] for v in names])]
+            found[name] = int(total.argmin()) if tables else 0
         return found
 
 

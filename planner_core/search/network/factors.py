@@ -31,6 +31,13 @@ class Factor:
         """[a(, b)]: zero where an entry is possible, else infinite."""
         return np.where(self.allowed, 0.0, np.inf)
 
+    @cached_property
+    def possible(self) -> tuple[Bools, ...]:
+        """For each variable [state]: whether some entry of the state is possible."""
+        if len(self.vars) == 1:
+            return (self.allowed,)
+        return np.asarray(self.allowed.any(axis=1)), np.asarray(self.allowed.any(axis=0))
+
 
 @dataclass(frozen=True, slots=True)
 class Distinct:

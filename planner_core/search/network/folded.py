@@ -302,18 +302,22 @@ def prune(net: Network) -> Compiled:
     """
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
     merged = merge(net)
-    near: dict[str, list[Factor]] = {}
+    near: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
-        for v in f.vars:
-            near.setdefault(v, []).append(f)
-    todo = dict.fromkeys(merged)
+        for axis, (v, possible) in enumerate(zip(f.vars, f.possible, strict=True)):
+            alive[v] = alive[v] & possible
+            if len(f.vars) == 2:
+                near[v].append((f, axis))
+    todo = {v: None for v, states in alive.items() if not states.all()}
     while todo:
-        f = merged[todo.popitem()[0]]
-        for axis, v in enumerate(f.vars):
-            fresh = alive[v] & _support(f, axis, alive)
-            if (fresh != alive[v]).any():
-                alive[v] = fresh
-                todo.update((other.vars, None) for other in near[v])
+        v = todo.popitem()[0]
+        for f, axis in near[v]:
+            other = f.vars[1 - axis]
+            # [state of the other]: whether it goes with a state that is left; a product of truth values is "and", a sum "or"
+            fresh = alive[other] & (alive[v] @ f.allowed if axis == 0 else f.allowed @ alive[v])
+            if fresh.tobytes() != alive[other].tobytes():
+                alive[other] = fresh
+                todo[other] = None
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
     return Compiled(net, (), index, [_picked(f, index) for f in merged.values()], [])
 
@@ -323,17 +327,9 @@ def _picked(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
     tables side by side."""
     if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
         return Factor(f.vars, f.cost, f.allowed)
-    pick: tuple[Any, ...] = np.ix_(*(alive[v] for v in f.vars))
+    first, *second = (alive[v] for v in f.vars)
+    pick: tuple[Any, ...] = (first[:, None], *second) if second else (first,)
     return Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
-
-
-def _support(f: Factor, axis: int, alive: Mapping[str, Bools]) -> Bools:
-    """[state] of the factor's variable number `axis`: whether it goes with at least one state left of the other variable."""
-    if len(f.vars) == 1:
-        return f.allowed
-    other = alive[f.vars[1 - axis]]
-    with_other = f.allowed & (other[None, :] if axis == 0 else other[:, None])
-    return np.asarray(with_other.any(axis=1 - axis), dtype=bool)
 
 
 def touched(problem: Problem, run: Run) -> list[tuple[str, str]]:

@@ -81,12 +81,18 @@ def _constants(graph: Graph, block: Block) -> Dims:
 
 def _pass_on(where: Block, dims: Dims, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
     """Add the dims of what a group makes, by the row that takes most operands by their samples, computed ones first; that row."""
-    held = dict(dims)
+    held = [
+        (k, i, Shard(dims[v]), where.values[v].kind == "activation")
+        for k, op in enumerate(ops)
+        for i, v in enumerate(op.inputs)
+        if v in dims
+    ]
 
     def fits(chosen: Sequence[Row]) -> tuple[int, int]:
-        taken = [where.values[v].kind for v, pair in _operands(ops, chosen) if v in held and pair == Shard(held[v])]
-        ours = all(row.name != DISPATCH for row in chosen)
-        return (taken.count("activation"), len(taken)) if ours else (0, 0)
+        if any(row.name == DISPATCH for row in chosen):
+            return (0, 0)
+        computed = [is_computed for k, i, cut, is_computed in held if chosen[k].inputs[i][0] == cut]
+        return sum(computed), len(computed)
 
     best = max(options, key=fits)
     if any(fits(best)):
