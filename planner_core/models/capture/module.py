@@ -23,7 +23,16 @@ from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.recording import uncollected
 from planner_core.models.capture.refusals import check_buffers, check_module
 from planner_core.models.hooks.chance import host_drawing
-from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors, makes_cache, parts_of, weights_of
+from planner_core.models.hooks.held_values import (
+    Noted,
+    Place,
+    UsesOf,
+    buffers_of,
+    kept_tensors,
+    makes_cache,
+    parts_of,
+    weights_of,
+)
 
 OTHER_DRAWS = 8
 """On so many other seeds a model is run that draws random numbers outside of torch."""
@@ -99,7 +108,7 @@ def _forward_pass(
         loss = STANDIN_LOSS
         return standin_loss(out, lambda t: id(t) in recorder.tracked)
 
-    buffers = dict(module.named_buffers())
+    buffers = dict(buffers_of(module))
     final = recorder.run(dict(inputs), finish, args)
     check_buffers(module, buffers, recorder.tracked)
     if id(final) not in recorder.tracked:

@@ -54,7 +54,7 @@ from planner_core.models.hooks import (
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.chance import HeldGenerators, host_state
-from planner_core.models.hooks.held_values import parts_of, weights_of
+from planner_core.models.hooks.held_values import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.picks import Picks
 
 
@@ -95,7 +95,7 @@ class Recorder(TorchFunctionMode):
         for name, param in weights_of(model):
             self.recording.params[name] = self._new(param, "parameter", name)
             self.tracked.add(id(param))
-        for name, buffer in model.named_buffers():
+        for name, buffer in buffers_of(model):
             if id(buffer) not in self.ids:
                 self.recording.buffers[BUFFER + name] = self._new(buffer, "constant", BUFFER + name)
         aliases = model.named_parameters(remove_duplicate=False)

@@ -18,7 +18,7 @@ from torch import nn
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.constants import LIMIT
-from planner_core.models.hooks.held_values import parts_of, weights_of
+from planner_core.models.hooks.held_values import buffers_of, parts_of, weights_of
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -211,7 +211,7 @@ def check_module(model: nn.Module) -> None:
                 "gradients in a torch.autograd.Function"
             )
     weights = weights_of(model)
-    for name, held in (*weights, *model.named_buffers()):
+    for name, held in (*weights, *buffers_of(model)):
         if held.layout != torch.strided:
             raise CaptureError(
                 f"{name} is a sparse tensor ({str(held.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
@@ -237,7 +237,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
 
 def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked: Container[int]) -> None:
     """Refuse a forward that assigns a computed tensor to the name of a buffer, since it would be there in the next step."""
-    for name, buffer in model.named_buffers():
+    for name, buffer in buffers_of(model):
         if buffer is not before.get(name) and id(buffer) in tracked:
             raise CaptureError(
                 f"forward gives the name of the buffer {name} to a computed tensor, which the next step could not use; write into the "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import filterfalse
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -92,7 +93,7 @@ class Noted:
             holder = found[id(held)] = Holder(name, held, _values(held), parent)
             for key, value in holder.values.items():
                 path = holder.path(key)
-                if is_plain(value):
+                if type(value) in _PLAIN or is_plain(value):
                     marks[path] = value
                     continue
                 within = inside(value) if depth < DEPTH else None
@@ -132,8 +133,9 @@ class Noted:
             if isinstance(held, list):
                 held[:] = before.values()
                 continue
-            for key in [k for k in _values(held) if k not in before]:
-                del held[key]
+            if new := held.keys() - before.keys() - _APART:
+                for key in new & _values(held).keys():
+                    del held[key]
             held.update(before)
 
 
@@ -320,20 +322,30 @@ def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
             continue
         seen.add(id(part))
         found.append((name, part))
-        inner = [(f"{name}.{n}" if name else n, m) for n, m in part.__dict__["_modules"].items() if m is not None]
-        todo += reversed(inner)
+        if inner := part.__dict__["_modules"]:  # most parts are leaves
+            start = f"{name}." if name else ""
+            todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
     return found
 
 
 def weights_of(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """All parameters with their names, each once, as `named_parameters` of torch gives them."""
+    return _tensors_of(root, "_parameters")
+
+
+def buffers_of(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All buffers with their names, each once, as `named_buffers` of torch gives them."""
+    return _tensors_of(root, "_buffers")
+
+
+def _tensors_of(root: nn.Module, table: str) -> list[tuple[str, Any]]:
     seen: set[int] = set()
-    found: list[tuple[str, nn.Parameter]] = []
+    found: list[tuple[str, Any]] = []
     for name, part in parts_of(root):
-        for n, weight in part.__dict__["_parameters"].items():
-            if weight is not None and id(weight) not in seen:
-                seen.add(id(weight))
-                found.append((f"{name}.{n}" if name else n, weight))
+        for n, tensor in part.__dict__[table].items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append((f"{name}.{n}" if name else n, tensor))
     return found
 
 
@@ -341,7 +353,7 @@ def raw_values(held: Held) -> dict[Any, Any]:
     """What is held, by attribute or place."""
     if isinstance(held, list):
         return dict(enumerate(held))
-    return {k: v for k, v in held.items() if k not in _APART}
+    return {k: held[k] for k in filterfalse(_APART.__contains__, held)}
 
 
 def _values(held: Held) -> dict[Any, Any]:

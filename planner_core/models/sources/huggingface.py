@@ -22,6 +22,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
+from planner_core.models.hooks.held_values import parts_of
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
 from planner_core.models.sources.depth import with_layers
 from planner_core.models.sources.first_values import FirstValues
@@ -96,7 +97,7 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
         if "sdpa" not in str(error) and "attention" not in str(error) and "experts" not in str(error):
             raise
         model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=moe.NAME)
-    for part in model.modules():
+    for _, part in parts_of(model):
         plain = part.__dict__
         for name in [n for n, v in plain.items() if "drop" in n and isinstance(v, float)]:
             plain[name] = 0.0
@@ -107,7 +108,7 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
 
 def _without_values(model: nn.Module) -> nn.Module:
     """The model with every parameter on meta. `torch.Tensor(n)` makes one on the CPU, whatever the default device (ImageGPT)."""
-    for part in model.modules():
+    for _, part in parts_of(model):
         for name, weight in part._parameters.items():
             if weight is not None and not weight.is_meta:
                 part._parameters[name] = nn.Parameter(weight.to("meta"), requires_grad=weight.requires_grad)
@@ -239,7 +240,7 @@ def own_config(config: Any, cls: Any) -> Any:
 
 def without_kernel(model: nn.Module) -> tuple[str, ...]:
     """Notes about recurrences that transformers runs token by token on every device."""
-    kinds = {type(part).__name__ for part in model.modules()} & {kind for kind, _ in scans.METHODS}
+    kinds = {type(part).__name__ for _, part in parts_of(model)} & {kind for kind, _ in scans.METHODS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
         for kind in sorted(kinds)
