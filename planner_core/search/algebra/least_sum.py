@@ -2,7 +2,7 @@
 
 Which strategies of an operator go with which state of a tensor is a sparse table: of a hundred pairs ten are possible. If such a table
 [v, t] is among those that are added to eliminate v, only its possible pairs are formed, state of t by state of t. Without one, the
-states of v are added up some at a time, so that what is formed stays in the processor's cache.
+states of v are added up one after the other, so that what is formed stays in the cache of the processor.
 
 Example: v has 47 states and t has 26, of which a state of t goes with five of v. Next to a table [v, a, b, c] of 9 000 entries for each
 state of v, the whole sum has 11 million entries, and its possible pairs have one million.
@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 AT_ONCE = 100_000
-"""Entries of a sum that are formed at once, if it can be divided."""
+"""Entries of a sum for each state of v from which on it is divided."""
 SPARSE = 0.5
 """The share of possible pairs from which on a table is used as a dense one."""
 WORTH = 20_000
 """Entries of a sum from which on it is worth to look for a sparse table."""
+BY_STATE = 4_000
+"""Entries of a sum for each state of v from which on the states are added up one after the other."""
 ROW = 400
 """Entries for each pair from which on pairs are taken by the states of t, one after the other."""
 
@@ -46,10 +48,14 @@ def _least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
         inner = (*shape[:2], *shape[3:])
         parts = ([t[:, :, k if t.shape[2] > 1 else 0] for t in tables] for k in range(shape[2]))
         return np.stack([_least(part, inner) for part in parts], axis=1)
-    step = max(1, AT_ONCE // row)
-    best: Floats = np.asarray(_sum([t[:, :step] for t in tables]).min(axis=1))
-    for first in range(step, shape[1], step):
-        np.minimum(best, _sum([t[:, first : first + step] for t in tables]).min(axis=1), out=best)
+    if row < BY_STATE or len(tables) == 1:
+        return np.asarray(_sum(tables).min(axis=1))
+    best = np.full((shape[0], *shape[2:]), np.inf)
+    one = np.empty_like(best)  # the sums of one state of v, which stay in the cache
+    for state in range(shape[1]):
+        *small, large = (t[:, state] for t in tables)
+        np.add(_sum(small), large, out=one)
+        np.minimum(best, one, out=best)
     return best
 
 
