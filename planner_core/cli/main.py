@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -31,6 +32,9 @@ from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
+    os.environ.setdefault(
+        "TRANSFORMERS_VERBOSITY", "error"
+    )  # what it says of token numbers hides the one line of an error
     try:
         args = _parser().parse_args(argv)
         return int(args.run(args))

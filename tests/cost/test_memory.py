@@ -25,6 +25,7 @@ from planner_core.cost.communication.redistribution import decode, moves, splits
 from planner_core.cost.memory import walk
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import cost_model, cost_model_of
+from planner_core.planning.fitting.front import corners
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import baselines, choose
 from planner_core.planning.pricing import Pricer, Statement
@@ -138,7 +139,8 @@ def test_weights_of_two_axes_are_on_their_way_two_units_ahead() -> None:
         layer = next(b for label, b in plan.blocks.items() if label)
         return len(plan.blocks) == 2 and sum(len(w.gathered) == 2 for w in layer.params.values()) == 7
 
-    both = next(p for p in found.plans if everywhere(p))
+    planner = prepare(found.request, found.graph)
+    both = next(p for p in corners(planner, meshes(found.request, planner.cluster), []) if everywhere(p))
     walked = walk(both.blocks, found.graph, cost_model_of(both))
     assert max(moment.ahead for moment in walked.forward) == matrices * 13 // 4
     mixed = next(p for p in found.plans if p.name == "our current setup")

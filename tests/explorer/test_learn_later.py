@@ -356,8 +356,13 @@ def test_21_ways_that_a_model_cannot_follow_are_left_out() -> None:
     """GPT-2 XL has 25 heads: 8 GPUs cannot share them. Sixteen GPUs have no 32 to share a text."""
     learner = Learner(Request("gpt2-xl"))
     alone = {"FSDP, a text for each GPU"}
-    assert set(l21_long.priced(learner, 8192, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
-    assert set(l21_long.priced(learner, 8192, 32)) == alone
+    assert set(l21_long.priced(learner, 1024, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
+    assert set(l21_long.priced(learner, 1024, 32)) == alone
+
+
+def test_21_a_model_with_too_few_positions_is_told() -> None:
+    scene = LESSONS[20].scene(Learner(Request("gpt2-xl")), {"n": 8, "tokens": 8192})
+    assert "GPT-2 XL cannot read a text of 8k tokens" in scene.steps[4].says
 
 
 # --- 11: break it and debug it ------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_it_bounds_the_search() -> None:
     ("change", "told"),
     [
         ({"micro_batch": 5}, "32 samples a step cannot be computed 5 at once"),
-        ({"micro_batch": 0}, "--micro-batch 0 is not a number of samples"),
+        ({"micro_batch": 0}, "--micro-batch 0 is not a positive number"),
         ({"micro_batch": 1, "accumulate": 3}, "in 3 micro-batches cannot be computed 1 at once"),
         ({"micro_batch": 1, "tool": "megatron"}, "--micro-batch does not go with --for megatron"),
     ],

@@ -15,7 +15,7 @@ from explorer.learn.lessons.times.stated import best_plan, halved, names, of_bat
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import recipe, units
-from planner_core.core import Plan
+from planner_core.core import InputError, Plan
 from planner_core.cost.communication import wire_bytes
 from planner_core.planning.methods import Layout
 
@@ -222,6 +222,14 @@ def _bytes(found: dict[str, float], learner: Learner, layer: Layer, tokens: int,
     return Step("Two ways to send", says, svg(bars(rows, amount), "Bytes by ring and by exchanged heads"))
 
 
+def reads(learner: Learner, tokens: int) -> bool:
+    """Whether the model has positions for so long a text."""
+    try:
+        return bool(Learner(replace(learner.request, seq=tokens)).graph)
+    except InputError:
+        return False
+
+
 @lru_cache(maxsize=32)
 def priced(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
     """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
@@ -256,6 +264,12 @@ def _planner(learner: Learner, tokens: int, n: int) -> Step:
     head = ("way", "fullest moment", "texts in a step", "step", "tokens per second", "")
     if learner.load is not None or "vocab_size" not in learner.graph.config:
         says = f"The planner has both ways too. {learner.name} is known at one length only, so there is nothing to compare here."
+        return Step("What the planner prices", says, table(head, []))
+    if not reads(learner, tokens):
+        says = (
+            f"The planner has both ways too, but {learner.name} cannot read a text of {LENGTHS[tokens]} tokens: its table of positions is "
+            "shorter. Choose a model that computes its positions to see the prices."
+        )
         return Step("What the planner prices", says, table(head, []))
     rows = [
         (
