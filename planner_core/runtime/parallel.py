@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +38,7 @@ from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
 from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
-from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.program.weights import Weight, owner_of
 from planner_core.runtime.ready import Ready
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.batch import changed
@@ -67,6 +66,10 @@ class Parallel:
     ) -> None:  # fmt: skip
         check_torch(plan)
         refuse_gradient_hooks(model)
+        if name := next((n for n, p in model.named_parameters() if owner_of(p)), ""):
+            raise PlanMismatch(
+                f"{name} is under a plan already; apply a plan once, to a module that holds all that is trained together"
+            )
         if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):
             raise PlanMismatch(
                 f"the plan is for a mesh of sizes {tuple(plan['mesh']['sizes'])}, the mesh here has {tuple(mesh.shape)}"
@@ -76,8 +79,8 @@ class Parallel:
         self.planned = PlannedForward(model, plan, self.axes, data_axes, finish)
         self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
         self.device = _device(mesh)
-        self.agreement = Agreement(mesh, self.data_axes)
-        self.agreement.note(itertools.chain(model.named_parameters(), model.named_buffers()))
+        self.agreement = Agreement(mesh, self.data_axes, self.planned.names)
+        self.agreement.model(model)
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
         )
@@ -104,7 +107,7 @@ class Parallel:
             )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
-        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.held)
+        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.without)
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)

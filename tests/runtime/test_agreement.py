@@ -63,15 +63,38 @@ def test_a_model_that_is_not_used_any_more_is_freed(tmp_path: Path) -> None:
     assert all(run_ranks(_gone, 2, _files(tmp_path)[:1]))
 
 
+def _scratched(rank: int) -> Net:
+    net = _net()
+    net.register_buffer("scratch", torch.full((4,), float(rank)), persistent=False)
+    return net
+
+
+def _loaded(net: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
+    net.load_state_dict(state, strict=False)
+    return net
+
+
+def _called(net: nn.Module) -> None:
+    net(SAMPLES, TRUTH, global_batch=True)
+
+
 def _starts(split: str, whole: str) -> dict[str, str]:
     rank, plan = dist.get_rank(), shardscope.load_plan(split)
     with torch.device("meta"):
         bare = Net()
     bare.norm.running_mean, bare.norm.running_var = torch.zeros(16), torch.ones(16)
     return {
-        "seeds of weights": _said(lambda: shardscope.apply(_net(rank), plan)),
-        "buffers": _said(lambda: shardscope.apply(_running(rank), plan)),
-        "first values": _said(lambda: shardscope.apply(bare, plan, init=lambda _, p: torch.full(p.shape, float(rank)))),
+        "seeds of weights": _said(lambda: _called(shardscope.apply(_net(rank), plan))),
+        "buffers": _said(lambda: _called(shardscope.apply(_running(rank), plan))),
+        "first values": _said(
+            lambda: _called(shardscope.apply(bare, plan, init=lambda _, p: torch.full(p.shape, float(rank))))
+        ),
+        "loaded": _said(lambda: _called(_loaded(shardscope.apply(_net(rank), plan), _net().state_dict()))),
+        "loaded in part": _said(
+            lambda: _called(_loaded(shardscope.apply(_net(rank), plan), {"up.weight": _net().up.weight}))
+        ),
+        "scratch": _said(lambda: _called(shardscope.apply(_scratched(rank), plan))),
+        "twice": _said(lambda: shardscope.apply(shardscope.apply(_net(), plan), plan)),
         "plans": _said(lambda: shardscope.apply(_net(), shardscope.load_plan((split, whole)[rank]))),
         "seeds of dropout": _said(lambda: shardscope.apply(_net(), plan, seed=rank)),
         "alike": _said(lambda: shardscope.apply(_net(), plan)),
@@ -91,7 +114,9 @@ def test_ranks_that_start_from_something_else_are_refused(tmp_path: Path) -> Non
         assert (
             said["plans"].startswith("the plan is not the same") and "the seed of dropout" in said["seeds of dropout"]
         )
-        assert said["alike"] == ""
+        assert said["alike"] == said["loaded"] == said["scratch"] == ""
+        assert said["loaded in part"].startswith("up.bias is not the same")
+        assert said["twice"].startswith("up.weight is under a plan already")
 
 
 def _calls(split: str, whole: str) -> dict[str, str]:
@@ -116,7 +141,7 @@ def test_a_batch_that_must_be_the_same_on_all_ranks_is_refused_where_it_is_not(t
             "data parallel, own",
             "data parallel, all",
         }
-        assert said["Megatron-LM, own"].startswith("argument 1 has other values on rank 1 than on rank 0")
+        assert said["Megatron-LM, own"].startswith("x has other values on rank 1 than on rank 0")
         assert "under this plan all ranks have the same batch" in said["Megatron-LM, own"]
         assert "with global_batch=True every rank gives the whole batch" in said["data parallel, other"]
         assert said["data parallel, by name"].startswith("y has other values")
@@ -191,7 +216,7 @@ def _fed(file: str) -> tuple[list[str], str]:
 def test_other_tables_on_other_ranks_are_told_and_parts_refused(tmp_path: Path) -> None:
     _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
     told, refused = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
-    assert any("argument 2 has other values on rank 1 than on rank 0, and no samples" in words for words in told)
+    assert any("bank has other values on rank 1 than on rank 0, and no samples" in words for words in told)
     assert refused.startswith("an input is a DTensor")
 
 
@@ -222,4 +247,6 @@ def _whole(file: str) -> list[str]:
 
 def test_a_rank_that_is_given_the_whole_batch_as_its_own_is_told(tmp_path: Path) -> None:
     (told,) = run_ranks(_whole, 2, _files(tmp_path)[1:])[0]
-    assert told.startswith("this rank was given 8 samples, as many as the plan has for all: 2 parts make 16")
+    assert told.startswith(
+        "dim 0 of this rank's inputs has 8 samples, as many as the plan has for all ranks: 2 parts make 16"
+    )

@@ -35,14 +35,15 @@ def positional(function: Callable[..., Any]) -> list[str]:
 
 
 def without_samples(module: nn.Module, args: Any, kwargs: Any) -> dict[str, list[str]]:
-    """For a plan's `config`: the tensors whose dim 0 is not as long as the first one's."""
+    """For a plan's `config`: the tensors whose dim 0 is not as long as the first one's. One row may stand for all samples, and another call
+    may have one for each."""
     leaves = [
         (path, x)
         for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]
         if isinstance(x, torch.Tensor) and x.dim()
     ]
     names = positional(module.forward)
-    found = [spelled(path, names) for path, x in leaves if x.shape[0] != leaves[0][1].shape[0]]
+    found = [spelled(path, names) for path, x in leaves if x.shape[0] not in (1, leaves[0][1].shape[0])]
     return {WITHOUT_SAMPLES: found} if found else {}
 
 

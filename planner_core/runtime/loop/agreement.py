@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from planner_core.core import join_name
 from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch
@@ -34,6 +36,7 @@ _SAMPLED, _FEW = 1024, 8
 _APART = 0.05
 """Gradients differ if samples of them lie further apart than this share of their length."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
+_START = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
 _MODELS: Counter[tuple[int, ...]] = Counter()
 """How many models each set of ranks has put under plans in this process: all of its ranks count the same."""
 
@@ -41,9 +44,9 @@ _MODELS: Counter[tuple[int, ...]] = Counter()
 class Agreement:
     """Comparisons between the ranks of a model, which all of them make in the same order. Each raises PlanMismatch on all."""
 
-    def __init__(self, mesh: DeviceMesh, data_axes: Sequence[int]) -> None:
-        """Ranks hold different samples along `data_axes` of the mesh."""
-        self.mesh, self.data_axes = mesh, tuple(data_axes)
+    def __init__(self, mesh: DeviceMesh, data_axes: Sequence[int], names: Sequence[str]) -> None:
+        """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters."""
+        self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
         everyone = tuple(mesh.mesh.flatten().tolist())
         _MODELS[everyone] += 1
         self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]}"
@@ -51,6 +54,8 @@ class Agreement:
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.calls: set[Any] = set()
         self.values: dict[str, int] = {}
+        self.apart: dict[str, tuple[int, int]] = {}
+        """Weights and buffers that were not the same on all ranks, with two ranks, until they are loaded."""
 
     def noting(self, init: Init | None) -> Init | None:
         """As `init`, whose values are compared as those of a model that has them."""
@@ -63,43 +68,61 @@ class Agreement:
 
         return noted if init else None
 
+    def model(self, model: nn.Module) -> None:
+        """Remember the weights, and those buffers that a checkpoint keeps."""
+        self.note(model.named_parameters())
+        for path, module in model.named_modules():
+            kept = ((n, b) for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set)
+            self.note((join_name(path, n), b) for n, b in kept if b is not None)
+
     def note(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Remember first values by name. Up to 1 024 elements of each are compared: what was drawn or loaded apart differs in those."""
         if not self.alone:
             self.values |= {n: _digest(_sampled(x)) for n, x in values if _readable(x)}
 
     def start(self, plan: Mapping[str, Any], seed: int) -> None:
-        """All ranks start from one plan, seed and values."""
+        """All ranks start from one plan and seed. Values that differ may be loaded until the first call."""
         said = zlib.crc32(json.dumps(plan, sort_keys=True, default=str).encode())
-        if differs := self._differs(self._ranks_with_same(()), {_PLAN: said, _SEED: seed, **self.values}):
-            raise PlanMismatch(_other_start(*differs))
+        self.apart = self._differ(self._ranks_with_same(()), {_PLAN: said, _SEED: seed, **self.values})
+        for name, what in _START.items():
+            if name in self.apart:
+                raise PlanMismatch(_not_the_same(name, *self.apart[name]) + what)
 
-    def batch(
-        self, args: Any, kwargs: Any, whole: bool, training: bool, held: Callable[[Any, Any], Sequence[bool]]
-    ) -> None:
+    def loaded(self, names: Iterable[str]) -> None:
+        """These were loaded, so that all ranks have the same."""
+        for name in names:
+            self.apart.pop(name, None)
+
+    def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, tables: Sequence[str]) -> None:
         """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
-        where ranks with other samples were given other tensors without samples: `held(args, kwargs)` says which leaves have some."""
+        where ranks that train on samples of their own were given other `tables`: inputs without samples, by the names of their places."""
         mode = (torch.is_grad_enabled(), training, whole)
         if self.alone or mode in self.calls:
             return
+        for name, ranks in self.apart.items():
+            raise PlanMismatch(
+                _not_the_same(name, *ranks)
+                + ", but each rank holds a part of one model; call torch.manual_seed before the model is built, "
+                "or load the same weights into it"
+            )
+        digests = _digests(args, kwargs, self.names)
+        for name, (one, other) in self._differ(self._ranks_with_same(() if whole else self.data_axes), digests).items():
+            axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
+            raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, one, other))
         self.calls.add(mode)
-        ranks, digests = self._ranks_with_same(() if whole else self.data_axes), _digests(args, kwargs)
-        if differs := self._differs(ranks, digests):
-            names = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
-            raise PlanMismatch(_other_batch([names[a] for a in self.data_axes], whole, *differs))
-        if mode[0] and not whole:  # without gradients a rank may call a data-parallel model alone
-            leaves = zip(digests.items(), held(args, kwargs), pytree.tree_leaves((args, kwargs)), strict=True)
-            tables = {n: d for (n, d), own, x in leaves if isinstance(x, torch.Tensor) and not own}
-            if differs := self._differs(self._ranks_with_same(()), tables):
-                warnings.warn(_other_table(*differs), stacklevel=4)
+        if whole or not all(mode[:2]) or not tables:  # a rank may evaluate a data-parallel model alone
+            return
+        for name, ranks in self._differ(self._ranks_with_same(()), {n: digests.get(n, 0) for n in tables}).items():
+            warnings.warn(_other_table(name, *ranks), stacklevel=4)
+            return
 
     def gradients(self, found: Mapping[str, torch.Tensor | None]) -> None:
         """The gradients of whole weights, as an optimizer takes them, are nearly the same on all ranks."""
         if self.alone:
             return
         sampled = {n: _few(g) for n, g in found.items() if g is None or _readable(g)}
-        if differs := self._differs(self._ranks_with_same(()), sampled, _nearly, _AFTER_BACKWARD_S):
-            raise PlanMismatch(_other_gradient(*differs))
+        for name, ranks in self._differ(self._ranks_with_same(()), sampled, _nearly, _AFTER_BACKWARD_S).items():
+            raise PlanMismatch(_other_gradient(name, *ranks))
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
@@ -111,30 +134,29 @@ class Agreement:
             .tolist()
         )
 
-    def _differs(
+    def _differ(
         self,
         ranks: tuple[int, ...],
         found: Mapping[str, Any],
         alike: Callable[[Any, Any], bool] = operator.eq,
         patience_s: float = _PATIENCE_S,
-    ) -> tuple[str, int, int] | None:
-        """Compare what ranks found, by name. The first name where it differs, and two ranks that have it."""
+    ) -> dict[str, tuple[int, int]]:
+        """Compare what ranks found, by name. The names where it differs, with two ranks that have it."""
         if self.alone or len(ranks) < 2:
-            return None
+            return {}
         first, own, store = ranks[0], dist.get_rank(), _get_default_store()
         self.made[ranks] += 1
         key = f"{self.name}/{first}/{len(ranks)}/{self.made[ranks]}"
         if own != first:
             store.set(f"{key}/{own}", json.dumps(list(found.items())))
-            differs = json.loads(_awaited(store, f"{key}/verdict", first, patience_s))
-        else:
-            given = {r: dict(json.loads(_awaited(store, f"{key}/{r}", r, patience_s))) for r in ranks[1:]}
-            differs = next(
-                ((n, own, r) for r, d in given.items() for n in {**found, **d} if not alike(found.get(n), d.get(n))),
-                None,
-            )
-            store.set(f"{key}/verdict", json.dumps(differs))
-        return tuple(differs) if differs else None
+            return {n: (a, b) for n, (a, b) in json.loads(_awaited(store, f"{key}/verdict", first, patience_s)).items()}
+        differs: dict[str, tuple[int, int]] = {}
+        for rank in ranks[1:]:
+            given = dict(json.loads(_awaited(store, f"{key}/{rank}", rank, patience_s)))
+            names = (n for n in {**found, **given} if not alike(found.get(n), given.get(n)))
+            differs = {**dict.fromkeys(names, (own, rank)), **differs}
+        store.set(f"{key}/verdict", json.dumps(differs))
+        return differs
 
 
 def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
@@ -148,9 +170,9 @@ def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
     return bytes(store.get(key)).decode()
 
 
-def _digests(args: Any, kwargs: Any) -> dict[str, int]:
+def _digests(args: Any, kwargs: Any, names: Sequence[str]) -> dict[str, int]:
     """A number for each leaf of a call, by its place; 0 for what cannot be compared."""
-    return {spelled(path): _of_leaf(x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]}
+    return {spelled(path, names): _of_leaf(x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]}
 
 
 def _of_leaf(x: Any) -> int:
@@ -223,10 +245,5 @@ def _other_gradient(name: str, one: int, other: int) -> str:
     )
 
 
-def _other_start(name: str, one: int, other: int) -> str:
-    """Says that ranks do not start from the same weights, plan and seed."""
-    return f"{name} is not the same on rank {one} and rank {other}" + {
-        _PLAN: "; save it on one rank, and load it on all",
-        _SEED: "; give apply the same number on all",
-    }.get(name, ", but each rank holds a part of one model; call torch.manual_seed before the model is built, or load the same weights "
-               "into it before apply")  # fmt: skip
+def _not_the_same(name: str, one: int, other: int) -> str:
+    return f"{name} is not the same on rank {one} and rank {other}"

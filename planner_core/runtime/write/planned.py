@@ -119,8 +119,9 @@ class PlannedForward:
         planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
         if own is not None and ranks > 1 and len(own) == planned:
             warnings.warn(
-                f"this rank was given {planned} samples, as many as the plan has for all: {ranks} parts make {ranks * planned}, which take "
-                "more memory and time than was planned; give a rank its own part, or the whole batch with global_batch=True", stacklevel=6,
+                f"dim 0 of this rank's inputs has {planned} samples, as many as the plan has for all ranks: {ranks} parts make "
+                f"{ranks * planned}, more memory and time than was planned; give a rank its own part, or the whole batch with "
+                "global_batch=True", stacklevel=6,
             )  # fmt: skip
 
     def held(self, args: Any, kwargs: Any) -> list[bool]:
