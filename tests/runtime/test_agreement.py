@@ -8,9 +8,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate
 
 import planner_core as shardscope
@@ -250,3 +252,29 @@ def test_a_rank_that_is_given_the_whole_batch_as_its_own_is_told(tmp_path: Path)
     assert told.startswith(
         "dim 0 of this rank's inputs has 8 samples, as many as the plan has for all ranks: 2 parts make 16"
     )
+
+
+def _alone(file: str) -> list[float]:
+    """The losses with an optimizer that gives each rank weights of its own to step."""
+    model, rank = shardscope.apply(_net(), shardscope.load_plan(file)), dist.get_rank()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    losses = []
+    for _ in range(3):
+        loss = model(SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    return losses
+
+
+def test_an_optimizer_of_a_ranks_own_weights_steps(tmp_path: Path) -> None:
+    alone, losses = _net(), []
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = alone(SAMPLES, TRUTH)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert run_ranks(_alone, 2, _files(tmp_path)[1:])[0] == pytest.approx(losses, rel=1e-5)

@@ -29,6 +29,7 @@ from planner_core.core import join_name
 from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.weights import Weight
 
 _PATIENCE_S, _AFTER_BACKWARD_S = 1800, 600
 """So long a rank may be late: it may prepare data, or write an image between backward and the step."""
@@ -53,6 +54,7 @@ class Agreement:
         self.made: Counter[tuple[int, ...]] = Counter()
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.calls: set[Any] = set()
+        self.stepped = False
         self.values: dict[str, int] = {}
         self.apart: dict[str, tuple[int, int]] = {}
         """Weights and buffers that were not the same on all ranks, with two ranks, until they are loaded."""
@@ -116,10 +118,12 @@ class Agreement:
             warnings.warn(_other_table(name, *ranks), stacklevel=4)
             return
 
-    def gradients(self, found: Mapping[str, torch.Tensor | None]) -> None:
-        """The gradients of whole weights, as an optimizer takes them, are nearly the same on all ranks."""
-        if self.alone:
+    def gradients(self, weights: Iterable[Weight]) -> None:
+        """Before the first step of an optimizer: the gradients of weights that each rank has whole are nearly the same."""
+        if self.alone or self.stepped:
             return
+        self.stepped = True
+        found = {w.names[0]: w.parameter.grad for w in weights if not isinstance(w.parameter, DTensor)}
         sampled = {n: _few(g) for n, g in found.items() if g is None or _readable(g)}
         for name, ranks in self._differ(self._ranks_with_same(()), sampled, _nearly, _AFTER_BACKWARD_S).items():
             raise PlanMismatch(_other_gradient(name, *ranks))
@@ -205,11 +209,8 @@ def _few(gradient: torch.Tensor | None) -> list[float]:
 
 
 def _nearly(a: list[float] | None, b: list[float] | None) -> bool:
-    """Kernels whose order of sums is free give other last digits. An optimizer may have the weights of its rank alone (None: not among
-    them)."""
-    if a is None or b is None:
-        return True
-    if not a or len(a) != len(b):
+    """Kernels whose order of sums is free give other last digits."""
+    if not a or not b or len(a) != len(b):
         return a == b
     apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
     return not apart > _APART * size or not math.isfinite(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +23,7 @@ from planner_core.runtime.program.operators.chances import draw_whole
 from planner_core.runtime.program.setup import REPLACED
 from planner_core.runtime.program.weights import owner_of
 
-if TYPE_CHECKING:
-    from planner_core.runtime.parallel import Parallel
-
 _ATEN = torch.ops.aten
-_STEPPED = "_shardscope_stepped"
 _DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.float, _ATEN.rand_like.default, _ATEN.randn_like.default,
             _ATEN.randint_like.default, _ATEN.randint_like.low_dtype)  # fmt: skip
 
@@ -61,21 +57,9 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             f"the optimizer steps, but gradients of {waits} were not summed over ranks: each backward pass since then ran inside "
             "no_sync(); let the last one of a step run outside of it"
         )
-    if not hasattr(optimizer, _STEPPED):
-        setattr(optimizer, _STEPPED, True)
-        _compare_gradients(optimizer)
-
-
-def _compare_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """At the first step of an optimizer: of weights that each rank has whole."""
     owned = filter(None, (owner_of(p) for group in optimizer.param_groups for p in group["params"]))
-    found: dict[Parallel, dict[str, torch.Tensor | None]] = {}
-    for weight in owned:
-        parallel = OF[weight]()
-        if parallel and not isinstance(weight.parameter.grad, DTensor):
-            found.setdefault(parallel, {})[weight.names[0]] = weight.parameter.grad
-    for parallel, gradients in found.items():
-        parallel.agreement.gradients(gradients)
+    for parallel in set(filter(None, (OF[weight]() for weight in owned))):
+        parallel.agreement.gradients(parallel.engine.weights.values())
 
 
 def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:
