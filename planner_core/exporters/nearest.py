@@ -131,6 +131,7 @@ def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
             planner.graph,
             (whole,) if one else (batch_split, whole),
             (used_in_parts,) if one else (summed, used_in_parts),
+            ranks=1 if one else mesh.axis_sizes[0],
         )
         plans = _search(planner, mesh, rules, 0, "Megatron-LM")
         found += [plans] if plans else []

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import makes_cache
-from planner_core.models.sources import spelled, unread_argument
+from planner_core.models.sources import spelled, state_of, unread_argument
 from planner_core.runtime.dispatch.fallback import Dispatched
 from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
@@ -300,16 +300,7 @@ class Parallel:
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
-        shapes = tuple(
-            [
-                (x.shape, x.dtype)
-                if isinstance(x, torch.Tensor)
-                else (type(x), repr(x))
-                if isinstance(x, (int, float))
-                else x
-                for x in leaves
-            ]
-        )  # 1, 1.0 and True are equal
+        shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted
 

@@ -13,7 +13,19 @@ from torch import nn
 from torch.utils._pytree import SequenceKey
 
 from planner_core.core import InputError
-from planner_core.models.sources import module_source, spelled, unread_argument
+from planner_core.models.sources import module_source, spelled, state_of, unread_argument
+
+BATCHES: list[int] = []
+
+
+def _doubled(t: torch.Tensor) -> torch.Tensor:
+    return torch.add(t, t)
+
+
+class Scaled(nn.Module):
+    def __init__(self, by: float | list[float]) -> None:
+        super().__init__()
+        self.by = by
 
 
 @dataclasses.dataclass
@@ -39,8 +51,9 @@ X = torch.zeros(2, 3)
         SimpleNamespace(w=1.0),
         Batch(X),
         object(),
-        lambda t: t,
+        lambda t: BATCHES,
         slice(2),
+        Scaled([2.0]),
     ],
 )
 def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
@@ -57,11 +70,32 @@ def test_a_module_with_weights_is_refused_as_an_argument() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [None, 1.5, np.int64(3), "word", nn.ReLU(), torch.relu, {"a": [X, 2]}, torch.float32, range(2), nn.functional.relu],
+    [
+        None,
+        1.5,
+        np.int64(3),
+        "word",
+        nn.ReLU(),
+        torch.relu,
+        {"a": [X, 2]},
+        torch.float32,
+        range(2),
+        nn.functional.relu,
+        _doubled,
+        nn.CrossEntropyLoss(torch.ones(3)),
+        Scaled(2.0),
+    ],
 )
 def test_tensors_numbers_words_and_functions_are_taken(other: Any) -> None:
     assert unread_argument((X, other), {}) == ""
     module_source(Taking(), (X, other))
+
+
+def test_arguments_that_are_equal_but_not_the_same_are_told_apart() -> None:
+    loss = Scaled(1)
+    seen = [state_of(x) for x in (1, True, 1.0, 0.0, -0.0, loss)]
+    loss.by = 2.0
+    assert len({*seen, state_of(loss)}) == 7
 
 
 def test_a_place_is_spelled_as_in_the_call() -> None:

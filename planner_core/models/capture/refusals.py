@@ -210,6 +210,10 @@ def check_module(model: nn.Module) -> None:
                 f"{name or 'the model'} has a hook on its backward pass, which a plan would not run; remove it, or change "
                 "gradients in a torch.autograd.Function"
             )
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise CaptureError(
+                f"{name or 'the model'} makes sparse gradients (sparse=True), whose sizes depend on a batch; build it with sparse=False"
+            )
     weights = weights_of(model)
     for name, held in (*weights, *buffers_of(model)):
         if held.layout != torch.strided:

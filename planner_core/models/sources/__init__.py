@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.arguments import WITHOUT_SAMPLES, positional, spelled, unread_argument
+    from planner_core.models.sources.arguments import WITHOUT_SAMPLES, positional, spelled, state_of, unread_argument
     from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
@@ -29,6 +29,7 @@ __all__ = [
     "positional",
     "python_source",
     "spelled",
+    "state_of",
     "text_config",
     "training_inputs",
     "unread_argument",
@@ -43,6 +44,7 @@ _HOME = {
     "own_config": "planner_core.models.sources.huggingface",
     "WITHOUT_SAMPLES": "planner_core.models.sources.arguments",
     "positional": "planner_core.models.sources.arguments",
+    "state_of": "planner_core.models.sources.arguments",
     "spelled": "planner_core.models.sources.arguments",
     "unread_argument": "planner_core.models.sources.arguments",
     "training_inputs": "planner_core.models.sources.inputs",

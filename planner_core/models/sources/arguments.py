@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import numbers
 import types
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-_PLAIN = (bool, numbers.Number, str, bytes, types.NoneType, enum.Enum, type, types.BuiltinFunctionType, torch.dtype,
+_PLAIN = (bool, numbers.Number, str, bytes, frozenset, types.NoneType, enum.Enum, type, types.BuiltinFunctionType, torch.dtype,
           torch.device, torch.layout, torch.memory_format, range)  # fmt: skip
 WITHOUT_SAMPLES = "inputs_without_samples"
 """Key of a plan's `config`: the names of inputs whose dim 0 is not that of the batch, if there are any."""
@@ -59,13 +60,45 @@ def unread_argument(args: Any, kwargs: Any) -> str:
     return next(f"{spelled(path)} is {_unread(leaf)}" for path, leaf in flat if not _plain(leaf))
 
 
+def state_of(leaf: Any) -> Any:
+    """What tells one argument beside tensors from another: equal numbers of other types differ (1, True), and a module by what it holds."""
+    if isinstance(leaf, nn.Module):
+        return id(leaf), *((n, state_of(v)) for m in leaf.modules() for n, v in _held(m))
+    if isinstance(leaf, torch.Tensor):
+        return id(leaf), leaf._version
+    return (type(leaf), repr(leaf)) if isinstance(leaf, (int, float)) else leaf
+
+
 def _plain(leaf: Any) -> bool:
-    """Whether a leaf has no values that may change, or is dense; functions and modules of torch have none."""
+    """Whether a leaf is dense, or has no values that may change unseen."""
     if isinstance(leaf, torch.Tensor):
         return not leaf.is_nested and leaf.layout in (torch.strided, torch.sparse_coo)
     if isinstance(leaf, nn.Module):
-        return type(leaf).__module__.startswith("torch.nn") and not leaf.state_dict()
-    return isinstance(leaf, _PLAIN) or (isinstance(leaf, types.FunctionType) and leaf.__module__.startswith("torch."))
+        values = (v for m in leaf.modules() for _, v in _held(m))
+        return not any(True for _ in leaf.parameters()) and all(isinstance(v, (*_PLAIN, torch.Tensor)) for v in values)
+    if isinstance(leaf, functools.partial):
+        return all(
+            _plain(x) and not isinstance(x, torch.Tensor) for x in (leaf.func, *leaf.args, *leaf.keywords.values())
+        )
+    return isinstance(leaf, _PLAIN) or (isinstance(leaf, types.FunctionType) and _settled(leaf))
+
+
+def _held(module: nn.Module) -> list[tuple[str, Any]]:
+    """A module's own attributes and buffers."""
+    return [
+        *((n, v) for n, v in module.__dict__.items() if not n.startswith("_")),
+        ("", module.training),
+        *module._buffers.items(),
+    ]
+
+
+def _settled(function: types.FunctionType) -> bool:
+    """Whether a function reads nothing outside of it but modules, classes and functions."""
+    kinds = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+    read = (function.__globals__.get(name, type) for name in function.__code__.co_names)
+    return function.__module__.startswith("torch.") or (
+        not function.__closure__ and all(isinstance(v, kinds) for v in read)
+    )
 
 
 def _unread(leaf: Any) -> str:

@@ -18,12 +18,12 @@ from planner_core.search.network import Restriction
 
 def data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """The batch is sharded over all GPUs. Every weight is Replicate, and its gradient is summed."""
-    return AxisRules(graph, (batch_split,), (summed,)) if len(mesh.axis_sizes) == 1 else None
+    return AxisRules(graph, (batch_split,), (summed,), ranks=mesh.num_devices) if len(mesh.axis_sizes) == 1 else None
 
 
 def fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """The batch is sharded over all GPUs, and so is every weight matrix."""
-    return AxisRules(graph, (batch_split,), (sharded,)) if len(mesh.axis_sizes) == 1 else None
+    return AxisRules(graph, (batch_split,), (sharded,), ranks=mesh.num_devices) if len(mesh.axis_sizes) == 1 else None
 
 
 def megatron(stream: PairTest) -> Restrict:
@@ -34,7 +34,7 @@ def megatron(stream: PairTest) -> Restrict:
         if len(mesh.axis_sizes) == 1:
             return AxisRules(graph, (stream,), (used_in_parts,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (summed_once, used_in_parts))
+            return AxisRules(graph, (batch_split, stream), (summed_once, used_in_parts), ranks=mesh.axis_sizes[0])
         return None
 
     return restrict

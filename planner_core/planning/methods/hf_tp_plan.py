@@ -163,4 +163,4 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     between = _between(graph, plan)
     if len(mesh.axis_sizes) == 1:
         return VendorRules(graph, (whole,), (follows,), between=between)
-    return VendorRules(graph, (batch_split, whole), (summed, follows), between=between)
+    return VendorRules(graph, (batch_split, whole), (summed, follows), between=between, ranks=mesh.axis_sizes[0])

@@ -147,7 +147,7 @@ class Layout:
             "tensor": (sequence_split if self.sp else whole, used_in_parts, BY_HEADS),
         }
         activations, parameters, kinds = zip(*(rules[role] for role, _ in self.degrees), strict=True)
-        return AxisRules(graph, activations, parameters, kinds=kinds)
+        return AxisRules(graph, activations, parameters, kinds=kinds, ranks=self.data)
 
 
 def at_stage(stage: int) -> PairTest:

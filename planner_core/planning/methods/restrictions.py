@@ -53,19 +53,23 @@ class AxisRules(Restriction):
     An axis with the test `batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see `Samples`).
     On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for
     each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a
-    data axis, and experts without an all_to_all of tokens.
+    data axis, and experts without an all_to_all of tokens. No plan deals samples out unevenly to `ranks`, those of the data axes together.
     """
 
     graph: Graph
     activations: tuple[PairTest, ...]
     parameters: tuple[PairTest, ...]
     kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
+    ranks: int = field(default=1, kw_only=True)
     _samples: dict[str, Samples] = field(default_factory=dict, init=False, repr=False)  # by block
     _given: dict[str, Dims] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
+        if self.graph.workload["batch"] % self.ranks:
+            net.factors += [only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
+            return
         samples = self._samples_of(where, net)
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():

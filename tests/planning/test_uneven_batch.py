@@ -1,0 +1,25 @@
+"""A batch that does not divide is dealt out by no baseline and no layout: tokens in its place are another method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core import InputError
+from planner_core.planning import Request, plan_model
+
+ASKED = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", batch=17, seq=512)
+
+
+def test_no_baseline_splits_tokens_where_samples_do_not_divide() -> None:
+    found = plan_model(ASKED)
+    told = next(note for note in found.notes if note.startswith("baselines that no plan"))
+    assert "data parallel, FSDP, Megatron-LM" in told
+    assert {p.name for p in found.plans} <= {"best", "fastest", *(f"trade-off {k}" for k in range(1, 7))}
+
+
+@pytest.mark.parametrize("layout", ["dp=16", "dp=2,fsdp=8", "dp=2,tp=8"])
+def test_a_layout_that_deals_samples_out_unevenly_is_refused(layout: str) -> None:
+    with pytest.raises(InputError, match="17 samples cannot be dealt to"):
+        plan_model(replace(ASKED, layout=layout))
