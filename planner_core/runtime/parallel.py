@@ -107,7 +107,7 @@ class Parallel:
             )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
-        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.without)
+        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.is_table)
         if self.dispatched is None:
             try:
                 return self._rewritten(args, kwargs, whole)

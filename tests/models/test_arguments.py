@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._pytree import SequenceKey
 
 from planner_core.core import InputError
-from planner_core.models.sources import module_source, spelled, state_of, unread_argument
+from planner_core.models.sources import is_table, module_source, spelled, state_of, unread_argument
+from planner_core.models.sources.arguments import tables_of
 
 BATCHES: list[int] = []
 
@@ -96,6 +97,15 @@ def test_arguments_that_are_equal_but_not_the_same_are_told_apart() -> None:
     seen = [state_of(x) for x in (1, True, 1.0, 0.0, -0.0, loss)]
     loss.by = 2.0
     assert len({*seen, state_of(loss)}) == 7
+
+
+def test_inputs_without_samples_are_known_by_their_places() -> None:
+    found = tables_of(Taking(), (X, [torch.ones(5), torch.ones(1, 3)]), {})
+    assert found == {"inputs_without_samples": ["other[0]"], "inputs_with_samples": ["x", "other[1]"]}
+    assert [is_table(n, found) for n in ("other[0]", "other[1]", "other[2]", "x")] == [True, False, False, False]
+    found = tables_of(Taking(), (X, {"a": torch.ones(5)}), {})
+    assert is_table("other['b']", found) and not is_table("x", found)
+    assert tables_of(Taking(), (X, X), {}) == {}
 
 
 def test_a_place_is_spelled_as_in_the_call() -> None:

@@ -218,7 +218,7 @@ def _fed(file: str) -> tuple[list[str], str]:
 def test_other_tables_on_other_ranks_are_told_and_parts_refused(tmp_path: Path) -> None:
     _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
     told, refused = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
-    assert any("bank has other values on rank 1 than on rank 0, and no samples" in words for words in told)
+    assert any("bank has other values on rank 1 than on rank 0, and holds no samples" in words for words in told)
     assert refused.startswith("an input is a DTensor")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.arguments import WITHOUT_SAMPLES, positional, spelled, state_of, unread_argument
+    from planner_core.models.sources.arguments import is_table, positional, spelled, state_of, unread_argument
     from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
-    "WITHOUT_SAMPLES",
     "_MAPPINGS",
     "ModelSource",
     "build",
     "first_buffers",
     "huggingface",
+    "is_table",
     "limits",
     "module_source",
     "own_config",
@@ -42,7 +42,7 @@ _HOME = {
     "limits": "planner_core.models.sources.labels",
     "text_config": "planner_core.models.sources.labels",
     "own_config": "planner_core.models.sources.huggingface",
-    "WITHOUT_SAMPLES": "planner_core.models.sources.arguments",
+    "is_table": "planner_core.models.sources.arguments",
     "positional": "planner_core.models.sources.arguments",
     "state_of": "planner_core.models.sources.arguments",
     "spelled": "planner_core.models.sources.arguments",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import functools
 import numbers
+import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 _PLAIN = (bool, numbers.Number, str, bytes, frozenset, types.NoneType, enum.Enum, type, types.BuiltinFunctionType, torch.dtype,
           torch.device, torch.layout, torch.memory_format, range)  # fmt: skip
-WITHOUT_SAMPLES = "inputs_without_samples"
-"""Key of a plan's `config`: the names of inputs whose dim 0 is not that of the batch, if there are any."""
+_PLACE = re.compile(r"\[[^\]]*\]")
+_WITHOUT, _WITH = "inputs_without_samples", "inputs_with_samples"
+"""Keys of a plan's `config`, where some inputs have no samples: the names of those whose dim 0 is not that of the batch, and of others."""
 
 
 def spelled(path: tuple[Any, ...], names: Sequence[str] = ()) -> str:
@@ -35,17 +37,28 @@ def positional(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in signature(function).parameters.values() if p.kind in kinds]
 
 
-def without_samples(module: nn.Module, args: Any, kwargs: Any) -> dict[str, list[str]]:
-    """For a plan's `config`: the tensors whose dim 0 is not as long as the first one's. One row may stand for all samples, and another call
-    may have one for each."""
+def tables_of(module: nn.Module, args: Any, kwargs: Any) -> dict[str, list[str]]:
+    """For a plan's `config`: the tensors whose dim 0 is not as long as the first one's, and the others, if there are such. One row may
+    stand for all samples, and another call may have one for each."""
     leaves = [
         (path, x)
         for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]
         if isinstance(x, torch.Tensor) and x.dim()
     ]
     names = positional(module.forward)
-    found = [spelled(path, names) for path, x in leaves if x.shape[0] not in (1, leaves[0][1].shape[0])]
-    return {WITHOUT_SAMPLES: found} if found else {}
+    found: dict[str, list[str]] = {_WITHOUT: [], _WITH: []}
+    for path, x in leaves:
+        found[_WITH if x.shape[0] in (1, leaves[0][1].shape[0]) else _WITHOUT].append(spelled(path, names))
+    return found if found[_WITHOUT] else {}
+
+
+def is_table(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether an input had no samples when the model was planned; a new one in a list or dict is as the others there."""
+    tables, samples = ({*config.get(key, ())} for key in (_WITHOUT, _WITH))
+    if name in tables or name in samples:
+        return name in tables
+    anywhere = [{_PLACE.sub("[]", n) for n in names} for names in (tables, samples)]
+    return _PLACE.sub("[]", name) in anywhere[0] - anywhere[1]
 
 
 def unread_argument(args: Any, kwargs: Any) -> str:

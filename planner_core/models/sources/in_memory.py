@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.refusals import check_gradient_hooks
-from planner_core.models.sources.arguments import unread_argument, without_samples
+from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
 
 MODULE = "module"
@@ -39,7 +39,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
     if dtype is not None:
         on_meta = on_meta.to(getattr(torch, dtype))
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), (args, kwargs))
-    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **without_samples(module, args, kwargs)}
+    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **tables_of(module, args, kwargs)}
     return ModelSource(name, MODULE, on_meta.train(), kwargs, args, config, _workload(name, (args, kwargs)))
 
 

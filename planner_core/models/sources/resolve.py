@@ -25,7 +25,7 @@ from planner_core.models import zoo as models
 from planner_core.models.capture.module import to_meta
 from planner_core.models.capture.refusals import check_module
 from planner_core.models.capture.refusals import shown as line_of
-from planner_core.models.sources.arguments import unread_argument, without_samples
+from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.config_limits import shown
 from planner_core.models.sources.positions import Positions, positions, too_long
 
@@ -248,7 +248,7 @@ def _from_python(source: str, device: str) -> ModelSource:
     if unread := unread_argument(args, kwargs):
         raise CaptureError(f"the example inputs of {source} cannot be planned: {unread}")
     return ModelSource(
-        path.stem, source, module.train(), kwargs, args, {"callable": source, **without_samples(module, args, kwargs)}
+        path.stem, source, module.train(), kwargs, args, {"callable": source, **tables_of(module, args, kwargs)}
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import operator
 import warnings
 import zlib
 from collections import Counter
@@ -31,33 +30,35 @@ from planner_core.runtime.initialize import Init
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.weights import Weight
 
-_PATIENCE_S, _AFTER_BACKWARD_S = 1800, 600
-"""So long a rank may be late: it may prepare data, or write an image between backward and the step."""
-_SAMPLED, _FEW = 1024, 8
-_APART = 0.05
-"""Gradients differ if samples of them lie further apart than this share of their length."""
+_PATIENCE_S, _BRIEFLY_S = 1800, 60
+"""So long a rank may be late where all ranks must come, and where one may come alone."""
+_SAMPLED, _SOME, _FEW = 1024, 64, 8
+_APART, _NOISE = 0.05, 1e-3
+"""Values differ if samples of them lie further apart than this share of their length; gradients also by this share of the largest."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
 _START = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
 _MODELS: Counter[tuple[int, ...]] = Counter()
 """How many models each set of ranks has put under plans in this process: all of its ranks count the same."""
+Apart = dict[str, tuple[int, int]]
+"""The names of what differs, with two ranks that have it."""
 
 
 class Agreement:
-    """Comparisons between the ranks of a model, which all of them make in the same order. Each raises PlanMismatch on all."""
+    """Comparisons between the ranks of a model. Each raises PlanMismatch on all of them."""
 
     def __init__(self, mesh: DeviceMesh, data_axes: Sequence[int], names: Sequence[str]) -> None:
         """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters."""
         self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
-        everyone = tuple(mesh.mesh.flatten().tolist())
+        everyone = self._ranks_with_same(())
         _MODELS[everyone] += 1
-        self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]}"
-        self.made: Counter[tuple[int, ...]] = Counter()
+        self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]:06}"
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
+        self.rounds: Counter[str] = Counter()
         self.calls: set[Any] = set()
         self.stepped = False
         self.values: dict[str, int] = {}
-        self.apart: dict[str, tuple[int, int]] = {}
-        """Weights and buffers that were not the same on all ranks, with two ranks, until they are loaded."""
+        self.apart: Apart = {}
+        """Weights and buffers that were not the same on all ranks, until they are loaded."""
 
     def noting(self, init: Init | None) -> Init | None:
         """As `init`, whose values are compared as those of a model that has them."""
@@ -85,7 +86,7 @@ class Agreement:
     def start(self, plan: Mapping[str, Any], seed: int) -> None:
         """All ranks start from one plan and seed. Values that differ may be loaded until the first call."""
         said = zlib.crc32(json.dumps(plan, sort_keys=True, default=str).encode())
-        self.apart = self._differ(self._ranks_with_same(()), {_PLAN: said, _SEED: seed, **self.values})
+        self.apart = self._differ("start", (), {_PLAN: said, _SEED: seed, **self.values})
         for name, what in _START.items():
             if name in self.apart:
                 raise PlanMismatch(_not_the_same(name, *self.apart[name]) + what)
@@ -95,72 +96,78 @@ class Agreement:
         for name in names:
             self.apart.pop(name, None)
 
-    def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, tables: Sequence[str]) -> None:
+    def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, is_table: Callable[[str], bool]) -> None:
         """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
-        where ranks that train on samples of their own were given other `tables`: inputs without samples, by the names of their places."""
+        where ranks that train on samples of their own were given other numbers or tables (`is_table`, by name)."""
         mode = (torch.is_grad_enabled(), training, whole)
         if self.alone or mode in self.calls:
             return
         for name, ranks in self.apart.items():
             raise PlanMismatch(
                 _not_the_same(name, *ranks)
-                + ", but each rank holds a part of one model; call torch.manual_seed before the model is built, "
-                "or load the same weights into it"
+                + ", but each rank holds a part of one model; call torch.manual_seed before the model is built, or load the same weights "
+                "into it"
             )
-        digests = _digests(args, kwargs, self.names)
-        for name, (one, other) in self._differ(self._ranks_with_same(() if whole else self.data_axes), digests).items():
+        trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
+        found = {spelled(path, self.names): _of_leaf(x) for path, x in leaves}
+        patience_s = _PATIENCE_S if trains else _BRIEFLY_S
+        for name, ranks in self._differ(f"batch {mode}", () if whole else self.data_axes, found, patience_s).items():
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
-            raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, one, other))
+            raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
         self.calls.add(mode)
-        if whole or not all(mode[:2]) or not tables:  # a rank may evaluate a data-parallel model alone
-            return
-        for name, ranks in self._differ(self._ranks_with_same(()), {n: digests.get(n, 0) for n in tables}).items():
-            warnings.warn(_other_table(name, *ranks), stacklevel=4)
-            return
+        if trains and not whole:
+            shared = {
+                n: x for (n, x), (_, leaf) in zip(found.items(), leaves, strict=True) if is_table(n) or _number(leaf)
+            }
+            for name, ranks in self._differ("tables", (), shared).items():
+                warnings.warn(_other_table(name, *ranks), stacklevel=4)
+                return
 
     def gradients(self, weights: Iterable[Weight]) -> None:
         """Before the first step of an optimizer: the gradients of weights that each rank has whole are nearly the same."""
-        if self.alone or self.stepped:
+        held = {w.names[0]: w.parameter.grad for w in weights if not isinstance(w.parameter, DTensor)}
+        if self.alone or self.stepped or all(g is None for g in held.values()):
             return
         self.stepped = True
-        found = {w.names[0]: w.parameter.grad for w in weights if not isinstance(w.parameter, DTensor)}
-        sampled = {n: _few(g) for n, g in found.items() if g is None or _readable(g)}
-        for name, ranks in self._differ(self._ranks_with_same(()), sampled, _nearly, _AFTER_BACKWARD_S).items():
+        found = {n: _few(g) for n, g in held.items() if g is None or _readable(g)}
+        noise = _NOISE * max((math.hypot(*few) for few in found.values()), default=0.0)
+        for name, ranks in self._differ("gradients", (), found, _BRIEFLY_S, noise).items():
             raise PlanMismatch(_other_gradient(name, *ranks))
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
         own = self.mesh.get_coordinate()
         assert own is not None
-        return tuple(
-            self.mesh.mesh[tuple(own[a] if a in axes else slice(None) for a in range(self.mesh.ndim))]
-            .flatten()
-            .tolist()
-        )
+        place = tuple(own[a] if a in axes else slice(None) for a in range(self.mesh.ndim))
+        return tuple(self.mesh.mesh[place].flatten().tolist())
 
     def _differ(
-        self,
-        ranks: tuple[int, ...],
-        found: Mapping[str, Any],
-        alike: Callable[[Any, Any], bool] = operator.eq,
-        patience_s: float = _PATIENCE_S,
-    ) -> dict[str, tuple[int, int]]:
-        """Compare what ranks found, by name. The names where it differs, with two ranks that have it."""
+        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float = _PATIENCE_S, noise: float = 0.0
+    ) -> Apart:  # fmt: skip
+        """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
+        ranks = self._ranks_with_same(axes)
         if self.alone or len(ranks) < 2:
             return {}
+        self.rounds[what] += 1
+        key = f"{self.name}/{what}/{self.rounds[what]}"
         first, own, store = ranks[0], dist.get_rank(), _get_default_store()
-        self.made[ranks] += 1
-        key = f"{self.name}/{first}/{len(ranks)}/{self.made[ranks]}"
-        if own != first:
-            store.set(f"{key}/{own}", json.dumps(list(found.items())))
-            return {n: (a, b) for n, (a, b) in json.loads(_awaited(store, f"{key}/verdict", first, patience_s)).items()}
-        differs: dict[str, tuple[int, int]] = {}
-        for rank in ranks[1:]:
-            given = dict(json.loads(_awaited(store, f"{key}/{rank}", rank, patience_s)))
-            names = (n for n in {**found, **given} if not alike(found.get(n), given.get(n)))
-            differs = {**dict.fromkeys(names, (own, rank)), **differs}
-        store.set(f"{key}/verdict", json.dumps(differs))
-        return differs
+        try:
+            if own != first:
+                store.set(f"{key}/{own}", json.dumps(list(found.items())))
+                told = json.loads(_awaited(store, f"{key}/of {first}", first, patience_s))
+                return {n: (a, b) for n, (a, b) in told.items()}
+            apart: Apart = {}
+            for rank in ranks[1:]:
+                given = dict(json.loads(_awaited(store, f"{key}/{rank}", rank, patience_s)))
+                names = (n for n in {**found, **given} if not _nearly(found.get(n), given.get(n), noise))
+                apart = {**dict.fromkeys(names, (own, rank)), **apart}
+        except PlanMismatch:
+            if patience_s == _PATIENCE_S:
+                raise
+            apart = {}
+        if own == first:
+            store.set(f"{key}/of {first}", json.dumps(apart))
+        return apart
 
 
 def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
@@ -168,21 +175,22 @@ def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
         store.wait([key], datetime.timedelta(seconds=patience_s))
     except RuntimeError:
         raise PlanMismatch(
-            f"rank {rank} did not come to this point within {patience_s:g} s; all ranks must apply the plan, call the model and step their "
-            "optimizers as often"
+            f"rank {rank} did not come to this point within {patience_s:g} s; all ranks must apply the plan, and call the model as often"
         ) from None
     return bytes(store.get(key)).decode()
 
 
-def _digests(args: Any, kwargs: Any, names: Sequence[str]) -> dict[str, int]:
-    """A number for each leaf of a call, by its place; 0 for what cannot be compared."""
-    return {spelled(path, names): _of_leaf(x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]}
-
-
-def _of_leaf(x: Any) -> int:
+def _of_leaf(x: Any) -> Any:
+    """What is compared of an argument: some elements of real numbers, which may differ in the last digits; else all; 0 of the rest."""
     if isinstance(x, torch.Tensor):
+        if _readable(x) and x.is_floating_point() and x.numel():
+            return [zlib.crc32(repr(tuple(x.shape)).encode()), _few(x, _SOME)]
         return _digest(x) if _readable(x) else 0
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
+
+
+def _number(x: Any) -> bool:
+    return (isinstance(x, (int, float)) and not isinstance(x, bool)) or (isinstance(x, torch.Tensor) and not x.dim())
 
 
 def _digest(x: torch.Tensor) -> int:
@@ -200,20 +208,22 @@ def _sampled(x: torch.Tensor, most: int = _SAMPLED) -> torch.Tensor:
     return flat[:: max(1, len(flat) // most)][:most]
 
 
-def _few(gradient: torch.Tensor | None) -> list[float]:
-    """Some elements of a gradient; none if there is none."""
-    if gradient is None:
+def _few(x: torch.Tensor | None, most: int = _FEW) -> list[float]:
+    """Some elements of a tensor; none if there is none."""
+    if x is None:
         return []
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return [float(x) for x in _sampled(real, _FEW).tolist()]
+    real = torch.view_as_real(x) if x.is_complex() else x
+    return [float(v) for v in _sampled(real, most).tolist()]
 
 
-def _nearly(a: list[float] | None, b: list[float] | None) -> bool:
-    """Kernels whose order of sums is free give other last digits."""
-    if not a or not b or len(a) != len(b):
-        return a == b
+def _nearly(a: Any, b: Any, noise: float) -> bool:
+    """Whether two values are equal, or two lists of numbers but for last digits and noise: kernels may sum in any order."""
+    if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
+        return bool(a == b)
+    if a and isinstance(a[-1], list):
+        return a[0] == b[0] and _nearly(a[-1], b[-1], noise)
     apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
-    return not apart > _APART * size or not math.isfinite(size)
+    return not apart > max(_APART * size, noise) or not math.isfinite(size)
 
 
 def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
@@ -231,10 +241,10 @@ def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, oth
 
 
 def _other_table(name: str, one: int, other: int) -> str:
-    """Says that ranks with samples of their own were given other tensors beside them."""
+    """Says that ranks with samples of their own were given other tensors or numbers beside them."""
     return (
-        f"{name} has other values on rank {other} than on rank {one}, and no samples: its dim 0 is not that of the batch. Each rank "
-        "computes with its own, which is right if it belongs to the rank's samples alone; samples must be in dim 0 of each input"
+        f"{name} has other values on rank {other} than on rank {one}, and holds no samples: a plan takes it for what all samples share. A "
+        "number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
     )
 
 

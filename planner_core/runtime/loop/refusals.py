@@ -58,7 +58,8 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             "no_sync(); let the last one of a step run outside of it"
         )
     owned = filter(None, (owner_of(p) for group in optimizer.param_groups for p in group["params"]))
-    for parallel in set(filter(None, (OF[weight]() for weight in owned))):
+    models = {p.agreement.name: p for p in (OF[weight]() for weight in owned) if p}
+    for _, parallel in sorted(models.items()):  # all ranks in one order
         parallel.agreement.gradients(parallel.engine.weights.values())
 
 

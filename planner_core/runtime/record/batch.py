@@ -6,7 +6,7 @@ stays the same is not. Anything else is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,15 @@ from planner_core.runtime.record.recorder import CannotRewrite
 from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
 
 
-def hold_samples(args: Any, kwargs: Any, names: Sequence[str] = (), without: Container[str] = ()) -> list[bool]:
+def hold_samples(
+    args: Any, kwargs: Any, names: Sequence[str] = (), is_table: Callable[[str], bool] = lambda name: False
+) -> list[bool]:
     """For each leaf of a call: whether it has samples. They are along dim 0 of each tensor whose dim 0 is as long as the first one's, but
-    of those that are named in `without`: these had none when the model was planned. `names`: those of positional parameters."""
-    leaves = pytree.tree_flatten_with_path((args, kwargs))[0]
-    tensors = [x for _, x in leaves if isinstance(x, torch.Tensor) and x.dim()]
-    samples = tensors[0].shape[0] if tensors else 0
-    return [
-        isinstance(x, torch.Tensor) and x.dim() > 0 and x.shape[0] == samples and spelled(path, names) not in without
-        for path, x in leaves
-    ]
+    of those that had none when the model was planned (`is_table`, by name). `names`: those of positional parameters."""
+    leaves = [(spelled(path, names), x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
+    may = [isinstance(x, torch.Tensor) and x.dim() > 0 and not is_table(name) for name, x in leaves]
+    samples = next((x.shape[0] for (_, x), own in zip(leaves, may, strict=True) if own), 0)
+    return [own and x.shape[0] == samples for (_, x), own in zip(leaves, may, strict=True)]
 
 
 def changed(args: Any, held: Sequence[bool], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Op
 from planner_core.models.hooks import Noted, Place, kept_tensors
-from planner_core.models.sources import WITHOUT_SAMPLES, positional
+from planner_core.models.sources import is_table, positional
 from planner_core.runtime.plan_reader import (
     kept_sites,
     other_versions,
@@ -78,7 +79,8 @@ class PlannedForward:
         self.model, self.plan, self.axes, self.finish = model, plan, list(axes), finish
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
         self.plain: Callable[..., Any] = model.forward
-        self.names, self.without = positional(self.plain), (plan["model"]["config"] or {}).get(WITHOUT_SAMPLES, ())
+        self.names = positional(self.plain)
+        self.is_table = functools.partial(is_table, config=plan["model"]["config"] or {})
         self.outside = Outside(model.modules())
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
@@ -126,7 +128,7 @@ class PlannedForward:
 
     def held(self, args: Any, kwargs: Any) -> list[bool]:
         """For each leaf of a call: whether it has samples."""
-        return hold_samples(args, kwargs, self.names, self.without)
+        return hold_samples(args, kwargs, self.names, self.is_table)
 
     def _written(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
