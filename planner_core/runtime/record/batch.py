@@ -26,7 +26,8 @@ def hold_samples(
     of those that had none when the model was planned (`is_table`, by name). `names`: those of positional parameters."""
     leaves = [(spelled(path, names), x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
     may = [isinstance(x, torch.Tensor) and x.dim() > 0 and not is_table(name) for name, x in leaves]
-    samples = next((x.shape[0] for (_, x), own in zip(leaves, may, strict=True) if own), 0)
+    lengths = [x.shape[0] for (_, x), own in zip(leaves, may, strict=True) if own]
+    samples = next((n for n in lengths if n > 1), 1)  # one row may stand for all samples
     return [own and x.shape[0] == samples for (_, x), own in zip(leaves, may, strict=True)]
 
 
