@@ -32,9 +32,8 @@ from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
-    os.environ.setdefault(
-        "TRANSFORMERS_VERBOSITY", "error"
-    )  # what it says of token numbers hides the one line of an error
+    # what transformers says of the numbers of tokens would hide the one line of an error
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         args = _parser().parse_args(argv)
         return int(args.run(args))

@@ -213,7 +213,7 @@ def _few(x: torch.Tensor | None, most: int = _FEW) -> list[float]:
     if x is None:
         return []
     real = torch.view_as_real(x) if x.is_complex() else x
-    return [float(v) for v in _sampled(real, most).tolist()]
+    return [float(v) for v in _sampled(real, most).double().tolist()]
 
 
 def _nearly(a: Any, b: Any, noise: float) -> bool:
