@@ -119,7 +119,7 @@ class Parallel:
         if not self.dispatched.inside:
             self._refuse_inputs(pytree.tree_leaves((args, kwargs)))
         if not whole and not self.dispatched.inside:
-            args, kwargs = changed((args, kwargs), self.planned.held(args, kwargs), self._gathered)
+            args, kwargs = changed((args, kwargs), self.planned.held(args, kwargs, whole=False), self._gathered)
         # ranks hold the same batch, and draw the same numbers beside it
         try:
             with drawing(self.engine.seed_of(""), self.device):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import SequenceKey
 
 from planner_core.core import InputError
-from planner_core.models.sources import is_table, module_source, spelled, state_of, unread_argument
+from planner_core.models.sources import is_new, is_table, module_source, spelled, state_of, unread_argument
 from planner_core.models.sources.arguments import tables_of
 
 BATCHES: list[int] = []
@@ -105,7 +105,8 @@ def test_inputs_without_samples_are_known_by_their_places() -> None:
     assert [is_table(n, found) for n in ("other[0]", "other[1]", "other[2]", "x")] == [True, False, False, False]
     found = tables_of(Taking(), (X, {"a": torch.ones(5)}), {})
     assert is_table("other['b']", found) and not is_table("x", found)
-    assert tables_of(Taking(), (X, X), {}) == {}
+    assert is_new("argument 2", found) and not is_new("other['b']", found) and not is_new("x", found)
+    assert tables_of(Taking(), (X, X), {}) == {} and not is_new("argument 2", {})
 
 
 def test_a_place_is_spelled_as_in_the_call() -> None:

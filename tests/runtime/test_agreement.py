@@ -205,21 +205,23 @@ def test_a_table_among_the_inputs_is_not_taken_for_samples(tmp_path: Path) -> No
     assert [row for row in rows if row[1] > 1e-5] == []
 
 
-def _fed(file: str) -> tuple[list[str], str]:
+def _fed(file: str) -> tuple[list[str], str, str]:
     rank = dist.get_rank()
     model = shardscope.apply(Banked(), shardscope.load_plan(file))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model(SAMPLES.chunk(2)[rank], BANK + rank, 1)
     shared = DTensor.from_local(BANK, applied(model).mesh, [Replicate()])
-    return [str(w.message) for w in seen], _said(lambda: model(SAMPLES, shared, 1, global_batch=True))
+    refused = _said(lambda: model(SAMPLES, shared, 1, global_batch=True))
+    return [str(w.message) for w in seen], refused, _said(lambda: model(SAMPLES.chunk(2)[rank], 1, scale=SAMPLES))
 
 
 def test_other_tables_on_other_ranks_are_told_and_parts_refused(tmp_path: Path) -> None:
     _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
-    told, refused = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
+    told, refused, new = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
     assert any("bank has other values on rank 1 than on rank 0, and holds no samples" in words for words in told)
     assert refused.startswith("an input is a DTensor")
+    assert new.startswith("scale is not among the inputs that were planned, some of which have no samples")
 
 
 def _annealed(file: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.arguments import is_table, positional, spelled, state_of, unread_argument
+    from planner_core.models.sources.arguments import is_new, is_table, positional, spelled, state_of, unread_argument
     from planner_core.models.sources.defaults import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
@@ -22,6 +22,7 @@ __all__ = [
     "build",
     "first_buffers",
     "huggingface",
+    "is_new",
     "is_table",
     "limits",
     "module_source",
@@ -42,6 +43,7 @@ _HOME = {
     "limits": "planner_core.models.sources.labels",
     "text_config": "planner_core.models.sources.labels",
     "own_config": "planner_core.models.sources.huggingface",
+    "is_new": "planner_core.models.sources.arguments",
     "is_table": "planner_core.models.sources.arguments",
     "positional": "planner_core.models.sources.arguments",
     "state_of": "planner_core.models.sources.arguments",

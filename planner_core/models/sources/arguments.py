@@ -57,8 +57,17 @@ def is_table(name: str, config: Mapping[str, Any]) -> bool:
     tables, samples = ({*config.get(key, ())} for key in (_WITHOUT, _WITH))
     if name in tables or name in samples:
         return name in tables
-    anywhere = [{_PLACE.sub("[]", n) for n in names} for names in (tables, samples)]
-    return _PLACE.sub("[]", name) in anywhere[0] - anywhere[1]
+    return _anywhere(name) in {*map(_anywhere, tables)} - {*map(_anywhere, samples)}
+
+
+def is_new(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether an input was not there when the model was planned, with tables, so that nothing says whether it has samples."""
+    known = {*map(_anywhere, (*config.get(_WITHOUT, ()), *config.get(_WITH, ())))}
+    return _WITHOUT in config and _anywhere(name) not in known
+
+
+def _anywhere(name: str) -> str:
+    return _PLACE.sub("[]", name)
 
 
 def unread_argument(args: Any, kwargs: Any) -> str:

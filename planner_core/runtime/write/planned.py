@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Op
 from planner_core.models.hooks import Noted, Place, kept_tensors
-from planner_core.models.sources import is_table, positional
+from planner_core.models.sources import is_new, is_table, positional, spelled
 from planner_core.runtime.plan_reader import (
+    PlanMismatch,
     kept_sites,
     other_versions,
     read_params,
@@ -80,7 +81,8 @@ class PlannedForward:
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
         self.plain: Callable[..., Any] = model.forward
         self.names = positional(self.plain)
-        self.is_table = functools.partial(is_table, config=plan["model"]["config"] or {})
+        self.config = plan["model"]["config"] or {}
+        self.is_table = functools.partial(is_table, config=self.config)
         self.outside = Outside(model.modules())
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
@@ -90,7 +92,7 @@ class PlannedForward:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         axes = tuple(range(len(self.axes))) if whole else self.data_axes
-        held = self.held(args, kwargs)
+        held = self.held(args, kwargs, whole=whole)
         if not whole and torch.is_grad_enabled():
             self._tell_if_whole(args, kwargs, held)
         layout, counts = self._layout(args, kwargs, axes, held)
@@ -126,8 +128,15 @@ class PlannedForward:
                 "global_batch=True", stacklevel=6,
             )  # fmt: skip
 
-    def held(self, args: Any, kwargs: Any) -> list[bool]:
-        """For each leaf of a call: whether it has samples."""
+    def held(self, args: Any, kwargs: Any, *, whole: bool) -> list[bool]:
+        """For each leaf of a call: whether it has samples. Raises PlanMismatch if `args` are a rank's own and nothing says so."""
+        for path, x in () if whole else pytree.tree_flatten_with_path((args, kwargs))[0]:
+            name = spelled(path, self.names)
+            if isinstance(x, torch.Tensor) and x.dim() and is_new(name, self.config):
+                raise PlanMismatch(
+                    f"{name} is not among the inputs that were planned, some of which have no samples, so that nothing says whether it has "
+                    "some; give inputs by place or by name as they were planned, or the whole batch with global_batch=True"
+                )
         return hold_samples(args, kwargs, self.names, self.is_table)
 
     def _written(self, layout: PlannedTape) -> Program:
