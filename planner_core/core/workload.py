@@ -60,7 +60,7 @@ class Workload:
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
-        for name, value in (("batch", self.batch), ("seq", self.seq), ("accumulate", self.accumulate)):
+        for name, value in (("accumulate", self.accumulate), ("batch", self.batch), ("seq", self.seq)):
             if not 1 <= value <= 10**9:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 16")
         if self.batch % self.accumulate:

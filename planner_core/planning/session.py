@@ -310,8 +310,6 @@ def prepare(
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
     micro_batches = 1 if request.accumulate is None else request.accumulate
-    if not 1 <= micro_batches <= 10**9:
-        raise InputError(f"--accumulate {micro_batches} is not a positive number up to 10^9; give e.g. --accumulate 2")
     stage = max(ZERO) if request.zero is None else request.zero
     asked = Workload(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,

@@ -167,18 +167,17 @@ class Parallel:
         (leaves, *rest), (before, *same) = key, self.last or key
         self.last = key
         at = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
-        if (
-            at is None
-            or rest != same
-            or any(isinstance(a[0], torch.Size) for a in (leaves[at], before[at]) if isinstance(a, tuple))
-        ):
+        if at is None or rest != same:
+            return
+        path, leaf = pytree.tree_flatten_with_path((args, kwargs))[0][at]
+        if isinstance(leaf, torch.Tensor):
             return
         self.changes += 1
         if self.changes == CHANGES:
-            place = spelled(pytree.tree_flatten_with_path((args, kwargs))[0][at][0], self.planned.names)
             warnings.warn(
-                f"{place} is a number or a word that changes from call to call, and each value is recorded anew, which takes far longer "
-                "than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward does not use", stacklevel=4,
+                f"{spelled(path, self.planned.names)} is a number or a word that changes from call to call, and each value is recorded "
+                "anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward "
+                "does not use", stacklevel=4,
             )  # fmt: skip
 
     def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:

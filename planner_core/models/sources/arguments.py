@@ -62,8 +62,7 @@ def is_table(name: str, config: Mapping[str, Any]) -> bool:
 
 def is_new(name: str, config: Mapping[str, Any]) -> bool:
     """Whether an input was not there when the model was planned, with tables, so that nothing says whether it has samples."""
-    known = {*map(_anywhere, (*config.get(_WITHOUT, ()), *config.get(_WITH, ())))}
-    return _WITHOUT in config and _anywhere(name) not in known
+    return _WITHOUT in config and _anywhere(name) not in {*map(_anywhere, (*config[_WITHOUT], *config[_WITH]))}
 
 
 def _anywhere(name: str) -> str:
