@@ -264,13 +264,13 @@ def _planner(learner: Learner, tokens: int, n: int) -> Step:
     head = ("way", "fullest moment", "texts in a step", "step", "tokens per second", "")
     if learner.load is not None or "vocab_size" not in learner.graph.config:
         says = f"The planner has both ways too. {learner.name} is known at one length only, so there is nothing to compare here."
-        return Step("What the planner prices", says, table(head, []))
+        return Step("What the planner prices", says, "")
     if not reads(learner, tokens):
         says = (
             f"The planner has both ways too, but {learner.name} cannot read a text of {LENGTHS[tokens]} tokens: its table of positions is "
             "shorter. Choose a model that computes its positions to see the prices."
         )
-        return Step("What the planner prices", says, table(head, []))
+        return Step("What the planner prices", says, "")
     rows = [
         (
             name, units.memory(peak), str(texts), units.seconds(seconds), units.whole(texts * tokens / seconds),
