@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,11 +35,8 @@ class WholeResults:
             args = with_picks(args, args)  # the result depends on how many elements a mask picks
         key = (func, _signature(args), _signature(kwargs))
         if key not in self._seen:
-            self.inferring = True
-            try:
+            with self._inference():
                 self._seen[key] = _infer(fn, func, *on_meta(replaced((args, kwargs), self._without_values)))
-            finally:
-                self.inferring = False
         return self._seen[key]
 
     def check(self, site: str, fn: str, func: Any, args: Any, kwargs: dict[str, Any], row: Row) -> None:
@@ -56,9 +54,17 @@ class WholeResults:
         ids = tuple(range(len(values)))
         if fn in ("getitem", "setitem"):
             args = (args[0], _with_bounds(args[1]), *args[2:])
-        moved, moved_kw = replaced((args, kwargs), self._without_values)
-        attrs = describe(fn, func, moved, moved_kw, made)
+        with self._inference():
+            attrs = describe(fn, func, *replaced((args, kwargs), self._without_values), made)
         check_by_rules(Op(site, fn, ids[: len(operands)], ids[len(operands) :], attrs), values, row, self.sizes)
+
+    @contextlib.contextmanager
+    def _inference(self) -> Iterator[None]:
+        self.inferring = True
+        try:
+            yield
+        finally:
+            self.inferring = False
 
     def _without_values(self, tensor: torch.Tensor) -> torch.Tensor:
         """The global tensor on meta, as the model's code sees it: a master weight in float32 computes in the plan's dtype."""
