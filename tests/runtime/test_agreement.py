@@ -149,27 +149,6 @@ def test_a_batch_that_must_be_the_same_on_all_ranks_is_refused_where_it_is_not(t
         assert said["data parallel, by name"].startswith("y has other values")
 
 
-def _drift(whole: str) -> dict[str, str]:
-    rank, said = dist.get_rank(), {}
-    mine = (SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank])
-
-    def stepped(loss: Callable[[nn.Module], torch.Tensor]) -> None:
-        model = shardscope.apply(_net(), shardscope.load_plan(whole))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loss(model).backward()
-        optimizer.step()
-
-    said["a part"] = _said(lambda: stepped(lambda m: m(*mine) + m.up(mine[0]).square().mean()))
-    said["the model"] = _said(lambda: stepped(lambda m: m(*mine) + m.up.weight.square().sum()))
-    return said
-
-
-def test_gradients_of_copies_that_differ_are_refused_at_the_first_step(tmp_path: Path) -> None:
-    for said in run_ranks(_drift, 2, _files(tmp_path)[1:]):
-        assert said["a part"].startswith("the gradient of up.weight differs between rank 0 and rank 1")
-        assert said["the model"] == ""
-
-
 class Banked(nn.Module):
     """A forward beside whose samples there is a table, of as many rows as a rank has samples, and a number."""
 

@@ -32,7 +32,7 @@ from planner_core.runtime.program.weights import Weight
 
 _PATIENCE_S, _BRIEFLY_S = 1800, 60
 """So long a rank may be late where all ranks must come, and where one may come alone."""
-_SAMPLED, _SOME, _FEW = 1024, 64, 8
+_SAMPLED, _SOME, _FEW, _TELLING = 1024, 64, 8, 16
 _APART, _NOISE = 0.05, 1e-3
 """Values differ if samples of them lie further apart than this share of their length; gradients also by this share of the largest."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
@@ -55,7 +55,10 @@ class Agreement:
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.rounds: Counter[str] = Counter()
         self.calls: set[Any] = set()
-        self.stepped = False
+        self.due = 1
+        """The number of forward passes after which copies are compared again: 1, and twice as many each time."""
+        self.given: dict[str, int] = {}
+        """Whole tensors of which each rank has loaded a part."""
         self.values: dict[str, int] = {}
         self.apart: Apart = {}
         """Weights and buffers that were not the same on all ranks, until they are loaded."""
@@ -91,10 +94,12 @@ class Agreement:
             if name in self.apart:
                 raise PlanMismatch(_not_the_same(name, *self.apart[name]) + what)
 
-    def loaded(self, names: Iterable[str]) -> None:
-        """These were loaded, so that all ranks have the same."""
-        for name in names:
+    def loaded(self, state: Mapping[str, Any]) -> None:
+        """These were loaded, so that all ranks have the same, which the next comparison of copies holds them to."""
+        for name, value in state.items():
             self.apart.pop(name, None)
+            if not self.alone and isinstance(value, torch.Tensor) and _readable(value):
+                self.given[name] = _digest(_sampled(value))
 
     def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, is_table: Callable[[str], bool]) -> None:
         """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
@@ -116,23 +121,40 @@ class Agreement:
             raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
         self.calls.add(mode)
         if trains and not whole:
-            shared = {
-                n: x for (n, x), (_, leaf) in zip(found.items(), leaves, strict=True) if is_table(n) or _number(leaf)
-            }
-            for name, ranks in self._differ("tables", (), shared).items():
-                warnings.warn(_other_table(name, *ranks), stacklevel=4)
-                return
+            told = self._tables({n: (found[n], leaf) for n, (_, leaf) in zip(found, leaves, strict=True)}, is_table)
+            if told:
+                warnings.warn(told, stacklevel=4)
 
-    def gradients(self, weights: Iterable[Weight]) -> None:
-        """Before the first step of an optimizer: the gradients of weights that each rank has whole are nearly the same."""
-        held = {w.names[0]: w.parameter.grad for w in weights if not isinstance(w.parameter, DTensor)}
-        if self.alone or self.stepped or all(g is None for g in held.values()):
+    def _tables(self, given: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
+        """Says that ranks with samples of their own were given other numbers or tables beside them, or a table for samples."""
+        apart = self._differ("tables", (), {name: seen for name, (seen, _) in given.items()})
+        beside = {n for n, (_, leaf) in given.items() if is_table(n) or _number(leaf)}
+        for name in (n for n in given if n in beside and n in apart):
+            return _other_table(name, *apart[name])
+        if not apart:
+            return ""
+        return next((_same_rows(n) for n, (_, x) in given.items() if n not in beside | {*apart} and _own_rows(x)), "")
+
+    def copies(self, weights: Iterable[Weight], forwards: int) -> None:
+        """Before an optimizer steps: of weights that each rank has whole, gradients and values are nearly the same, and so is what each
+        rank loaded a part of. Compared after 1, 2, 4, ... of the `forwards`, which all ranks count alike."""
+        held = {w.names[0]: w.parameter for w in weights if not isinstance(w.parameter, DTensor)}
+        if self.alone or forwards < self.due:
             return
-        self.stepped = True
-        found = {n: _few(g) for n, g in held.items() if g is None or _readable(g)}
+        found = {n: _few(p.grad) for n, p in held.items() if p.grad is None or _readable(p.grad)}
         noise = _NOISE * max((math.hypot(*few) for few in found.values()), default=0.0)
-        for name, ranks in self._differ("gradients", (), found, _BRIEFLY_S, noise).items():
+        for name, ranks in self._differ(f"gradients {forwards}", (), found, _BRIEFLY_S, noise).items():
             raise PlanMismatch(_other_gradient(name, *ranks))
+        whole = {n: _few(p) for n, p in held.items() if _readable(p)}
+        noise = _NOISE * max((math.hypot(*few) for few in whole.values()), default=0.0)
+        parts = {n: x for n, x in self.given.items() if n not in held}
+        for name, ranks in self._differ(f"values {forwards}", (), {**whole, **parts}, _BRIEFLY_S, noise).items():
+            drifted = _drifted(name, *ranks)
+            if self.due == 1 or name in parts:
+                raise PlanMismatch(drifted)
+            warnings.warn(drifted, stacklevel=4)
+            break
+        self.due = 2 * forwards
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
@@ -245,6 +267,35 @@ def _other_table(name: str, one: int, other: int) -> str:
     return (
         f"{name} has other values on rank {other} than on rank {one}, and holds no samples: a plan takes it for what all samples share. A "
         "number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
+    )
+
+
+def _own_rows(x: Any) -> bool:
+    """Whether a tensor has rows that are unlikely to be those of other samples by chance."""
+    return (
+        isinstance(x, torch.Tensor)
+        and _readable(x)
+        and x.dim() > 0
+        and x.dtype is not torch.bool
+        and x.numel() >= _TELLING
+        and bool((x != x[:1]).any())
+    )
+
+
+def _same_rows(name: str) -> str:
+    """Says that what was taken for samples may be a table that all samples share."""
+    return (
+        f"{name} is the same on all ranks, which have other samples beside it: the plan was made with as many of its rows as samples, and "
+        "takes them for samples, so that they count again on each rank; if all samples share them, make them a buffer of the model, plan "
+        "with another number of samples, or give the whole batch with global_batch=True"
+    )
+
+
+def _drifted(name: str, one: int, other: int) -> str:
+    """Says that a weight is not one weight any more."""
+    return (
+        f"{_not_the_same(name, one, other)}, which hold one weight: something wrote or loaded other values on some ranks; call "
+        "load_state_dict on all ranks with the same state, and write the same values on all"
     )
 
 

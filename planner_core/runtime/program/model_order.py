@@ -88,7 +88,7 @@ def show_in_model_order(parallel: Parallel) -> None:
         _show_buffers(parallel, state, prefix)
 
     def taken(module: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
-        parallel.agreement.loaded(n.removeprefix(prefix) for n in state)
+        parallel.agreement.loaded({n.removeprefix(prefix): value for n, value in state.items()})
         _take_buffers(parallel, state, prefix)
         for weight, name in _named(parallel, prefix, state):
             held, given = weight.parameter.detach(), state[name]
