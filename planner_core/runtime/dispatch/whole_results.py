@@ -55,7 +55,8 @@ class WholeResults:
         if fn in ("getitem", "setitem"):
             args = (args[0], _with_bounds(args[1]), *args[2:])
         with self._inference():
-            attrs = describe(fn, func, *replaced((args, kwargs), self._without_values), made)
+            moved, moved_kw = replaced((args, kwargs), self._without_values)
+            attrs = describe(fn, func, moved, moved_kw, made)
         check_by_rules(Op(site, fn, ids[: len(operands)], ids[len(operands) :], attrs), values, row, self.sizes)
 
     @contextlib.contextmanager
