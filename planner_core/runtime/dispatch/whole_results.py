@@ -54,6 +54,8 @@ class WholeResults:
         ids = tuple(range(len(values)))
         if fn in ("getitem", "setitem"):
             args = (args[0], _with_bounds(args[1]), *args[2:])
+        if fn in SIZED:
+            args, kwargs = (*args[:1], *_numbers(args[1:])), _numbers(kwargs)
         with self._inference():
             moved, moved_kw = replaced((args, kwargs), self._without_values)
             attrs = describe(fn, func, moved, moved_kw, made)
