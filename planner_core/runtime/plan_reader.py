@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,10 @@ def refuse_gradient(name: str) -> None:
     )
 
 
+REPLACED = "_replaced_by_a_plan"
+"""The attribute of a parameter that this rank's part has taken the place of: its name."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One move of a tensor along one mesh axis."""
@@ -74,10 +78,15 @@ class Edge:
     wanted: Placements = ()
     chunks: int = 1
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether the backward steps bring the gradient to `wanted`. They do not if no planned loss sends a gradient here."""
-        return bool(self.backward) or self.gradient == self.wanted
+    def differentiable(self, axis: int) -> bool:
+        """Whether the steps bring a gradient to `wanted`, and shards of a tensor get shards. Not so if no planned loss sends one here."""
+        ends = ((self.src, self.wanted), (self.dst, self.gradient))
+        alike = all(not isinstance(held[axis], Shard) or held[axis] == back[axis] for held, back in ends)
+        return alike and (self.gradient[axis] == self.wanted[axis] or any(s.axis == axis for s in self.backward))
+
+    def whole(self, axis: int) -> bool:
+        """Whether each rank takes all of the tensor, and its gradient is not a sum over ranks."""
+        return isinstance(self.dst[axis], Replicate) and isinstance(self.gradient[axis], Replicate)
 
 
 @dataclass(frozen=True)
@@ -224,3 +233,13 @@ def _steps(text: str) -> tuple[Step, ...]:
         src, _, dst = change.partition(">")
         steps.append(Step(int(axis), _placement(src), _placement(dst)))
     return tuple(steps)
+
+
+def check_current(tensors: Iterable[torch.Tensor], line: str = "") -> None:
+    """Raise PlanMismatch if forward uses a parameter that a part has taken the place of."""
+    name = next((found for t in tensors if (found := getattr(t, REPLACED, ""))), "")
+    if name:
+        raise PlanMismatch(
+            f"forward reads {name}{line} as it was before apply, from a closure, a global or what no attribute of a module leads to; let "
+            "it read the weight from its module, or a list of weights that a module holds"
+        )

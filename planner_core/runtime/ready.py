@@ -50,8 +50,8 @@ class Ready:
         order = {n: i for i, n in enumerate(self.program.outputs)}
         self.places = [(i, order[leaf.number]) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Ref)]
         tensors = [self.layout.tape.tensors[n] for n in self.program.outputs]
-        loss = any(t.shape == () and t.dtype.is_floating_point and n in self.layout.delivered
-                   for n, t in zip(self.program.outputs, tensors, strict=True))  # fmt: skip
+        trained = self.layout.trained
+        loss = trained in self.layout.delivered and self.layout.tape.tensors[trained].shape == ()
         self.ways: list[Deliver | None] = []
         self.unchanged: dict[int, int] = {}  # results that are arguments of the call
         for number, tensor in zip(self.program.outputs, tensors, strict=True):

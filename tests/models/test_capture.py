@@ -20,7 +20,7 @@ from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_los
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import moe
-from planner_core.models.hooks.held_values import parts_of, weights_of
+from planner_core.models.hooks.callsites import parts_of, weights_of
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic

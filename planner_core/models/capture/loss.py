@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,32 +12,72 @@ from planner_core.core import CaptureError
 
 OWN_LOSS = "the model's own loss"
 FIRST_LOSS = "the first of the model's results, a number"
+ONLY_LOSS = "the only number among the model's results"
 STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 
-
-def own_loss(out: Any) -> torch.Tensor | None:
-    """The loss that a model's output holds: its `loss`, itself if it is a scalar, or the first of a tuple if that is one."""
-    found = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
-    if found is None:
-        found = out[0] if is_first(out) else out
-    return found if isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point() else None
+Weights = Callable[[torch.Tensor], Collection[Any]]
+"""The weights on which a tensor depends."""
 
 
-def is_first(out: Any) -> bool:
-    """Whether results are a tuple or a list whose first may be a loss."""
-    return isinstance(out, (tuple, list)) and len(out) > 0 and getattr(out, "loss", None) is None
+def own_loss(out: Any, weights: Weights | None = None) -> torch.Tensor | None:
+    """The loss that a model's output holds: its `loss`; itself if it is a number; of several results the first if it is a number, or else
+    the only number, if it depends on all weights on which others do (`weights`; those of autograd's graph): not a temperature."""
+    return named_loss(out, weights)[1]
+
+
+def named_loss(out: Any, weights: Weights | None = None) -> tuple[str, torch.Tensor | None]:
+    """The same, and what it is called in a report."""
+    named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+    if named is None and isinstance(out, torch.Tensor):
+        named = out
+    if named is not None:
+        return OWN_LOSS, named if _number(named) else None
+    several = list(out.values()) if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else []
+    if len(several) and _number(several[0]) and not isinstance(out, Mapping):
+        return FIRST_LOSS, several[0]
+    return ONLY_LOSS, _only_number(several, weights or _weights)
+
+
+def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | None:
+    numbers = [x for x in results if _number(x)]
+    found = numbers[0] if len(numbers) == 1 else None
+    if found is None or not torch.is_grad_enabled():
+        return found
+    if not found.requires_grad:
+        return None
+    needed = {*weights(found)}
+    others = (x for x in results if isinstance(x, torch.Tensor) and x is not found and x.requires_grad)
+    return found if all(needed.issuperset(weights(x)) for x in others) else None
+
+
+def _weights(tensor: torch.Tensor) -> set[Any]:
+    """The leaves of autograd's graph."""
+    seen: set[Any] = set()
+    open_ = [tensor.grad_fn]
+    while open_:
+        node = open_.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            open_ += [n for n, _ in node.next_functions]
+    return {node for node in seen if hasattr(node, "variable")}
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point()
 
 
 def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
-    """The mean of the first output to the fourth power in float32, for models that do not return a loss.
+    """The mean of the output to the fourth power in float32, for models that do not return a loss; of several outputs the sum of these,
+    so that a loss that is made of any of them has its gradients planned.
 
     Not of its square: that of a normalised output is 1, so the weights before a last norm would get gradients of rounding errors only,
     and a fault in their backward would not be seen.
     """
-    for tensor in _outputs(out):
-        if tracked(tensor) and tensor.is_floating_point():
-            return tensor.float().pow(4).mean()
-    raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
+    outputs = [t for t in {id(t): t for t in _outputs(out)}.values() if tracked(t) and t.is_floating_point()]
+    terms = [t.float().pow(4).mean() for t in [t for t in outputs if t.requires_grad] or outputs[:1]]
+    if not terms:
+        raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
+    return functools.reduce(torch.add, terms)
 
 
 def _outputs(out: Any) -> list[torch.Tensor]:

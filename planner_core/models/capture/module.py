@@ -18,21 +18,14 @@ from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check,
 from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
 from planner_core.models.capture.build.open_dims import with_open_dims
-from planner_core.models.capture.loss import FIRST_LOSS, OWN_LOSS, STANDIN_LOSS, is_first, own_loss, standin_loss
+from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.recording import uncollected
 from planner_core.models.capture.refusals import check_buffers, check_module
+from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.chance import host_drawing
-from planner_core.models.hooks.held_values import (
-    Noted,
-    Place,
-    UsesOf,
-    buffers_of,
-    kept_tensors,
-    makes_cache,
-    parts_of,
-    weights_of,
-)
+from planner_core.models.hooks.forms import makes_cache
+from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors
 
 OTHER_DRAWS = 8
 """On so many other seeds a model is run that draws random numbers outside of torch."""
@@ -101,9 +94,9 @@ def _forward_pass(
 
     def finish(out: Any) -> torch.Tensor:
         nonlocal loss
-        own = own_loss(out)
+        name, own = named_loss(out)
         if own is not None:
-            loss = FIRST_LOSS if is_first(out) else OWN_LOSS
+            loss = name
             return own
         loss = STANDIN_LOSS
         return standin_loss(out, lambda t: id(t) in recorder.tracked)

@@ -53,8 +53,8 @@ from planner_core.models.hooks import (
 )
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
+from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.chance import HeldGenerators, host_state
-from planner_core.models.hooks.held_values import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.picks import Picks
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.constants import LIMIT
-from planner_core.models.hooks.held_values import buffers_of, parts_of, weights_of
+from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.held_values import parts_of
+from planner_core.models.hooks.callsites import parts_of
 
 if TYPE_CHECKING:
     from planner_core.models.capture.recorder import Recorder

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.finite import (
         TakenFinite,
     )
-    from planner_core.models.hooks.forms import as_others, plain_form
+    from planner_core.models.hooks.forms import as_others, makes_cache, plain_form
     from planner_core.models.hooks.held_values import (
         COMPUTED,
         DEPTH,
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
         Held,
         Noted,
         Place,
+        Replacement,
         Same,
         inside,
         is_plain,
         kept_tensors,
-        makes_cache,
         mark_of,
         raw_values,
         set_or_delete,
@@ -66,6 +66,7 @@ __all__ = [
     "HeldGenerators",
     "Noted",
     "Place",
+    "Replacement",
     "Same",
     "Scopes",
     "TakenFinite",
@@ -104,10 +105,10 @@ _HOME = {
         "set_host_state", "without_masks",
     ),
     "finite": ("TakenFinite",),
-    "forms": ("as_others", "plain_form"),
+    "forms": ("as_others", "makes_cache", "plain_form"),
     "held_values": (
-        "COMPUTED", "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Same", "inside", "is_plain", "kept_tensors",
-        "makes_cache", "mark_of", "raw_values", "set_or_delete",
+        "COMPUTED", "DEPTH", "MISSING", "Absent", "Content", "Held", "Noted", "Place", "Replacement", "Same", "inside", "is_plain",
+        "kept_tensors", "mark_of", "raw_values", "set_or_delete",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

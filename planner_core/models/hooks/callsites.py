@@ -35,7 +35,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks.held_values import parts_of
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
 from planner_core.models.hooks.wrappers import attention_by_samples, opened
 
@@ -324,3 +323,42 @@ def _entry(cls: type, plain: Any) -> Callable[..., Any]:
 
     entry.__name__ = cls.__name__
     return entry
+
+
+def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules with their names, each once, as `named_modules` of torch gives them. That one hands each module up through all levels
+    above it, which takes longer than all else for a model of a thousand layers."""
+    seen: set[int] = set()
+    found: list[tuple[str, nn.Module]] = []
+    todo: list[tuple[str, nn.Module]] = [("", root)]
+    while todo:
+        name, part = todo.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        found.append((name, part))
+        if inner := part.__dict__["_modules"]:  # most parts are leaves
+            start = f"{name}." if name else ""
+            todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
+    return found
+
+
+def weights_of(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All parameters with their names, each once, as `named_parameters` of torch gives them."""
+    return _tensors_of(root, "_parameters")
+
+
+def buffers_of(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """All buffers with their names, each once, as `named_buffers` of torch gives them."""
+    return _tensors_of(root, "_buffers")
+
+
+def _tensors_of(root: nn.Module, table: str) -> list[tuple[str, Any]]:
+    seen: set[int] = set()
+    found: list[tuple[str, Any]] = []
+    for name, part in parts_of(root):
+        for n, tensor in part.__dict__[table].items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found.append((f"{name}.{n}" if name else n, tensor))
+    return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 Call = Callable[..., Any]
 
@@ -118,3 +120,11 @@ def plain_form(
     if func is torch.Tensor.type_as:
         return torch.Tensor.to, (x, other.dtype), {}
     return _LIKE[func], (x, tuple(other.shape)), {}
+
+
+def makes_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
+    config: Any = getattr(model, "config", None)
+    taken = inspect.signature(forward).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return bool(getattr(config, "use_cache", False)) and ("use_cache" in taken or open_ended)

@@ -5,13 +5,12 @@ These are numbers, words, flags and functions, those of a config, lists and dict
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -139,6 +138,42 @@ class Noted:
             held.update(before)
 
 
+class Replacement:
+    """Puts other tensors, by the id of those there, into the attributes of modules, and into lists, dicts and objects in them."""
+
+    def __init__(self, model: nn.Module, others: Mapping[int, torch.Tensor]) -> None:
+        self.others, self.seen = others, {id(m) for m in model.modules()}
+        for module in model.modules():
+            self._update(raw_values(module.__dict__).items(), module.__dict__)
+
+    def _update(self, items: Iterable[tuple[Any, Any]], held: Any) -> None:
+        for key, item in [*items]:
+            if (new := self._current(item)) is not item:
+                held[key] = new
+
+    def _current(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.others.get(id(value), value)
+        if isinstance(value, tuple):
+            items = [*map(self._current, value)]
+            same = all(a is b for a, b in zip(items, value, strict=True))
+            return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if id(value) not in self.seen:
+            self.seen.add(id(value))
+            self._within(value)
+        return value
+
+    def _within(self, value: Any) -> None:
+        if isinstance(value, (list, deque)):
+            self._update(enumerate(value), value)
+        elif isinstance(value, dict):
+            self._update(value.items(), value)
+        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
+            value, (type, FunctionType, ModuleType)
+        ):
+            self._update(value.__dict__.items(), value.__dict__)
+
+
 class UsesOf(TorchFunctionMode):
     """Notes which of some tensors are used inside: `seen` has their places."""
 
@@ -223,7 +258,7 @@ class Content:
             return None
         held = [getattr(value, n) for n in names]
         inner = [_deep(item, depth - 1) for item in held]
-        puts = [partial(object.__setattr__, value, n, x) for n, x in zip(names, held, strict=True) if is_plain(x)]
+        puts = [partial(_set, value, n, x) for n, x in zip(names, held, strict=True) if is_plain(x)]
         return cls(value, (id(value), *inner), [*puts, *_restores(inner)])
 
     @classmethod
@@ -232,8 +267,7 @@ class Content:
         inner = [_deep(item, depth - 1) for item in (before.values() if isinstance(before, dict) else before)]
         key: Any = frozenset(inner) if isinstance(value, set) else tuple(inner)
         names = tuple(before) if isinstance(before, dict) else ()
-        add = value.extend if isinstance(value, (list, deque)) else value.update
-        return cls(value, (id(value), names, key), [value.clear, partial(add, before), *_restores(inner)])
+        return cls(value, (id(value), names, key), [partial(_refill, value, before), *_restores(inner)])
 
     @classmethod
     def _of_function(cls, value: FunctionType, depth: int) -> Content | None:
@@ -246,6 +280,21 @@ class Content:
             return None
         puts = [partial(setattr, c, "cell_contents", x) for c, x in zip(cells, held, strict=True) if is_plain(x)]
         return cls(value, (id(value), *inner), [*puts, *_restores(inner)])
+
+
+def _set(value: Any, name: str, before: Any) -> None:
+    if getattr(value, name, MISSING) is not before:  # what cannot be set has not changed
+        object.__setattr__(value, name, before)
+
+
+def _refill(value: Any, before: Any) -> None:
+    if _ids(value) != _ids(before):  # what cannot be cleared has not changed
+        value.clear()
+        (value.extend if isinstance(value, (list, deque)) else value.update)(before)
+
+
+def _ids(value: Any) -> list[int]:
+    return [*map(id, chain(*value.items()) if isinstance(value, dict) else value)]
 
 
 def _deep(value: Any, depth: int) -> Any:
@@ -310,45 +359,6 @@ def _sets(then: Any, now: Any) -> bool:
     return bool(then != now)
 
 
-def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules with their names, each once, as `named_modules` of torch gives them. That one hands each module up through all levels
-    above it, which takes longer than all else for a model of a thousand layers."""
-    seen: set[int] = set()
-    found: list[tuple[str, nn.Module]] = []
-    todo: list[tuple[str, nn.Module]] = [("", root)]
-    while todo:
-        name, part = todo.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        found.append((name, part))
-        if inner := part.__dict__["_modules"]:  # most parts are leaves
-            start = f"{name}." if name else ""
-            todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
-    return found
-
-
-def weights_of(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """All parameters with their names, each once, as `named_parameters` of torch gives them."""
-    return _tensors_of(root, "_parameters")
-
-
-def buffers_of(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """All buffers with their names, each once, as `named_buffers` of torch gives them."""
-    return _tensors_of(root, "_buffers")
-
-
-def _tensors_of(root: nn.Module, table: str) -> list[tuple[str, Any]]:
-    seen: set[int] = set()
-    found: list[tuple[str, Any]] = []
-    for name, part in parts_of(root):
-        for n, tensor in part.__dict__[table].items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                found.append((f"{name}.{n}" if name else n, tensor))
-    return found
-
-
 def raw_values(held: Held) -> dict[Any, Any]:
     """What is held, by attribute or place."""
     if isinstance(held, list):
@@ -384,11 +394,3 @@ def set_or_delete(held: Held, key: Any, value: Any) -> None:
         del held[key]
     else:
         held[key] = value
-
-
-def makes_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
-    config: Any = getattr(model, "config", None)
-    taken = inspect.signature(forward).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    return bool(getattr(config, "use_cache", False)) and ("use_cache" in taken or open_ended)

@@ -22,7 +22,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
-from planner_core.models.hooks.held_values import parts_of
+from planner_core.models.hooks.callsites import parts_of
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
 from planner_core.models.sources.depth import with_layers
 from planner_core.models.sources.first_values import FirstValues

@@ -48,6 +48,7 @@ from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
     Row,
+    check_current,
     check_gradient,
     kept_sites,
     other_model,
@@ -180,6 +181,7 @@ class Steering(TorchFunctionMode):
         target = args[0] if args and isinstance(args[0], torch.Tensor) else None
         args, kwargs = self.current((args, kwargs))
         operands = tensors((args, kwargs))
+        check_current(operands)
         for put, index, part in parts_to_put_back(fn or "", args, operands):
             self.__torch_function__(torch.Tensor.__setitem__, types, (put, index, part))
         if fn is None or not any(isinstance(t, Steered) or t in self.params for t in operands):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from planner_core.models.hooks import Replacement
 from planner_core.runtime.dispatch.redistribute import deliver, move, place
 from planner_core.runtime.dispatch.working import WorkingCopy
 from planner_core.runtime.initialize import Init
@@ -96,6 +97,7 @@ class Parameters:
                     entry = next((stored[n] for n in aliases if n in stored), whole)
                     made[id(old)] = self._shard(aliases[0], old, entry, dtypes(old), init)
                 module._parameters[short] = made[id(old)]
+        Replacement(model, made)
 
     def _shard(self, name: str, old: nn.Parameter, stored: Stored, dtypes: DTypes, init: Init | None) -> nn.Parameter:
         with torch.no_grad():

@@ -12,14 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from planner_core.models.hooks import Replacement
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import Placements, Stored, read_precision
+from planner_core.runtime.plan_reader import REPLACED, Placements, Stored, read_precision
 from planner_core.runtime.plan_reader import Step as PlanStep
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
 
-REPLACED = "_replaced_by_a_plan"
-"""The attribute of a parameter that this rank's part has taken the place of."""
 DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 """The dtypes of the stored parameter, of the working copy and of gradients."""
 
@@ -104,7 +103,8 @@ def shard_model(
     model: nn.Module, stored: Mapping[str, Stored], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], DTypes],
     init: Init | None,
 ) -> dict[str, Weight]:  # fmt: skip
-    """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied.
+    """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied, and lists
+    of weights that modules hold have the parts, too.
 
     If any parameter is sharded, all become DTensors, which norms and optimizers understand. Else all stay plain parameters.
     """
@@ -118,6 +118,7 @@ def shard_model(
         isinstance(p, Shard) and a.size > 1 for s in plans.values() for p, a in zip(s.placements, axes, strict=True)
     )
     made: dict[int, Weight] = {}
+    replaced: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for short, old in module._parameters.items():
             if old is None:
@@ -126,9 +127,11 @@ def shard_model(
                 plan = plans[id(old)]
                 new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old)[0], init, split)
                 if new is not old:
-                    setattr(old, REPLACED, True)
+                    setattr(old, REPLACED, names[id(old)][0])
+                    replaced[id(old)] = new
                 made[id(old)] = weight_of(tuple(names[id(old)]), new, plan, axes, dtypes(old))
             module._parameters[short] = made[id(old)].parameter
+    Replacement(model, replaced)
     return {w.names[0]: w for w in made.values()}
 
 

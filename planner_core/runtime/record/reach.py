@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.models.capture import own_loss
-from planner_core.runtime.record.tape import COMPUTED, Ref, Tape
+from planner_core.runtime.record.tape import COMPUTED, PARAMETER, Ref, Tape
 
 
 def trained_on(tape: Tape) -> int | None:
@@ -20,11 +20,15 @@ def trained_on(tape: Tape) -> int | None:
         if not isinstance(leaf, Ref):
             return leaf
         tensor = tape.tensors[leaf.number]
-        held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+        grad = tensor.grad and tensor.dtype.is_floating_point
+        held.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=grad))
         shells[id(held[-1])] = leaf.number
         return held[-1]
 
-    own = own_loss(pytree.tree_map(shell, tape.result))
+    def weights(result: torch.Tensor) -> set[int]:
+        return {n for n in reached(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
+
+    own = own_loss(pytree.tree_map(shell, tape.result), weights)
     if own is not None:
         return shells[id(own)]
     leaves = [x.number for x in pytree.tree_leaves(tape.result) if isinstance(x, Ref)]

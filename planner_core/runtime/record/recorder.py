@@ -23,6 +23,7 @@ from planner_core.models.capture import Recorder, describe, memory
 from planner_core.models.hooks import (
     DROPOUTS,
     Frame,
+    Replacement,
     canonical,
     draws,
     drops,
@@ -33,6 +34,7 @@ from planner_core.models.hooks import (
     tensors,
 )
 from planner_core.ops import operator
+from planner_core.runtime.plan_reader import check_current
 from planner_core.runtime.record.results import know
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
@@ -103,12 +105,14 @@ def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[No
     try:
         for table, name, param in own:
             table[name] = twins[id(param)]
+        Replacement(model, twins)
         for buffers, name, buffer in held:
             buffers[name] = copies[id(buffer)]
         yield
     finally:
         for table, name, param in own:
             table[name] = param
+        Replacement(model, {id(twins[id(param)]): param for _, _, param in own})
         for buffers, name, buffer in held:
             buffers[name] = buffer
 
@@ -199,6 +203,7 @@ class TapeRecorder(Recorder):
         known = self.ids.get(id(tensor))
         number = self.use(tensor)
         if known is None and number not in self.origins:
+            check_current((tensor,), f" at {running_statement()[0].rpartition('/')[2]}")
             self.origins[number] = LITERAL, ""
             self.held[number] = tensor
         return number

@@ -56,7 +56,9 @@ class PlannedTape:
         self.inner = self._inner()
         self._walk()
         self.data_axes = self._outermost()
-        self.planned = reached(self.tape, trained_on(self.tape))
+        self.trained = trained_on(self.tape)
+        """The loss, or the result of which one is made outside."""
+        self.planned = reached(self.tape, self.trained)
         """The tensors to which the planned loss sends a gradient."""
         self.reached = self._reached()
 
@@ -148,9 +150,16 @@ class PlannedTape:
         return stored is None or stored.trained
 
     def _differentiable(self, call: TapeCall) -> bool:
-        row = self.row(call)
-        edges = [*zip(call.inputs, row.inputs, strict=True), *zip(call.outputs, row.outputs, strict=True)]
-        return all(e.differentiable for n, e in edges if self.tape.tensors[n].grad)
+        """Whether a gradient of the results becomes that of the operands: one that a rank has whole gets a sum of terms from shards."""
+        row, trained = self.row(call), [t.grad for t in self.tape.tensors]
+        taken = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
+        made = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
+        return all(
+            all(e.differentiable(a) for e in (*taken, *made))
+            and not (any(e.whole(a) for e in taken) and any(not isinstance(e.src[a], Replicate) for e in made))
+            for a, size in enumerate(self.sizes)
+            if size > 1
+        )
 
     # --- shapes ---------------------------------------------------------------------------------------
 
