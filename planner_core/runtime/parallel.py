@@ -107,6 +107,7 @@ class Parallel:
             )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
+        self._check_data()
         self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.is_table)
         if self.dispatched is None:
             try:
@@ -278,11 +279,6 @@ class Parallel:
             raise CannotRewrite(f"{hooked} has hooks, which generated code would not run")
         for name, weight in self.engine.weights.items():
             weight.follow()
-            if self.shells[name] != _shell(weight.parameter):
-                raise PlanMismatch(
-                    f"the data of {name} was set (param.data = ..., as torch.nn.utils.vector_to_parameters does), but this rank holds a "
-                    "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
-                )
             if weight.parameter.requires_grad != weight.trained:
                 raise PlanMismatch(
                     f"requires_grad of {name} was changed after the plan was applied; freeze weights before apply"
@@ -292,6 +288,14 @@ class Parallel:
             raise PlanMismatch(
                 f"{param} has a gradient hook, which would never run; use register_post_accumulate_grad_hook instead"
             )
+
+    def _check_data(self) -> None:
+        for name, weight in self.engine.weights.items():
+            if self.shells[name] != _shell(weight.parameter):
+                raise PlanMismatch(
+                    f"the data of {name} was set (param.data = ..., as torch.nn.utils.vector_to_parameters does), but this rank holds a "
+                    "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
+                )
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs of real numbers (images, features) in compute dtype."""

@@ -34,7 +34,7 @@ from planner_core.models.hooks import (
     tensors,
 )
 from planner_core.ops import operator
-from planner_core.runtime.plan_reader import check_current
+from planner_core.runtime.plan_reader import PlanMismatch, check_current
 from planner_core.runtime.record.results import know
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
@@ -145,6 +145,8 @@ class TapeRecorder(Recorder):
             out = self._forward(args, kwargs)
         except CaptureError as error:
             own = error.__cause__  # that of this recorder needs no words around it
+            if isinstance(own, PlanMismatch):
+                raise own from None
             said = str(error).replace(
                 "_Called could not be run on example inputs", "its forward cannot be recorded, perhaps on more samples,"
             )
