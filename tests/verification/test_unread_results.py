@@ -9,7 +9,7 @@ from planner_core.planning import Request
 from planner_core.verification import verify
 from tests.support.plans import planned
 
-TWO_HEADS = '''"""Three layers, and two heads of the same kind. The stand-in loss reads the first result."""
+TWO_HEADS = '''"""Three layers, and two heads of the same kind. The loss is that of the first."""
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ class TwoHeads(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         for layer in self.layers:
             x = layer(x)
-        return self.first(x), self.second(x)
+        return self.first(x).square().mean(), self.second(x)
 
 
 def make():
