@@ -122,7 +122,7 @@ def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
 
 
 def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = False) -> torch.Tensor:
-    """The loss that a model returns. If it does not return one, `stand_in` gives the mean of its first output's fourth power; without
+    """The loss that a model returns. If it does not return one, `stand_in` gives the mean of its output's fourth power; without
     `stand_in` that raises InputError."""
     out = call(model, inputs)
     own = own_loss(out)
