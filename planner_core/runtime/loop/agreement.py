@@ -32,7 +32,9 @@ from planner_core.runtime.program.weights import Weight
 
 _PATIENCE_S, _BRIEFLY_S = 1800, 60
 """So long a rank may be late where all ranks must come, and where one may come alone."""
-_SAMPLED, _SOME, _FEW, _TELLING = 1024, 64, 8, 16
+_SAMPLED, _SOME, _FEW = 1024, 64, 8
+_TELLING, _TOLD = 16, 1 << 24
+"""Inputs of so many elements are compared in full: fewer may be alike by chance."""
 _APART, _NOISE = 0.05, 1e-3
 """Values differ if samples of them lie further apart than this share of their length; gradients also by this share of the largest."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
@@ -127,13 +129,13 @@ class Agreement:
 
     def _tables(self, given: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
         """Says that ranks with samples of their own were given other numbers or tables beside them, or a table for samples."""
-        apart = self._differ("tables", (), {name: seen for name, (seen, _) in given.items()})
-        beside = {n for n, (_, leaf) in given.items() if is_table(n) or _number(leaf)}
-        for name in (n for n in given if n in beside and n in apart):
+        beside = {n: seen for n, (seen, x) in given.items() if is_table(n) or _number(x)}
+        samples = {n: _digest(x) for n, (_, x) in given.items() if n not in beside and _own_rows(x)}
+        apart = self._differ("tables", (), beside | samples)
+        for name in (n for n in beside if n in apart):
             return _other_table(name, *apart[name])
-        if not apart:
-            return ""
-        return next((_same_rows(n) for n, (_, x) in given.items() if n not in beside | {*apart} and _own_rows(x)), "")
+        others = any(n in apart for n in samples)
+        return next((_same_rows(n) for n in samples if others and n not in apart), "")
 
     def copies(self, weights: Iterable[Weight], forwards: int) -> None:
         """Before an optimizer steps: of weights that each rank has whole, gradients and values are nearly the same, and so is what each
@@ -277,7 +279,7 @@ def _own_rows(x: Any) -> bool:
         and _readable(x)
         and x.dim() > 0
         and x.dtype is not torch.bool
-        and x.numel() >= _TELLING
+        and _TELLING <= x.numel() <= _TOLD
         and bool((x != x[:1]).any())
     )
 
