@@ -24,7 +24,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Allowance, TooMuch
+from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance, TooMuch
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
@@ -32,7 +32,7 @@ from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import solved
 from planner_core.search.units.tables import scalar
 from planner_core.search.units.unit import Copy, UnitCost, total
-from planner_core.search.units.unit_points import ALL_WORK, least_by_points
+from planner_core.search.units.unit_points import least_by_points
 
 MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
@@ -137,7 +137,8 @@ class FoldedTables:
 
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
-        self.work = Allowance(ALL_WORK)
+        priced = bool(objective.after_forward or objective.after_backward)
+        self.work = problem.work_at_prices if priced else Allowance(ALL_WORK)
         self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
         self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
         self.shares: Shares = objective.top or EVEN
@@ -203,7 +204,7 @@ class FoldedTables:
     def _close(self, found: Assignment, bound: float) -> tuple[Assignment, float]:
         """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
-        while self._priced(found) > bound * (1 + TIE / 10):
+        while self._priced(found) > bound * (1 + TIE / 10) and self.work.left >= 0:
             runs = [r.table() for r in self.runs]
             states, least = least_by_points(
                 top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs

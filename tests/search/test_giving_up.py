@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from planner_core.core import DeviceMesh, axis_names
 from planner_core.planning import Request, prepare
-from planner_core.search import quick_bound, search
+from planner_core.search import memory_of, quick_bound, search
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
+from planner_core.search.units import unit
+from planner_core.search.units.unit_points import TABLES
 
 CASES = (
     ("llama-3-8b", "2x8-h100:inter=50", (2, 8), 2, "none"),
@@ -18,9 +21,11 @@ CASES = (
 )
 
 
-def fresh(model: str, cluster: str, sizes: tuple[int, ...], zero: int, recompute: str) -> Callable[[], Problem]:
+def fresh(
+    model: str, cluster: str, sizes: tuple[int, ...], zero: int, recompute: str, layers: int = 4
+) -> Callable[[], Problem]:
     """Makes the same problem anew, with nothing kept of earlier searches."""
-    planner = prepare(Request(model, cluster=cluster, layers=4, batch=8 * 2, recompute=recompute))
+    planner = prepare(Request(model, cluster=cluster, layers=layers, batch=8 * 2, recompute=recompute))
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
     return lambda: planner.changed().problem(mesh, zero=zero)
 
@@ -41,3 +46,29 @@ def test_nothing_better_is_given_up(case: tuple[str, str, tuple[int, ...], int, 
         assert later.optimal and later.value == pytest.approx(best.value, rel=TIE)
     found = search(make(), abandon_above=best.value * 1.001)
     assert found.optimal and found.value == pytest.approx(best.value, rel=TIE)
+
+
+def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All prices together have one amount of work, of which each enumeration takes a part, however few points it forms. What a search
+    leaves open then it tells: its bound holds."""
+    make, calls = fresh("gpt2-xl", "2x8-h100:inter=10", (16,), 3, "none", layers=2), 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += bool(args[3].after_forward or args[3].after_backward)
+        return enumerate_(*args, **options)
+
+    enumerate_ = unit.least_by_points
+    monkeypatch.setattr(unit, "least_by_points", counted)
+    problem = make()
+    free = search(problem).assignment
+    assert free is not None
+    budget = 0.9 * search(problem, budget=1.0).least_memory + 0.1 * memory_of(free)
+    best = search(problem, budget=budget)
+    assert best.optimal and calls > 3  # else this case shows nothing
+    for enumerations in (0, 3):
+        calls, problem = 0, make()
+        problem.work_at_prices.left = enumerations * TABLES - 1
+        found = search(problem, budget=budget)
+        assert calls <= enumerations
+        assert found.bound <= best.value * (1 + TIE) <= found.value * (1 + TIE) ** 2

@@ -39,6 +39,8 @@ MAX_ENTRIES = 3e7
 MAX_WORK = 2_000_000
 """Points that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
 same plan."""
+ALL_WORK = 400_000
+"""Points that may be formed to settle units of one model on one mesh: without prices of memory, and at all prices together."""
 CHUNK = 200_000
 """Points that are formed at once before the dominated ones are dropped."""
 NEAR = 8

@@ -25,6 +25,7 @@ from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Distinct, Factor, Network, distinct_tables, only, tensor_name
 from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions
@@ -118,6 +119,9 @@ class Problem:
     """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
     last: Any = None
     """The state of the last search."""
+    work_at_prices: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
+    """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
+    own, and the gap that they leave is closed, or told, after the last price (see `lagrangian`)."""
 
     def compiled(self, name: str) -> Compiled:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""

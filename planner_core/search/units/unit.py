@@ -26,13 +26,13 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given
 from planner_core.search.algebra.elimination_order import order
-from planner_core.search.algebra.pareto_points import Allowance
+from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import Inside, reduced
-from planner_core.search.units.unit_points import ALL_WORK, least_by_points
+from planner_core.search.units.unit_points import least_by_points
 
 MAX_SHARES = 5
 """Shares that are tried for one entry before its assignments are enumerated."""
@@ -224,7 +224,10 @@ class UnitCost:
         self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float,
         at_most: float,
     ) -> Settled:  # fmt: skip
-        """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`."""
+        """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
+        open when the work ran out stays so."""
+        if self.work.left < 0:
+            return Settled(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_points(

@@ -29,8 +29,9 @@ MOST_POINTS = 8_000
 """Points of one unit that are held at once."""
 WORK = 200_000
 """Points that may be formed to settle one entry."""
-ALL_WORK = 400_000
-"""Points that may be formed to solve one model on one mesh under one objective."""
+TABLES = 5_000
+"""Points that are formed in the time in which the tables of one enumeration are made. So many are taken from the work for them. Else
+many enumerations of few points would have no end."""
 
 AT_ONCE = 5_000
 """Points that may be formed in a first attempt at the whole gap."""
@@ -99,6 +100,7 @@ def least_by_points(
     assignment was found, the bound is its cost. `others` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
+    work.left -= TABLES
     how, below = TimeSums(objective), limit * (1 - TIE / 10)
     part = Part.of(compiled, sequence, at, others)
     tree = part.tree(objective, shares)
@@ -124,7 +126,7 @@ def least_by_points(
     # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
     with contextlib.suppress(TooMuch):
         return within(below, Allowance(AT_ONCE)) or (None, limit)
-    here = Allowance(min(WORK, work.left))
+    here = Allowance(max(0, min(WORK, work.left)))
     before, bound = here.left, root
     try:
         for most in _widening(bound, below):
