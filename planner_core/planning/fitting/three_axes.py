@@ -11,7 +11,10 @@ Example: 512 GPUs in nodes of 8 have 8x8x8, 4x16x8 and 8x16x4.
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner_core.core import Cluster, DeviceMesh, NoPlanFits, Plan, PlannerError, axis_names, divisors
 from planner_core.planning.fitting.micro_batches import Choose, settle
@@ -67,6 +70,8 @@ def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> t
     if planner.request.mesh or not plan.fits or used == plan.mesh.num_devices:
         return ()
     found: dict[str, Plan] = {}
+    timed = planner.request.method == EXACT.name and plan.objective == "time"
+    most = plan.cost.step_time_s * (1 - GAIN) if timed else math.inf
     for gpus in (used * more for more in PARTS):
         part = _innermost(planner.cluster, gpus) if gpus < plan.mesh.num_devices else None
         if part:
@@ -75,12 +80,23 @@ def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> t
                 name = (
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
-                found[name] = settle(replace(planner.request, cluster=part), planner.graph, choose, say)[1]
+                request = replace(planner.request, cluster=part)
+                found[name] = settle(request, planner.graph, partial(_below, choose, most), say)[1]
+                if timed and found[name].fits:
+                    most = min(most, found[name].cost.step_time_s)  # the best part is told of
     name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
     ends = [1e3 * p.cost.step_time_s for p in (best, plan)]
     if not best.fits or ends[0] > ends[1] * (1 - GAIN):
         return ()
     return (f"{name} would take {ends[0]:.4g} ms instead of {ends[1]:.4g} ms: this batch is too small for the others",)
+
+
+def _below(
+    choose: Choose, most: float, planner: Planner, options: Sequence[DeviceMesh], say: Progress, below: float = math.inf,
+    prove: bool = True,
+) -> Plan:  # fmt: skip
+    """What `choose` gives if it looks for no plan above `most`."""
+    return choose(planner, options, say, below=min(below, most), prove=prove)
 
 
 def _innermost(cluster: Cluster, gpus: int) -> Cluster | None:
