@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import Answer, fastest, fit, fits_about, quick_bound, search
+from planner_core.search import Answer, far_above, fastest, fit, fits_about, quick_bound, search
 from planner_core.search.network import Problem
 
 PROOF_WORK = 200_000
@@ -53,6 +53,8 @@ def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] |
     for problem in problems:
         if quick_bound(problem, "time") >= least:
             break
+        if far_above(problem, planner.budget):
+            continue
         answer = fit(problem, planner.graph, planner.budget, "time", least, work=PROOF_WORK)
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
