@@ -148,7 +148,8 @@ def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list
         price = slope(a, b)
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
-        found = solve(problem, free.priced(price, 0.0))
+        # Most problems lie above the hull, and their first bound says so: what is above it need not be solved.
+        found = solve(problem, free.priced(price, 0.0), abandon_above=weighed(a, price))
         if found is not None and weighed(_point(found), price) < weighed(a, price) * (1 - TIE):
             return corners(problem)
     return [fast]
