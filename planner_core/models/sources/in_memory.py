@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.refusals import check_gradient_hooks
+from planner_core.models.hooks.callsites import parts_of
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
 
@@ -64,18 +67,52 @@ def _copied(module: nn.Module) -> nn.Module:
         memo[id(param)] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
     for buffer in module.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
+    before = dict(memo)
     try:
-        copied: nn.Module = copy.deepcopy(module, memo)
+        with _Computed():
+            copied: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:
-        words = " ".join(str(error).split())[:150]
         raise CaptureError(
-            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {words}); let a function of a file build it, and give "
-            "path/to/file.py:function"
+            f"{type(module).__name__} cannot be copied{_uncopied(module, before)} ({type(error).__name__}: {_first_words(error)}); let a "
+            "function of a file build it, and give path/to/file.py:function"
         ) from None
     for part in copied.modules():
         for held in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
             held.update({k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType)})
     return copied
+
+
+class _Computed(TorchFunctionMode):
+    """Inside, a computed tensor is copied as one on meta that is computed as well, so that forward may make it anew (as the hooks of
+    `torch.nn.utils.weight_norm` do), but not read it. Torch copies leaves alone."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.Tensor.__deepcopy__ or args[0].grad_fn is None:
+            return func(*args, **(kwargs or {}))
+        old, memo = args
+        with torch.enable_grad():
+            made = torch.empty_like(old.detach(), device="meta").requires_grad_().clone()
+        return memo.setdefault(id(old), made)
+
+
+def _uncopied(module: nn.Module, memo: dict[int, Any]) -> str:
+    """`: net.lock is a lock` of the first attribute that no copy can be made of; empty if there is none alone."""
+    apart = nn.Module().__dict__.keys() - {"training"}
+    for name, part in parts_of(module):
+        for key, value in part.__dict__.items():
+            try:
+                with _Computed():
+                    copy.deepcopy(None if key in apart else value, dict(memo))
+            except Exception:
+                return f": {name}.{key}".replace(": .", ": ") + f" is a {type(value).__name__}"
+    return ""
+
+
+def _first_words(error: Exception) -> str:
+    """What an error says, in whole words."""
+    return textwrap.shorten(str(error), 150, placeholder=" ...")
 
 
 def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
