@@ -359,6 +359,6 @@ def masked_crf() -> Made:
 
 
 REFUSED = {
-    "graph_sparse": "near is a sparse tensor",
+    "graph_sparse": "computes with a sparse_coo tensor",
     "picks_by_values": "multiply by the mask, or choose with torch.where",
 }

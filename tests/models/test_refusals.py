@@ -174,6 +174,15 @@ def test_hooks_that_a_plan_would_drop_are_refused_before_a_run() -> None:
         capture_module(scripted, {"input": torch.zeros(6, 8)})
 
 
+def test_a_sparse_buffer_is_refused_where_it_is_used() -> None:
+    model = Model(lambda m, x: m.lin(x).mean())
+    model.register_buffer("near", torch.eye(8).to_sparse())
+    assert capture_module(model, {"x": torch.zeros(6, 8)}).top.ops
+    model.run = lambda m, x: m.lin(x @ m.near).mean()
+    with pytest.raises(CaptureError, match=r"computes with a sparse_coo tensor.*; use a dense tensor, or indices with"):
+        capture_module(model, {"x": torch.zeros(6, 8)})
+
+
 # --- what looks alike and is right -------------------------------------------------------------------------
 
 

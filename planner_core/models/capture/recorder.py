@@ -96,7 +96,7 @@ class Recorder(TorchFunctionMode):
             self.recording.params[name] = self._new(param, "parameter", name)
             self.tracked.add(id(param))
         for name, buffer in buffers_of(model):
-            if id(buffer) not in self.ids:
+            if id(buffer) not in self.ids and buffer.layout == torch.strided:  # any other is refused where it is used
                 self.recording.buffers[BUFFER + name] = self._new(buffer, "constant", BUFFER + name)
         aliases = model.named_parameters(remove_duplicate=False)
         self.recording.params.update({n: self.ids[id(p)] for n, p in aliases if n not in self.recording.params})

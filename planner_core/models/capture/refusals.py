@@ -187,7 +187,7 @@ def check_origin(scope: str, tensor: torch.Tensor) -> None:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refuse(
             scope, f"computes with a {kind} tensor, whose sizes depend on its values",
-            "use a dense tensor with a mask, or padding",
+            f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
         )  # fmt: skip
     if tensor.grad_fn is not None:
         how = type(tensor.grad_fn).__name__
@@ -214,14 +214,12 @@ def check_module(model: nn.Module) -> None:
             raise CaptureError(
                 f"{name or 'the model'} makes sparse gradients (sparse=True), whose sizes depend on a batch; build it with sparse=False"
             )
-    weights = weights_of(model)
-    for name, held in (*weights, *buffers_of(model)):
-        if held.layout != torch.strided:
+    for name, param in weights_of(model):
+        if param.layout != torch.strided:
             raise CaptureError(
-                f"{name} is a sparse tensor ({str(held.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
+                f"{name} is a sparse tensor ({str(param.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
                 "one, or indices with index_add"
             )
-    for name, param in weights:
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise CaptureError(
                 f"{name} has no size before its module (a Lazy one of torch.nn) is called; run the model once, then hand it over"
