@@ -71,6 +71,8 @@ def run(body):
             lambda m, x: x.reshape(-1).view_as(x).expand_as(x).reshape_as(other=x),
             ["/reshape", "/view", "/expand", "/reshape.1"],
         ),
+        (lambda m, x: x.type(x.type()), []),
+        (lambda m, x: x.type("torch.cuda.HalfTensor").type(torch.FloatTensor), ["/to", "/to.1"]),
         (lambda m, x: x.contiguous(), ["/contiguous"]),
         (lambda m, x: F.dropout(x, 0.0, True), []),
         (lambda m, x: (x.shape, x.dim(), x.is_floating_point(), float(x.sum())), ["/sum"]),

@@ -56,7 +56,8 @@ _NEVER = frozenset({"requires_grad_", "retain_grad", "register_hook", "backward"
                     "format", "reduce_ex", "dlpack", "array", "numpy", "untyped_storage", "storage", "set_",
                     "size", "stride", "dim", "ndimension", "numel", "nelement", "is_contiguous", "is_floating_point",
                     "is_complex", "is_signed", "data_ptr", "storage_offset", "element_size", "get_device", "item", "tolist",
-                    "equal", "allclose", "is_nonzero", "is_same_size", "can_cast", "result_type"})  # fmt: skip
+                    "equal", "allclose", "is_nonzero", "is_same_size", "can_cast", "result_type",
+                    "type_name"})  # fmt: skip
 _NUMBERS = frozenset({"bool", "float", "int", "index", "complex", "len", "format", "repr", "hash", "contains"})
 
 

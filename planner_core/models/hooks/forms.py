@@ -97,12 +97,35 @@ _OF_TWO = {
 }
 
 
+_TYPES = {"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64,
+          "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool,
+          "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}  # fmt: skip
+_TYPE_NAMES = {dtype: f"torch.{name}Tensor" for name, dtype in _TYPES.items()}
+
+
+def type_name(x: torch.Tensor) -> str:
+    """What `x.type()` is on the CPU. Not a call on data: see `callsites._NEVER`."""
+    return _TYPE_NAMES.get(x.dtype) or x.type()
+
+
+def _as_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+    """`x.type("torch.cuda.FloatTensor")` as a cast. The device that it names is that of a plan's ranks, as for `x.cuda()`."""
+    given = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if given is None:
+        return type_name, args[:1], {}
+    name = given.rpartition(".")[2].removesuffix("Tensor") if isinstance(given, str) else ""
+    dtype = _TYPES.get(name) or getattr(given, "dtype", None)  # torch.FloatTensor is a class that has one
+    return (torch.Tensor.type, args, kwargs) if dtype is None else (torch.Tensor.to, (args[0], dtype), {})
+
+
 def plain_form(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
     `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
-    `torch.maximum(x, y)`: it is no reduction."""
+    `torch.maximum(x, y)`: it is no reduction. `x.type(...)` is a cast, or a name that does not depend on the device."""
+    if func is torch.Tensor.type:
+        return _as_type(args, kwargs)
     if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return func, (args[0], args[1].dtype, *args[2:]), kwargs
     if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):

@@ -193,6 +193,8 @@ class Steering(TorchFunctionMode):
             )
         whole, unchanged = self.whole.of(fn, func, args, kwargs)
         if unchanged is not None:
+            if fn == "to":  # it counts in the names, as in a capture
+                self.scopes.site(fn)
             return operands[unchanged]
         if not whole:
             return func(*args, **kwargs)
