@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_type_hints
 
-from planner_core.core import Cluster, Graph, InputError, load_cluster, nearest, short
+from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, nearest, short
 from planner_core.models import load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
@@ -271,4 +271,10 @@ def _dtype(graph: Graph) -> str:
     found: Counter[str] = Counter()
     for meta in graph.parameters().values():
         found[{"complex64": "float32", "complex128": "float64"}.get(meta.dtype, meta.dtype)] += max(1, meta.num_bytes)
-    return found.most_common(1)[0][0] if found else "float32"
+    own = found.most_common(1)[0][0] if found else "float32"
+    if own not in DTYPES:
+        raise InputError(
+            f"most parameters of {graph.name} are {own}, and a plan computes in {', '.join(DTYPES)}; cast the model by model.float(), and "
+            "inputs of floating point likewise"
+        )
+    return own
