@@ -62,6 +62,23 @@ def decides(m: Any, x: torch.Tensor) -> torch.Tensor:
     return total * 2 if bool(total > 0) else total
 
 
+def logs(m: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = m.lin(x).mean()
+    m.logged = loss.item()
+    return loss
+
+
+def picks_by_number(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.lin(x)
+    best = h.mean(0).topk(2).indices
+    return torch.stack([h[:, best[i]] for i in range(2)]).mean()
+
+
+def keeps_in_a_cache(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.rows[:, :] = m.lin(x)[:3]
+    return m.rows.mean()
+
+
 def differentiates(m: Any, x: torch.Tensor) -> torch.Tensor:
     x.requires_grad_()
     (slope,) = torch.autograd.grad(m.lin(x).sum(), x, create_graph=True)
@@ -132,7 +149,10 @@ CASES = [
     (vmapped, "a transform of torch.func", "write the batch of the transform as a dim"),
     (hidden, "made from parameters out of sight", "compute it in forward"),
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),
-    (keeps_graph, "writes a tensor with a gradient into the buffer seen", "detach it"),
+    (keeps_graph, "writes a tensor with a gradient into the buffer seen", "by its own name, not its .data"),
+    (keeps_in_a_cache, "writes a tensor with a gradient into the attribute rows at", "detach it"),
+    (logs, "decides by the values of computed tensors", "call .item() outside"),
+    (picks_by_number, "decides by the values of computed tensors", "index_select, gather or take_along_dim"),
     (old_view, "reads a tensor of which a part, or a view, was written in place before", "make a new one"),
     (decides, "decides by the values of computed tensors", "without data-dependent control flow"),
     (differentiates, "differentiates inside forward", "write the derivative out"),

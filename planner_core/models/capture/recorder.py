@@ -38,6 +38,7 @@ from planner_core.models.capture.refusals import (
     check_setting,
     check_transform,
     explain,
+    held_as,
     line,
     never_or_always,
     refuse,
@@ -296,10 +297,11 @@ class Recorder(TorchFunctionMode):
         if values[root].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
             return {}
         if written.requires_grad:
-            name = values[root].name.removeprefix(BUFFER) or "a tensor that outlives the step"
+            name = values[root].name.removeprefix(BUFFER)
             raise refuse(
-                scope, f"writes a tensor with a gradient into the buffer {name}",
-                "detach it, since the next step would need the graph of this one",
+                scope, f"writes a tensor with a gradient into {f'the buffer {name}' if name else held_as(self.scopes.root, target)}",
+                "detach it, and write into it by its own name, not its .data (self.mean.lerp_(new.detach(), 0.1)): the next step "
+                "would need the graph of this one",
             )  # fmt: skip
         return {KEPT: True}
 

@@ -330,7 +330,7 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
                 f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
             )
-        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_instead(stack, kernel)}"
+        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_instead(error, stack, kernel)}"
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
@@ -342,8 +342,24 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
 
 
-def _instead(stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+def held_as(model: nn.Module, tensor: torch.Tensor) -> str:
+    """What the model calls a tensor that one of its parts holds and that is no buffer."""
+    found = (
+        f"{name}.{key}".lstrip(".")
+        for name, part in parts_of(model)
+        for key, held in vars(part).items()
+        if held is tensor
+    )
+    return next((f"the attribute {name}" for name in found), "a tensor that outlives the step")
+
+
+def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+    inside = [f.f_locals.get("fn") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
+    if inside[-1:] in (["getitem"], ["setitem"]):
+        return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
     frames = list(stack)
+    if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):
+        return "if a number is only looked at (a log), return the tensor, and call .item() outside"
     lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
     called = [name for name in _FORMS if name[-1] == "(" and name in lines]
     names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *called]
