@@ -49,6 +49,11 @@ def keeps_graph(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (m.lin(x) - m.seen).pow(2).mean()
 
 
+def keeps_by_data(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.seen.data.lerp_(m.lin(x).mean(0), 0.1)
+    return (m.lin(x) - m.seen).pow(2).mean()
+
+
 def old_view(m: Any, x: torch.Tensor) -> torch.Tensor:
     h = m.lin(x)
     view = h.view(-1)
@@ -149,7 +154,8 @@ CASES = [
     (vmapped, "a transform of torch.func", "write the batch of the transform as a dim"),
     (hidden, "made from parameters out of sight", "compute it in forward"),
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),
-    (keeps_graph, "writes a tensor with a gradient into the buffer seen", "by its own name, not its .data"),
+    (keeps_graph, "writes a tensor with a gradient into the buffer seen", "detach it, since the next step"),
+    (keeps_by_data, "writes a tensor with a gradient into the buffer seen", "itself, not its .data"),
     (keeps_in_a_cache, "writes a tensor with a gradient into the attribute rows at", "detach it"),
     (logs, "decides by the values of computed tensors", "call .item() outside"),
     (picks_by_number, "decides by the values of computed tensors", "index_select, gather or take_along_dim"),
@@ -201,6 +207,13 @@ def test_a_sparse_buffer_is_refused_where_it_is_used() -> None:
     model.run = lambda m, x: m.lin(x @ m.near).mean()
     with pytest.raises(CaptureError, match=r"computes with a sparse_coo tensor.*; use a dense tensor, or indices with"):
         capture_module(model, {"x": torch.zeros(6, 8)})
+
+
+def test_the_part_that_asks_is_named() -> None:
+    whole = nn.ModuleDict({"part": Model(logs)})
+    whole.forward = lambda x: whole["part"](x)  # type: ignore[method-assign,assignment]
+    with pytest.raises(CaptureError, match="part decides by the values of computed tensors"):
+        capture_module(whole, {"x": torch.zeros(6, 8)})
 
 
 # --- what looks alike and is right -------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from planner_core.models.capture.constants import (
 from planner_core.models.capture.fused_kernels import attention, kept_by_kernel
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.refusals import (
+    attached,
     check_call,
     check_chance,
     check_layers,
@@ -38,7 +39,6 @@ from planner_core.models.capture.refusals import (
     check_setting,
     check_transform,
     explain,
-    held_as,
     line,
     never_or_always,
     refuse,
@@ -297,12 +297,7 @@ class Recorder(TorchFunctionMode):
         if values[root].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
             return {}
         if written.requires_grad:
-            name = values[root].name.removeprefix(BUFFER)
-            raise refuse(
-                scope, f"writes a tensor with a gradient into {f'the buffer {name}' if name else held_as(self.scopes.root, target)}",
-                "detach it, and write into it by its own name, not its .data (self.mean.lerp_(new.detach(), 0.1)): the next step "
-                "would need the graph of this one",
-            )  # fmt: skip
+            raise attached(scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target)
         return {KEPT: True}
 
     def _rename(self, target: torch.Tensor, version: int) -> None:

@@ -330,7 +330,8 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
                 f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
             )
-        return f"{model} decides by the values of computed tensors{where}, which no graph can hold; {_instead(error, stack, kernel)}"
+        told = f"{_part(error) or model} decides by the values of computed tensors{where}, which no graph can hold"
+        return f"{told}; {_instead(error, stack, kernel)}"
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
@@ -342,15 +343,26 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
 
 
-def held_as(model: nn.Module, tensor: torch.Tensor) -> str:
-    """What the model calls a tensor that one of its parts holds and that is no buffer."""
-    found = (
-        f"{name}.{key}".lstrip(".")
-        for name, part in parts_of(model)
-        for key, held in vars(part).items()
-        if held is tensor
+def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) -> CaptureError:
+    """The error for a tensor with a gradient that is written into `target`, which outlives the step: memory of the buffer of that name,
+    or a tensor that a part of the model holds."""
+    keys = [f"{n}.{k}".lstrip(".") for n, part in parts_of(model) for k, v in vars(part).items() if v is target]
+    what = (
+        f"the buffer {buffer}" if buffer else f"the attribute {keys[0]}" if keys else "a tensor that outlives the step"
     )
-    return next((f"the attribute {name}" for name in found), "a tensor that outlives the step")
+    help_ = "detach it, since the next step would need the graph of this one"
+    if buffer and not any(value is target for _, value in buffers_of(model)):  # its .data, perhaps, which has no graph
+        short = buffer.rpartition(".")[2]
+        help_ = (
+            f"detach it, and write into the buffer itself, not its .data or a view: self.{short}.copy_(new.detach())"
+        )
+    return refuse(scope, f"writes a tensor with a gradient into {what}", help_)
+
+
+def _part(error: BaseException) -> str:
+    """The scope of the innermost module call of a recording in which an error was raised; empty for the model itself."""
+    calls = [f.f_locals.get("frame") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "trace"]
+    return str(getattr(calls[-1], "scope", "")) if calls else ""
 
 
 def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
