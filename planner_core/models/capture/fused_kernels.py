@@ -1,12 +1,18 @@
-"""Functions that must behave on meta as the GPU's fused kernels do, and not as their decomposition on the CPU."""
+"""Functions that run as one operator: they must behave on meta as the GPU's fused kernels do, and not as their decomposition on the CPU,
+and the model's own autograd functions may use nothing but their arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks import RECURRENT, tensors
+from planner_core.models.capture.refusals import refuse
+from planner_core.models.hooks import RECURRENT, canonical, tensors
+from planner_core.models.hooks.callsites import OWN
+from planner_core.models.hooks.wrappers import HELP
 
 
 class FlashAttention(torch.autograd.Function):
@@ -57,3 +63,62 @@ def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
     """What a kernel keeps for backward whatever it is called with: that of a recurrent layer keeps all weights, also where the
     decomposition on meta would not need one."""
     return [t for t in tensors(args) if t.requires_grad] if fn in RECURRENT else []
+
+
+class Alone:
+    """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them
+    would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of it."""
+
+    def __init__(self, foreign: Callable[[torch.Tensor], bool], scope: Callable[[], str]) -> None:
+        self.foreign, self.scope = foreign, scope
+        self.fn = ""  # of the one that runs
+
+    def __call__(self, fn: str, func: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """What takes the place of a call of one; any other function is as it was."""
+        if not hasattr(func, OWN):
+            return func
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self.fn = self.fn, fn
+            inside: list[TorchFunctionMode] = getattr(func, OWN)
+            inside.append(_Arguments(self, (*tensors((args, kwargs)), *operands)))
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.fn = before
+                inside.pop()
+
+        return run
+
+    def check_module(self, scope: str) -> None:
+        """Refuse a module that is called inside of one."""
+        if self.fn:
+            raise refuse(scope, f"is run inside the autograd function {self.fn}, whose ops cannot be seen", HELP)
+
+
+class _Arguments(TorchFunctionMode):
+    """Inside an autograd function: refuses a tensor from outside that is not among its arguments, nor a part of one."""
+
+    def __init__(self, alone: Alone, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.alone = alone
+        with torch._C.DisableTorchFunction():
+            self.given = {id(t) for t in given}
+            self.memory = {_memory(t) for t in given}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call inside."""
+        if canonical(func) is not None:
+            for tensor in tensors((args, kwargs)):
+                with torch._C.DisableTorchFunction():
+                    other = id(tensor) not in self.given and _memory(tensor) not in self.memory
+                if other and self.alone.foreign(tensor):
+                    raise refuse(
+                        self.alone.scope(), f"uses a tensor inside the autograd function {self.alone.fn} that is not one of its arguments",
+                        f"hand it over as an argument; if the function is there to save memory, {HELP}",
+                    )  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

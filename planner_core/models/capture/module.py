@@ -180,9 +180,10 @@ def _operations(found: _Pass) -> list[Any]:
 
 
 def _opened(wrappers: Collection[str], blocks: Iterable[Block]) -> tuple[str, ...]:
-    if "torch.utils.checkpoint" not in wrappers:
+    if not wrappers:
         return ()
-    told = "the model's own torch.utils.checkpoint is run as a plain call: --recompute says what is computed again"
+    names = " and ".join(sorted(wrappers))
+    told = f"the model's own {names} is run as a plain call: --recompute says what is computed again"
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
     return (told + "; running statistics in it count a step once, where torch counts it twice" * norms,)
 

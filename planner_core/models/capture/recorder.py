@@ -26,13 +26,12 @@ from planner_core.models.capture.constants import (
     with_picks,
     with_sizes,
 )
-from planner_core.models.capture.fused_kernels import attention, kept_by_kernel
+from planner_core.models.capture.fused_kernels import Alone, attention, kept_by_kernel
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.refusals import (
     attached,
     check_call,
     check_chance,
-    check_layers,
     check_length,
     check_lookup,
     check_origin,
@@ -90,6 +89,8 @@ class Recorder(TorchFunctionMode):
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
+        self.scopes.refused = lambda *told: refuse(self.scopes.frame.scope, *told)
+        self.alone = Alone(lambda t: id(t) in self.ids or self.birth(t) >= 0, lambda: self.scopes.frame.scope)
         self._number(model)
 
     def _number(self, model: nn.Module) -> None:
@@ -209,7 +210,7 @@ class Recorder(TorchFunctionMode):
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
         chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
-        out = run_constant(func, *self.picks.taken(fn, args, kwargs), operands)
+        out = run_constant(self.alone(fn, func, operands), *self.picks.taken(fn, args, kwargs), operands)
         if any(self.picks.varies(t) for t in operands):
             self.picks.follow(sites.tensors(out))
         self.undo.made(sites.tensors(out), operands)
@@ -226,14 +227,13 @@ class Recorder(TorchFunctionMode):
     def _record(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
-        check_layers(self.scopes.frame.scope, fn, args)
         check_lookup(self.scopes.frame.scope, fn, args, kwargs)
         inputs = tuple(self.use(t) for t in operands)
         self.packed = []
         if fn in SHAPES and len(operands) > 1:
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
-        run = attention if fn == "scaled_dot_product_attention" else func
+        run = attention if fn == "scaled_dot_product_attention" else self.alone(fn, func, operands)
         if fn in chances.DROPOUTS:
             kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
         written = sites.is_inplace(fn)
@@ -342,6 +342,7 @@ class Recorder(TorchFunctionMode):
     # --- modules ------------------------------------------------------------------------------------
 
     def _call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.alone.check_module(frame.scope)
         if self.replayer is None:
             return self.trace(frame, call, args, kwargs)
         return self.replayer.call(frame, call, args, kwargs)

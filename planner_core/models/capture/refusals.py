@@ -161,15 +161,6 @@ def check_length(scope: str, calls: int) -> None:
         )  # fmt: skip
 
 
-def check_layers(scope: str, fn: str, args: tuple[Any, ...]) -> None:
-    """Refuse an autograd function that is given modules to run."""
-    if any(isinstance(a, nn.Module) for a in args):
-        raise CaptureError(
-            f"{scope or 'the model'} runs its layers inside the autograd function {fn}, whose ops cannot be seen; "
-            "use a form of the model without it"
-        )
-
-
 def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], beside: bool) -> None:
     """Refuse an operand inside a transform of torch.func that holds a parameter, or is used `beside` one."""
     functorch = torch._C._functorch

@@ -36,8 +36,10 @@ import torch
 from torch import nn
 
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
-from planner_core.models.hooks.wrappers import attention_by_samples, opened
+from planner_core.models.hooks.wrappers import as_checkpoint, attention_by_samples, opened
 
+OWN = "_shardscope_own"
+"""Attribute of functions that are calls of the model's own autograd functions: the modes in which the function itself runs."""
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {"truediv": "div", "itruediv": "div_", "rtruediv": "rdiv", "idiv": "div_", "isub": "sub_", "iadd": "add_",
             "imul": "mul_", "ipow": "pow_", "iand": "and_", "ior": "or_", "ixor": "xor_", "imod": "remainder_",
@@ -192,6 +194,7 @@ class Scopes:
         self._restore: list[tuple[Any, str, Any]] = []
         self._opened = ExitStack()
         self.wrappers: set[str] = set()  # names of wrappers that were opened
+        self.refused: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(f"the model {what}; {help_}")
 
     def __enter__(self) -> Scopes:
         plain = nn.Module.__dict__["__call__"]
@@ -201,7 +204,9 @@ class Scopes:
             return scopes._call(plain, module, args, kwargs)
 
         self._patch(nn.Module, "__call__", call)
-        self._patch(torch.autograd.Function, "apply", classmethod(_routed(torch.autograd.Function.__dict__["apply"])))
+        self._patch(
+            torch.autograd.Function, "apply", classmethod(self._routed(torch.autograd.Function.__dict__["apply"]))
+        )
         self._opened.enter_context(opened(self.wrappers.add))
         plain_attention = _unwrapped(nn.functional.multi_head_attention_forward)
         self._patch(nn.functional, "multi_head_attention_forward", attention_by_samples(plain_attention))
@@ -217,6 +222,21 @@ class Scopes:
     def _patch(self, owner: Any, name: str, value: Any) -> None:
         self._restore.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
+
+    def _routed(self, plain: Any) -> Callable[..., Any]:
+        """`autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class, or as the call of what it runs."""
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            run = plain.__get__(None, cls)
+            if cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False):
+                return run(*args, **kwargs)
+            again = as_checkpoint(cls.__name__, run, args, lambda *told: self.refused(*told))
+            if again is None:
+                return _entry(cls, plain)(*args, **kwargs)
+            self.wrappers.add(cls.__name__)
+            return again()
+
+        return apply
 
     @property
     def frame(self) -> Frame:
@@ -300,17 +320,6 @@ def _unwrapped(plain: Any) -> Callable[..., Any]:
     return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
 
 
-def _routed(plain: Any) -> Callable[..., Any]:
-    """`autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class."""
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        outside = cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False)
-        run = plain.__get__(None, cls) if outside else _entry(cls, plain)
-        return run(*args, **kwargs)
-
-    return apply
-
-
 @functools.cache
 def _entry(cls: type, plain: Any) -> Callable[..., Any]:
     """One call for each mode in turn: a mode that calls it hands it to the next one, as a function of torch does."""
@@ -319,10 +328,13 @@ def _entry(cls: type, plain: Any) -> Callable[..., Any]:
         operands = tuple(tensors((args, kwargs)))
         if torch.overrides.has_torch_function(operands):
             return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
-        with numbers_on_meta():
+        with numbers_on_meta(), ExitStack() as stack:
+            for mode in entry.__dict__[OWN]:
+                stack.enter_context(mode)
             return plain.__get__(None, cls)(*args, **kwargs)
 
     entry.__name__ = cls.__name__
+    entry.__dict__[OWN] = []
     return entry
 
 

@@ -1,0 +1,157 @@
+"""Autograd functions of a model's own: those that recompute are opened, others may use nothing but their arguments."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from planner_core.core import CaptureError  # noqa: E402
+from planner_core.models.capture.module import capture_module  # noqa: E402
+
+
+class Listed(torch.autograd.Function):
+    """As in guided-diffusion: gradients of the inputs and of the weights that are handed over."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], length: int, *args: Any) -> Any:
+        ctx.run, ctx.inputs, ctx.weights = run, list(args[:length]), list(args[length:])
+        with torch.no_grad():
+            return run(*ctx.inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.inputs = [x.detach().requires_grad_(True) for x in ctx.inputs]
+        with torch.enable_grad():
+            out = ctx.run(*[x.view_as(x) for x in ctx.inputs])
+        return None, None, *torch.autograd.grad(out, ctx.inputs + ctx.weights, grads, allow_unused=True)
+
+
+class Reentrant(torch.autograd.Function):
+    """As in Megatron-LM: weights get their gradients beside the function."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], keep: bool, *args: Any) -> Any:
+        ctx.run = run
+        ctx.save_for_backward(*args)
+        with torch.no_grad():
+            return run(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        args = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = ctx.run(*args)
+        torch.autograd.backward(out if isinstance(out, tuple) else (out,), grads)
+        return None, None, *(x.grad for x in args)
+
+
+class Halved(Reentrant):
+    """Another gradient than that of what it runs."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Reentrant.backward(ctx, *(g / 2 for g in grads))
+
+
+class Coupled(torch.autograd.Function):
+    """As in a RevNet: backward rebuilds what forward had."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, f: nn.Module, g: nn.Module) -> torch.Tensor:
+        a, b = x.chunk(2, dim=1)
+        with torch.no_grad():
+            a = a + f(b)
+            return torch.cat([a, b + g(a)], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None, None
+
+
+class Scaled(torch.autograd.Function):
+    """A function of a closure's tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return x * scale()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None
+
+
+class Model(nn.Module):
+    def __init__(self, run: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.run = run
+        self.first, self.norm, self.lin, self.block = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(8))
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.lin(self.norm(x))
+
+    def pair(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.norm(x), self.lin(x)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.run(self, x)
+
+
+INNER = ["layer_norm", "linear", "add"]
+OPENED = [
+    ("weights handed over", lambda m, x: Listed.apply(m.inner, 1, x, *m.parameters()).mean(), [*INNER, "mean"]),
+    ("weights beside", lambda m, x: Reentrant.apply(m.inner, False, m.first(x)).mean(), ["linear", *INNER, "mean"]),
+    ("module", lambda m, x: Reentrant.apply(m.lin, False, m.first(x)).mean(), ["linear", "linear", "mean"]),
+    (
+        "two results",
+        lambda m, x: torch.cat(Reentrant.apply(m.pair, True, m.first(x))).mean(),
+        ["linear", "layer_norm", "linear", "cat", "mean"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "fns"), OPENED, ids=[c[0] for c in OPENED])
+def test_a_function_that_recomputes_is_recorded_op_by_op(name: str, run: Any, fns: list[str]) -> None:
+    graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
+    assert [op.fn for op in graph.top.ops] == fns
+    assert "is run as a plain call: --recompute says what is computed again" in graph.assumptions[0]
+
+
+REFUSED = [
+    ("some weights", lambda m, x: Listed.apply(m.inner, 1, x, *m.norm.parameters()), "uses a weight of shape [8, 8]"),
+    (
+        "other gradient",
+        lambda m, x: Halved.apply(m.inner, False, m.first(x)),
+        "norm is run inside the autograd function",
+    ),
+    # one process gives no gradient to a weight, since nothing that is handed over needs one
+    ("no gradient", lambda m, x: Reentrant.apply(m.lin, False, x), "lin is run inside the autograd function Reentrant"),
+    (
+        "reversible",
+        lambda m, x: Coupled.apply(m.first(x), m.block, m.block),
+        "block is run inside the autograd function",
+    ),
+    ("weight", lambda m, x: Scaled.apply(m.first(x), lambda: m.norm.weight), "the model uses a tensor inside"),
+    ("buffer", lambda m, x: Scaled.apply(m.first(x), lambda: m.scale), "that is not one of its arguments"),
+    ("constants alone", lambda m, x: m.lin(Scaled.apply(x, lambda: m.norm.weight)), "the model uses a tensor inside"),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "says"), REFUSED, ids=[c[0] for c in REFUSED])
+def test_a_function_that_uses_more_than_its_arguments_is_refused(name: str, run: Any, says: str) -> None:
+    with pytest.raises(CaptureError, match=re.escape(says)) as error:
+        capture_module(Model(lambda m, x: run(m, x).mean()), {"x": torch.zeros(6, 8)})
+    assert "use_reentrant=False" in str(error.value)
+    assert re.search(r"test_own_functions\.py:\d+ \(", str(error.value))
+
+
+def test_a_function_of_its_arguments_stays_one_operator() -> None:
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return Scaled.apply(m.first(x), lambda: 2.0).mean()
+
+    graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
+    assert [op.fn for op in graph.top.ops] == ["linear", "Scaled", "mean"]
