@@ -89,6 +89,7 @@ class Model(nn.Module):
         super().__init__()
         self.run = run
         self.first, self.norm, self.lin, self.block = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(3))
         self.register_buffer("scale", torch.ones(8))
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,11 +102,18 @@ class Model(nn.Module):
         return self.run(self, x)
 
 
+def _in_turn(m: Any, x: torch.Tensor) -> torch.Tensor:
+    for block in m.blocks:
+        x = Listed.apply(lambda y, block=block: block(y), 1, x, *block.parameters())
+    return x
+
+
 INNER = ["layer_norm", "linear", "add"]
 OPENED = [
     ("weights handed over", lambda m, x: Listed.apply(m.inner, 1, x, *m.parameters()).mean(), [*INNER, "mean"]),
     ("weights beside", lambda m, x: Reentrant.apply(m.inner, False, m.first(x)).mean(), ["linear", *INNER, "mean"]),
     ("module", lambda m, x: Reentrant.apply(m.lin, False, m.first(x)).mean(), ["linear", "linear", "mean"]),
+    ("blocks alike", lambda m, x: _in_turn(m, x).mean(), [*["linear", "relu", "linear"] * 3, "mean"]),
     (
         "two results",
         lambda m, x: torch.cat(Reentrant.apply(m.pair, True, m.first(x))).mean(),
@@ -121,13 +129,19 @@ def test_a_function_that_recomputes_is_recorded_op_by_op(name: str, run: Any, fn
     assert "is run as a plain call: --recompute says what is computed again" in graph.assumptions[0]
 
 
+def closes_over(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.first(x)
+    return Listed.apply(lambda y: m.lin(y) + h, 1, x, *m.lin.parameters())
+
+
 REFUSED = [
-    ("some weights", lambda m, x: Listed.apply(m.inner, 1, x, *m.norm.parameters()), "uses a weight of shape [8, 8]"),
+    ("some weights", lambda m, x: Listed.apply(m.inner, 1, x, *m.norm.parameters()), "uses a tensor of shape [8, 8]"),
     (
         "other gradient",
         lambda m, x: Halved.apply(m.inner, False, m.first(x)),
         "norm is run inside the autograd function",
     ),
+    ("closed over", closes_over, "uses a tensor of shape [6, 8] inside the autograd function Listed"),
     # one process gives no gradient to a weight, since nothing that is handed over needs one
     ("no gradient", lambda m, x: Reentrant.apply(m.lin, False, x), "lin is run inside the autograd function Reentrant"),
     (

@@ -56,6 +56,7 @@ from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.chance import HeldGenerators, host_state
 from planner_core.models.hooks.picks import Picks
+from planner_core.models.hooks.wrappers import Own
 
 
 class Recorder(TorchFunctionMode):
@@ -73,8 +74,7 @@ class Recorder(TorchFunctionMode):
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
         # id(tensor) of a constant that depends on random numbers -> the tensor, and the function that drew it
         self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        self.drew_outside, self.drew_from = False, ""
-        self.clock = 0
+        self.drew_outside, self.drew_from, self.clock = False, "", 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
         self.writes, self.undo, self.statistics = Writes(), Undo(), RunningStatistics()
@@ -89,7 +89,9 @@ class Recorder(TorchFunctionMode):
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
-        self.scopes.refused = lambda *told: refuse(self.scopes.frame.scope, *told)
+        self.scopes.own = Own(
+            lambda *told: refuse(self.scopes.frame.scope, *told), lambda: self.recording.older(self.ids)
+        )
         self.alone = Alone(lambda t: id(t) in self.ids or self.birth(t) >= 0, lambda: self.scopes.frame.scope)
         self._number(model)
 

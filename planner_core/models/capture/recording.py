@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -85,6 +85,11 @@ class Recording:
         while self.values[vid].storage != vid:
             vid = self.values[vid].storage
         return vid
+
+    def older(self, ids: Mapping[int, int]) -> Callable[[object], bool]:
+        """A function that says whether a tensor, whose value `ids` tells by its id, has one by now."""
+        now = len(self.values)
+        return lambda tensor: ids.get(id(tensor), now) < now
 
     def add(self, value: Value, birth: int = -1) -> int:
         """Number a new value; `storage` -1 becomes its own number."""

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
-from planner_core.models.hooks.wrappers import as_checkpoint, attention_by_samples, opened
+from planner_core.models.hooks.wrappers import Own, as_checkpoint, attention_by_samples, opened
 
 OWN = "_shardscope_own"
 """Attribute of functions that are calls of the model's own autograd functions: the modes in which the function itself runs."""
@@ -194,7 +194,7 @@ class Scopes:
         self._restore: list[tuple[Any, str, Any]] = []
         self._opened = ExitStack()
         self.wrappers: set[str] = set()  # names of wrappers that were opened
-        self.refused: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(f"the model {what}; {help_}")
+        self.own = Own()
 
     def __enter__(self) -> Scopes:
         plain = nn.Module.__dict__["__call__"]
@@ -230,7 +230,7 @@ class Scopes:
             run = plain.__get__(None, cls)
             if cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False):
                 return run(*args, **kwargs)
-            again = as_checkpoint(cls.__name__, run, args, lambda *told: self.refused(*told))
+            again = as_checkpoint(cls.__name__, run, args, self.own)
             if again is None:
                 return _entry(cls, plain)(*args, **kwargs)
             self.wrappers.add(cls.__name__)
@@ -273,6 +273,7 @@ class Scopes:
         aliases = self.names.get(id(module))
         if aliases is None:  # not a part of the model: its ops belong to the caller
             return plain(module, *args, **kwargs)
+        self.own.check(module)
         frame = self._enter(module, aliases)
         self._stack.append(frame)
         try:

@@ -23,6 +23,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,16 +84,28 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
     ]
 
 
-Refusal = Callable[[str, str], Exception]
-"""Makes an error of what the model does and what would help."""
 HELP = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False) in its place, or run the layers outside of the function"
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 _LITERALS = (type(None), bool, int, float, str, torch.dtype)
 
 
-def as_checkpoint(
-    name: str, apply: Callable[..., Any], args: Sequence[Any], refused: Refusal
-) -> Callable[[], Any] | None:
+@dataclass
+class Own:
+    """The model's own autograd functions that are opened. `refused` makes an error of what the model does and what would help. `older()`
+    gives a function that says whether a tensor was known by then."""
+
+    refused: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(f"the model {what}; {help_}")
+    older: Callable[[], Callable[[torch.Tensor], bool]] = lambda: lambda tensor: False
+    running: list[_OnlyGiven] = field(default_factory=list)
+
+    def check(self, module: nn.Module) -> None:
+        """Refuse a layer that is called inside of one which gives no gradient to the layer's weights."""
+        for mode in self.running:
+            for weight in module.parameters():
+                mode.check(weight)
+
+
+def as_checkpoint(name: str, apply: Callable[..., Any], args: Sequence[Any], own: Own) -> Callable[[], Any] | None:
     """For a call of an autograd function that recomputes what it is given to run: a call of that alone. None if it does not.
 
     The function is tried on small tensors, with a known function to run: its results and gradients must be those of a plain call.
@@ -108,11 +121,11 @@ def as_checkpoint(
     def run() -> Any:
         given, named = pytree.tree_map_only(_At, lambda p: args[p.index], places)
         passed = {id(a) for a in args if isinstance(a, torch.Tensor)}
-        with _OnlyGiven(name, passed, refused) if alone else nullcontext():
+        with _OnlyGiven(name, passed, own) if alone else nullcontext():
             out = args[at[0]](*given, **named)
         several = isinstance(out, tuple) and all(isinstance(x, torch.Tensor) for x in out)
         if not (isinstance(out, torch.Tensor) or (several and _Trial(args, at[0], pair=True).alike(apply))):
-            raise refused(f"runs what returns a {type(out).__name__} by the autograd function {name}", HELP)
+            raise own.refused(f"runs what returns a {type(out).__name__} by the autograd function {name}", HELP)
         return out
 
     return run
@@ -196,24 +209,32 @@ def _same(found: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
 class _OnlyGiven(TorchFunctionMode):
     """Refuses a tensor that needs a gradient and was neither given nor made inside: the autograd function would give it none."""
 
-    def __init__(self, name: str, given: set[int], refused: Refusal) -> None:
+    def __init__(self, name: str, given: set[int], own: Own) -> None:
         super().__init__()
-        self.name, self.known, self.refused = name, given, refused
-        self.made: list[Any] = []  # so that no other tensor gets an id of these
+        self.name, self.given, self.own, self.older = name, given, own, own.older()
+
+    def __enter__(self) -> Any:
+        self.own.running.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self.own.running.pop()
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Refuse one tensor."""
+        if id(tensor) not in self.given and _grad(tensor) and self.older(tensor):
+            raise self.own.refused(
+                f"uses a tensor of shape {list(tensor.shape)} inside the autograd function {self.name}, which gives a gradient to its "
+                "arguments alone", f"hand it over as an argument, or {HELP}",
+            )  # fmt: skip
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call."""
         for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.known and _grad(tensor):
-                raise self.refused(
-                    f"uses a weight of shape {list(tensor.shape)} inside the autograd function {self.name}, which gives a gradient to its "
-                    "arguments alone", f"hand it over as an argument, or {HELP}",
-                )  # fmt: skip
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.made += made
-        self.known.update(map(id, made))
-        return out
+            if isinstance(tensor, torch.Tensor):
+                self.check(tensor)
+        return func(*args, **(kwargs or {}))
 
 
 def _grad(tensor: torch.Tensor) -> bool:
