@@ -1,4 +1,4 @@
-"""Calls that are recorded in another form: as a call that reads less, or as several calls whose rules say more. Imports torch alone."""
+"""Calls that are recorded in another form: as a call that reads less, or as several calls whose rules say more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner_core.models.hooks.chance import DROPOUTS
+
 Call = Callable[..., Any]
 
 
@@ -17,11 +19,14 @@ def as_others(
 ) -> Any:
     """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
 
-    An iterator over a tensor is `unbind`. A call with `out=` is one without, then `copy_`. `x[arange(len(x)), i]`, which picks from
-    each row, is `take_along_dim`: each rank can do that for its own rows. `constant(t)`: whether t has values that no input says.
+    An iterator over a tensor is `unbind`. Dropout of a weight is that of its `clone`, for which the plan says how it is divided: a mask
+    needs that. A call with `out=` is one without, then `copy_`. `x[arange(len(x)), i]`, which picks from each row, is `take_along_dim`:
+    each rank can do that for its own rows. `constant(t)`: whether t has values that no input says.
     """
     if func is torch.Tensor.__iter__:
         return iter(call(torch.Tensor.unbind, args, kwargs))
+    if getattr(func, "__name__", "") in DROPOUTS and isinstance(args[0], nn.Parameter) and not kwargs.get("inplace"):
+        return call(func, (call(torch.clone, (args[0],), {}), *args[1:]), kwargs)
     if (
         func is torch.Tensor.__getitem__
         and isinstance(args[1], tuple)
