@@ -57,6 +57,7 @@ from planner_core.runtime.plan_reader import (
     recomputed_prefixes,
 )
 from planner_core.runtime.program.operators.functions import laid_out
+from planner_core.runtime.record.source_names import no_own_collectives
 
 DTYPE = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 """The function that a mode sees when the model's code reads `tensor.dtype`."""
@@ -131,7 +132,8 @@ class Steering(TorchFunctionMode):
         self.active = True
         try:
             # a part that forward casts stays: the plan says in which type it computes
-            with mock.patch.object(nn.Module, "_apply", lambda module, change, recurse=True: module), self.scopes, self:
+            kept = mock.patch.object(nn.Module, "_apply", lambda module, change, recurse=True: module)
+            with kept, no_own_collectives(), self.scopes, self:
                 yield self.scopes
         finally:
             self.active = False

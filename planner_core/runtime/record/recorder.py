@@ -36,7 +36,7 @@ from planner_core.models.hooks import (
 from planner_core.ops import operator
 from planner_core.runtime.plan_reader import PlanMismatch, check_current
 from planner_core.runtime.record.results import know
-from planner_core.runtime.record.source_names import running_statement
+from planner_core.runtime.record.source_names import no_own_collectives, running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
     COMPUTED,
@@ -82,7 +82,7 @@ def record(
                 f"it holds an iterator, {f'{name}.{key}'.strip('.')}, of which a recording would take items"
             )
     before = host_state()
-    with _swapped(model, twins), torch.random.fork_rng():
+    with _swapped(model, twins), torch.random.fork_rng(), no_own_collectives():
         tape = TapeRecorder(model, other_way, fewer)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))

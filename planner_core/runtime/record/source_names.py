@@ -1,4 +1,4 @@
-"""The names that a model's own code gives to its results, found by the line that runs."""
+"""The names that a model's own code gives to its results, found by the line that runs; and collectives that such a line calls."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import ast
 import functools
 import inspect
 import linecache
+import re
 import sys
 import tokenize
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from planner_core.runtime.plan_reader import PlanMismatch
 
 Statement = tuple[int, tuple[str, ...]]
 """First line of a statement, and the names that it assigns."""
@@ -23,6 +32,51 @@ def running_statement() -> tuple[str, tuple[str, ...]]:
         return "", ()
     first, names = _statements(frame.f_code).get(frame.f_lineno, (frame.f_lineno, ()))
     return f"{frame.f_code.co_filename}:{first}", names
+
+
+_COLLECTIVES = re.compile(
+    r"_?(all_?reduce|all_?gather|reduce|all_?to_?all|broadcast|gather|scatter|send|recv)(_.*|anysource)?"
+)
+
+
+_HAND_ON = ("/torch/", "/planner_core/models/", "/runtime/record/", "/dispatch/dispatch_mode.py", "/contextlib.py")
+
+
+@contextmanager
+def no_own_collectives() -> Iterator[None]:
+    """Inside, a collective that the model's own code calls raises PlanMismatch: its tensors there are not this rank's part."""
+    with ExitStack() as stack:
+        if dist.is_available() and dist.is_initialized():
+            for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
+                plain = getattr(dist.ProcessGroup, name)
+                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _checked(name, plain)))
+        yield
+
+
+def _checked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _by_model():
+            line = running_statement()[0].rpartition("/")[2]
+            raise PlanMismatch(
+                f"the model's own code calls a collective of torch.distributed ({name.strip('_')}) at {line}: under a plan its tensors are "
+                "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
+                "condition on an attribute that is set before apply, and not on dist.is_initialized())"
+            )
+        return plain(*args, **kwargs)
+
+    return run
+
+
+def _by_model() -> bool:
+    """Whether the innermost code that is not torch's is the model's, and not ours. What modes and hooks of calls hand on is its own."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _between(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and not _foreign(frame.f_code.co_filename)
+
+
+def _between(filename: str) -> bool:
+    return filename.startswith("<") or any(part in filename for part in _HAND_ON)
 
 
 def _foreign(filename: str) -> bool:

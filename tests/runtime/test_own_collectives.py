@@ -1,0 +1,59 @@
+"""A collective of the model's own code, once a group exists: under a plan its tensors are whole, so it is refused by its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.verification.processes import run_ranks
+
+HOW = ("in place", "with gradient", "of the data", "gathered")
+
+
+class Averaged(nn.Module):
+    """Averages over ranks where there are some, as the codebooks of vector-quantize-pytorch do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.a, self.b = how, nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x).relu()
+        m = h.mean(0)
+        if dist.is_initialized() and self.how == "in place":
+            dist.all_reduce(m)
+        elif dist.is_initialized() and self.how == "with gradient":
+            m = dist_nn.all_reduce(m)  # type: ignore[no-untyped-call]
+        elif dist.is_initialized() and self.how == "of the data":
+            dist.all_reduce(m.data)
+        elif dist.is_initialized():
+            parts = [torch.empty_like(m) for _ in range(2)]
+            dist.all_gather(parts, m)
+        return self.b(h - m).square().mean()  # type: ignore[no-any-return]
+
+
+def _said(file: str) -> list[str]:
+    found = []
+    for how in HOW:
+        model: Any = shardscope.apply(Averaged(how), shardscope.load_plan(file))
+        try:
+            model(torch.ones(8, 16), global_batch=True)
+            found.append("")
+        except PlanMismatch as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_collective_of_the_models_own_is_refused_by_its_line(tmp_path: Path) -> None:
+    report = shardscope.plan(Averaged("in place"), inputs=(torch.ones(8, 16),), cluster="1x8-h100:gpus=2", accumulate=1)
+    shardscope.save_plan(report.plans[0], tmp_path / "plan")
+    for how, said in zip(HOW, run_ranks(_said, 2, (str(tmp_path / "plan"),), timeout_s=200)[0], strict=True):
+        assert "calls a collective of torch.distributed (all" in said, (how, said)
+        assert "at test_own_collectives.py:" in said and "leave its own out" in said, said
