@@ -11,7 +11,6 @@ not passed to it, or runs hooks: these may keep what they see, as transformers c
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk
+from planner_core.models.capture.replay.tokens import Tokens, relative, signature
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.callsites import parts_of
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_call_impl", "_wrapped_call_impl", "_slow_forward",
                                           "_compiled_call_impl", "_get_name", "__call__"}  # fmt: skip
 
+Read = tuple[str | nn.Module, str]
+"""A part of the module that is called, by its path there, or a module outside of it; and the name of the attribute."""
+
 
 @dataclass(slots=True)
 class TracedCall:
@@ -40,7 +43,7 @@ class TracedCall:
     scope: Scope
     module: nn.Module
     vids: int
-    reads: dict[tuple[str | nn.Module, str], Any] = field(default_factory=dict)
+    reads: dict[Read, Any] = field(default_factory=dict)
     opaque: bool = False
 
 
@@ -49,7 +52,7 @@ class Template:
     """A traced call from which other calls may be replayed."""
 
     scope: Scope
-    reads: dict[tuple[str | nn.Module, str], Any]
+    reads: dict[Read, Any]
     ports: list[int]  # for each argument tensor, its value
     constants: list[tuple[int, torch.Tensor]]  # argument position, real values
     results: list[tuple[str, Any]]
@@ -67,11 +70,12 @@ class Replayer:
         self.heavy: dict[int, bool] = {}
         self.weighs: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
+        self.within: dict[int, list[int]] = {}  # id(module) -> ids of all that it holds
         self._structure(model)
         self.templates: dict[Any, list[Template]] = {}
         self.watches: list[TracedCall] = []
-        self.tokens: dict[int, Any] = {}
-        self.kept: list[Any] = []
+        self.token = Tokens(self._names).token
+        self.names: dict[int, list[str]] = {}  # of a weight or buffer, by its value
 
     # --- structure ----------------------------------------------------------------------------------
 
@@ -82,9 +86,9 @@ class Replayer:
             return known
         children = [(n, self._structure(c)) for n, c in module._modules.items() if c is not None]
         key = (
-            type(module), module.__dict__.get("forward"), module.training, tuple(children),
-            tuple((n, _signature(p)) for n, p in module._parameters.items() if p is not None),
-            tuple((n, _signature(b)) for n, b in module._buffers.items() if b is not None),
+            type(module), module.__dict__.get("forward"), module.training, tuple(children), self._shared(module),
+            tuple((n, signature(p)) for n, p in module._parameters.items() if p is not None),
+            tuple((n, signature(b)) for n, b in module._buffers.items() if b is not None),
         )  # fmt: skip
         number = self.numbers.setdefault(key, len(self.numbers))
         self.shapes[id(module)] = number
@@ -93,6 +97,19 @@ class Replayer:
         self.weighs[number] = own or any(self.weighs[child] for _, child in children)
         self.heavy[number] = len(children) > 0 and self.weighs[number]
         return number
+
+    def _shared(self, module: nn.Module) -> tuple[int, ...]:
+        """Which parts and weights of a module are one, by where they come first; empty if none are."""
+        found: list[int] = []
+        for part in module._modules.values():
+            if part is not None:
+                found += [id(part), *self.within[id(part)]]
+        found += [id(t) for table in (module._parameters, module._buffers) for t in table.values() if t is not None]
+        self.within[id(module)] = found
+        if len(set(found)) == len(found):
+            return ()
+        first: dict[int, int] = {}
+        return tuple(first.setdefault(held, len(first)) for held in found)
 
     # --- reads and writes ---------------------------------------------------------------------------
 
@@ -104,13 +121,10 @@ class Replayer:
 
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
-            if (
-                replayer.watches
-                and name not in _OWN
-                and not name.startswith("__")
-                and not isinstance(value, types.MethodType)
-            ):
-                replayer._read(module, name, value)
+            if replayer.watches and name not in _OWN and not name.startswith("__"):
+                own = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
+                if not own:  # a method of its class
+                    replayer._read(module, name, value)
             return value
 
         def put(module: nn.Module, name: str, value: Any) -> None:
@@ -154,42 +168,21 @@ class Replayer:
     def _is_buffer(self, tensor: torch.Tensor) -> bool:
         return self.recorder.recording.values[self.recorder.ids[id(tensor)]].name.startswith(BUFFER)
 
-    def token(self, value: Any, depth: int = 0) -> Any:
-        """Something hashable or comparable that is equal for equal values."""
-        if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
-            return (type(value).__name__, value)
-        if isinstance(value, nn.Module):
-            return ("module", type(value))
-        if isinstance(value, (nn.Parameter,)):
-            return ("parameter", _signature(value))
-        if isinstance(value, torch.Tensor):
-            return ("tensor", _signature(value), self._id(value))
-        if isinstance(value, (list, tuple)) and depth < 4:
-            return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
-        if isinstance(value, dict) and depth < 4:
-            return (
-                "dict",
-                *((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items()),
-            )
-        if isinstance(value, functools.partial):
-            return ("partial", *(self.token(v, depth + 1) for v in (value.func, value.args, value.keywords)))
-        if isinstance(value, types.FunctionType):
-            cells = tuple(self.token(c.cell_contents, depth + 1) for c in (value.__closure__ or ()) if depth < 3)
-            return ("function", self._id(value.__code__), cells)
-        return self._object(value, depth)
+    def _names(self, held: Any) -> tuple[str, ...]:
+        """The names in the model of a module, weight or buffer; none of anything else."""
+        if isinstance(held, nn.Module):
+            return tuple(self.recorder.scopes.names.get(id(held), ()))
+        return tuple(self._names_by_value().get(self.recorder.ids.get(id(held), -1), ()))
 
-    def _object(self, value: Any, depth: int) -> Any:
-        if id(value) not in self.tokens:
-            self._id(value)
-            self.tokens[id(value)] = ("object", id(value))
-            if hasattr(value, "__dict__") and depth < 3 and not callable(value) and len(value.__dict__) < 300:
-                content = tuple(sorted((k, repr(self.token(v, depth + 1))) for k, v in value.__dict__.items()))
-                self.tokens[id(value)] = ("like", type(value), self.numbers.setdefault(content, len(self.numbers)))
-        return self.tokens[id(value)]
+    def _names_by_value(self) -> dict[int, list[str]]:
+        if not self.names:
+            for name, vid in (*self.recorder.recording.params.items(), *self.recorder.recording.buffers.items()):
+                self.names.setdefault(vid, []).append(name.removeprefix(BUFFER))
+        return self.names
 
-    def _id(self, value: Any) -> int:
-        self.kept.append(value)  # so that the id stays its own
-        return id(value)
+    def _own(self, leaf: torch.Tensor, base: str) -> str:
+        """The name of an argument that the module at `base` holds itself: it is given that and no other, as it may use it otherwise too."""
+        return next((n for n in self._names(leaf) if not base or n.startswith(base + ".")), "")[len(base) :]
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -204,10 +197,11 @@ class Replayer:
         if self.heavy.get(number) and again and not _hooked(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                key = (number, str(spec), self._arguments(leaves), torch.is_grad_enabled())
+                key = (number, str(spec), self._arguments(leaves, frame.path), torch.is_grad_enabled())
                 for template in self.templates.get(key, ()):
-                    if self._matches(template, module, leaves):
-                        return self._replay(template, frame, leaves)
+                    reads = self._matches(template, frame, leaves)
+                    if reads is not None:
+                        return self._replay(template, frame, leaves, reads)
         watch = TracedCall(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
         self.watches.append(watch)
         watch.scope.start = self.recorder.clock
@@ -236,7 +230,8 @@ class Replayer:
                     where = f"{local}.{where}" if where else local
             outer.reads.setdefault((where, name), token)
 
-    def _arguments(self, leaves: list[Any]) -> Any:
+    def _arguments(self, leaves: list[Any], base: str) -> Any:
+        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         seen: dict[int, int] = {}
         stores: dict[int, int] = {}
         found = []
@@ -245,24 +240,28 @@ class Replayer:
                 store = leaf.untyped_storage()._cdata
                 found.append((
                     "t", seen.setdefault(id(leaf), len(seen)), stores.setdefault(store, len(stores)), leaf.is_meta,
-                    id(leaf) in self.recorder.tracked, isinstance(leaf, nn.Parameter), _signature(leaf),
+                    id(leaf) in self.recorder.tracked, isinstance(leaf, nn.Parameter), signature(leaf),
+                    self._own(leaf, base),
                 ))  # fmt: skip
             else:
-                found.append(self.token(leaf))
+                found.append(relative(self.token(leaf), base, given))
         return tuple(found)
 
-    def _matches(self, template: Template, module: nn.Module, leaves: list[Any]) -> bool:
+    def _matches(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
+        """What a call reads that must do the same as the template; None if it need not."""
         for position, values in template.constants:
             if leaves[position] is not values and not torch.equal(leaves[position], values):
-                return False
+                return None
+        reads: dict[Read, Any] = {}
         for (where, name), token in template.reads.items():
             try:
-                owner = where if isinstance(where, nn.Module) else _part(module, where)
-                if self.token(getattr(owner, name)) != token:
-                    return False
+                owner = where if isinstance(where, nn.Module) else _part(frame.module, where)
+                reads[where, name] = self.token(getattr(owner, name))
             except AttributeError:
-                return False
-        return True
+                return None
+            if relative(reads[where, name], frame.path) != token:
+                return None
+        return reads
 
     def _learn(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
         recorder = self.recorder
@@ -287,7 +286,9 @@ class Replayer:
         if not self._closed(scope, watch, set(ports)):
             return
         constants = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_meta]
-        self.templates.setdefault(key, []).append(Template(scope, watch.reads, ports, constants, results, spec))
+        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        reads = {read: relative(token, frame.path, given) for read, token in watch.reads.items()}
+        self.templates.setdefault(key, []).append(Template(scope, reads, ports, constants, results, spec))
 
     def _fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
         """Whether a result is memory of its own, made in this call."""
@@ -297,7 +298,8 @@ class Replayer:
         return root >= watch.vids and alone
 
     def _closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
-        """Whether the call computes with nothing but its arguments, its own parameters and constants."""
+        """Whether the call computes with nothing but its arguments, parameters and constants. A parameter outside of it is the same for all
+        calls that read the same."""
         values = self.recorder.recording.values
         under = scope.path + "."
         for record in self.recorder.recording.flatten(scope):
@@ -305,15 +307,16 @@ class Replayer:
                 value = values[vid]
                 if vid >= watch.vids or vid in ports:
                     continue
-                if value.kind == "activation" or (value.kind == "parameter" and not value.name.startswith(under)):
-                    return value.kind == "parameter" and not self._aliased(value.name, under)
+                if value.kind == "activation":
+                    return False
+                if value.kind == "parameter" and not value.name.startswith(under) and self._aliased(vid, under):
+                    return False
         return True
 
-    def _aliased(self, name: str, under: str) -> bool:
-        vid = self.recorder.recording.params[name]
-        return any(n.startswith(under) for n, v in self.recorder.recording.params.items() if v == vid)
+    def _aliased(self, vid: int, under: str) -> bool:
+        return any(n.startswith(under) for n in self._names_by_value()[vid])
 
-    def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> Any:
+    def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]) -> Any:
         recorder = self.recorder
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
         ids = {port: recorder.use(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
@@ -331,13 +334,13 @@ class Replayer:
         cut = len(template.scope.scope)
         recorder.scopes.taken.update(frame.scope + inner.scope[cut:] for inner in walk(template.scope))
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
-        self._inherit(TracedCall(Scope("", frame.path, ""), frame.module, 0, template.reads))  # type: ignore[arg-type]
+        self._inherit(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
 
 
-def _part(module: nn.Module, path: str) -> Any:
+def _part(module: Any, path: str) -> Any:
     """The part of a module at a path. Raises AttributeError."""
-    found: Any = module
+    found = module
     for name in path.split(".") if path else ():
         found = getattr(found, name)
     return found
@@ -359,12 +362,3 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_().clone() if tensor.requires_grad else fresh
-
-
-def _signature(tensor: torch.Tensor) -> Any:
-    return (
-        tuple(tensor.shape),
-        tensor.dtype,
-        tensor.stride() if tensor.layout == torch.strided else None,
-        tensor.requires_grad,
-    )

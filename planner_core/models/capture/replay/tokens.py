@@ -1,0 +1,124 @@
+"""Tokens of what a module call reads or is given: equal for values with which a call must do the same.
+
+A part of the model, a weight or another tensor is `Held` in its token. Two calls mean the same by it if it has the same name within
+each module that is called, or if it is one and the same thing outside of both (`relative`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class Held(NamedTuple):
+    """A module or tensor by its id, and all its names in the model."""
+
+    what: str
+    held: int
+    names: tuple[str, ...]
+    signature: Any
+
+    def relative(self, base: str, given: Collection[int]) -> Any:
+        """How the module at `base` sees it, when a call of it is given the tensors with ids `given`."""
+        for name in self.names:
+            if not base or name == base or name.startswith(base + "."):
+                return (self.what, "own", name[len(base) :], self.signature)
+        above = self.what == "module" and any(not n or base.startswith(n + ".") for n in self.names)
+        if above or self.held in given:  # it holds what is `base`, or is replaced by what a later call is given
+            return object()  # equals nothing
+        return (self.what, self.held, self.signature)
+
+
+def relative(token: Any, base: str, given: Collection[int] = ()) -> Any:
+    """The token as a call of the module at `base` sees it."""
+    if isinstance(token, Held):
+        return token.relative(base, given)
+    return tuple(relative(t, base, given) for t in token) if isinstance(token, tuple) else token
+
+
+def _holds(token: Any) -> bool:
+    return isinstance(token, Held) or (isinstance(token, tuple) and any(map(_holds, token)))
+
+
+class Tokens:
+    """Makes tokens; `names_of(module or tensor)` are its names in the model."""
+
+    def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
+        self.names_of = names_of
+        self.objects: dict[int, tuple[list[Any], Any]] = {}  # id(object) -> its attributes, token
+        self.numbers: dict[Any, int] = {}
+        self.kept: list[Any] = []
+
+    def token(self, value: Any, depth: int = 0) -> Any:
+        """Something hashable or comparable that is equal for equal values."""
+        if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
+            return (type(value).__name__, value)
+        if isinstance(value, nn.Module):
+            return Held("module", self._id(value), self.names_of(value), type(value))
+        if isinstance(value, torch.Tensor):
+            return Held("tensor", self._id(value), self.names_of(value), (type(value), signature(value)))
+        if isinstance(value, (list, tuple)) and depth < 4:
+            return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
+        if isinstance(value, dict) and depth < 4:
+            items = ((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items())
+            return ("dict", *items)
+        if callable(value):
+            return self._function(value, depth)
+        return self._object(value, depth)
+
+    def _function(self, value: Any, depth: int) -> Any:
+        """A function with all that it closes over."""
+        if depth > 3:
+            return ("object", self._id(value))
+        within: tuple[Any, ...]
+        if isinstance(value, functools.partial):
+            within = value.func, value.args, value.keywords
+        elif isinstance(value, types.MethodType):
+            within = value.__func__, value.__self__
+        elif isinstance(value, weakref.ref):
+            within = (value(),)
+        elif isinstance(value, types.FunctionType):
+            cells = tuple(c.cell_contents if _filled(c) else None for c in value.__closure__ or ())
+            within = cells, value.__defaults__, value.__kwdefaults__
+            return ("function", self._id(value.__code__), *(self.token(v, depth + 1) for v in within))
+        else:
+            return ("object", self._id(value))
+        return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
+
+    def _object(self, value: Any, depth: int) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
+            return ("object", self._id(value))
+        held, known = self.objects.get(id(value), ([], None))
+        now = [*attributes.values()]
+        if known is None or len(held) != len(now) or not all(map(operator.is_, held, now)):
+            self._id(value)
+            content = tuple(sorted((k, self.token(v, depth + 1)) for k, v in attributes.items()))
+            short = content if _holds(content) else self.numbers.setdefault(content, len(self.numbers))
+            known = ("like", type(value), short)
+            self.objects[id(value)] = now, known
+        return known
+
+    def _id(self, value: Any) -> int:
+        self.kept.append(value)  # so that the id stays its own
+        return id(value)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # a variable that has no value yet
+        return False
+
+
+def signature(tensor: torch.Tensor) -> Any:
+    """What of a tensor shows in the graph."""
+    stride = tensor.stride() if tensor.layout == torch.strided else None
+    return (tuple(tensor.shape), tensor.dtype, stride, tensor.requires_grad)
