@@ -51,9 +51,12 @@ def capture_module(
     try:
         found = _forward_pass(module, inputs, args, flat, replay)
         again = partial(_forward_pass, module, inputs, args, flat, replay)
-        left = before.computed(Noted.of(parts_of(module)))
+        after = Noted.of(parts_of(module))
+        left = before.computed(after)
         if left:
             _check_left(found, again, left, (inputs, args))
+        elif name_set := before.changed(after):
+            _check_set(found, again, name_set, type(module).__name__)
         before.put_back()
         if found.drew_outside:
             _check_draws(found, again, type(module).__name__)
@@ -70,7 +73,7 @@ def capture_module(
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """One forward pass. `told`: what to say about it; `drew_outside`: whether it drew random numbers of Python or numpy; `picks`: where
-    a mask of the inputs picks elements."""
+    a mask of the inputs picks elements; `settled`: whether a tensor of it depends on constants and buffers alone."""
 
     top: Block
     blocks: Mapping[str, Block]
@@ -78,6 +81,7 @@ class _Pass:
     told: tuple[str, ...]
     drew_outside: bool
     picks: str
+    settled: Callable[[torch.Tensor], bool]
 
 
 def _forward_pass(
@@ -115,7 +119,13 @@ def _forward_pass(
         *_finite(recorder.taken_finite),
         *((DREW_OUTSIDE,) if drew else ()),
     )
-    return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""))
+    return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""), partial(_settled, recorder))
+
+
+def _settled(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    """Whether a tensor depends on constants and buffers alone: not on weights, inputs or chance."""
+    moves = id(tensor) in recorder.tracked or recorder.picks.varies(tensor)
+    return not moves and recorder.drawn_by(tensor) is None
 
 
 def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
@@ -147,17 +157,45 @@ def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pa
 
 
 def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place], inputs: Any) -> None:
-    """Refuse a model that reads what an earlier pass has left in an attribute. Every pass has the same inputs."""
+    """Refuse a model that reads what an earlier pass has left in an attribute, but for a cache: it depends on constants and buffers alone,
+    and later passes leave it as it is. Every pass has the same inputs."""
     given = {id(t) for t in kept_tensors(inputs)}
     held = [(place, t) for place in left for t in kept_tensors(place[0].values[place[1]]) if id(t) not in given]
+    versions = [t._version for _, t in held]
     with UsesOf([t for _, t in held]) as uses:
         later = again()
-    if uses.seen or _operations(found) != _operations(later):
-        holder, key = held[uses.seen[0]][0] if uses.seen else left[0]
+    read = [
+        held[i][0] for i in uses.seen if not (found.settled(held[i][1]) and _stays(held[i][0], held[i][1], versions[i]))
+    ]
+    if read or _operations(found) != _operations(later):
+        holder, key = (read or [held[i][0] for i in uses.seen] or left)[0]
         raise CaptureError(
             f"forward reads in each step what the step before has left in {holder.path(key)}, so the first step is "
             "another graph than later ones; give forward the state as an input and let it return the next one, or write it into a buffer"
         )
+
+
+def _stays(place: Place, tensor: torch.Tensor, version: int) -> bool:
+    """Whether a tensor is still there, and as it was."""
+    held, key = place[0].held, place[1]
+    now = dict(enumerate(held)) if isinstance(held, list) else held
+    return any(t is tensor for t in kept_tensors(now.get(key))) and tensor._version == version
+
+
+def _check_set(found: _Pass, again: Callable[[], _Pass], name: str, model: str) -> None:
+    """Refuse a model whose next pass does other operations, since this one has set an attribute, as one that fills a cache does."""
+    try:
+        later = again()
+        if _operations(found) == _operations(later):
+            return
+        lasts = _operations(again()) == _operations(later)
+    except CaptureError:  # that pass tells less than this one
+        return
+    way = "call the model once before it is planned and applied" if lasts else "let it do the same in each step"
+    raise CaptureError(
+        f"{model} does other operations at its next call, since forward sets {name}, so the first step is another graph than later ones; "
+        + way
+    )
 
 
 def _kept(left: Sequence[Place]) -> tuple[str, ...]:
