@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,8 +211,11 @@ class PlannedForward:
         allow_kept(self._noted())
         before, outer, put_back = self._noted(), self.outside.marks(), self.outside.keep()
         computed: list[Place] = []
+        buffers = {n for n, _ in self.model.named_buffers()}
         try:
             tape = self._recorded(args, kwargs)
+            if self._filled(buffers):
+                tape = self._recorded(args, kwargs)
             if sets := self.outside.set_since(outer):
                 raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
             first = self._noted()
@@ -229,6 +232,15 @@ class PlannedForward:
             put_back()
         refuse_kept(computed, before)
         return tape
+
+    def _filled(self, known: Collection[str]) -> bool:
+        """Whether a recording, which computes on the CPU, has filled caches that are buffers. They go where the weights are."""
+        device = next((p.device for p in self.model.parameters()), None)
+        filled = [name for name, _ in self.model.named_buffers() if name not in known]
+        for place, _, name in (n.rpartition(".") for n in filled):
+            buffers = self.model.get_submodule(place)._buffers
+            buffers[name] = buffers[name].to(device)  # type: ignore[union-attr]
+        return bool(filled)
 
     def _noted(self) -> Noted:
         return Noted.of(self.model.named_modules())

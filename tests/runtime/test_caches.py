@@ -1,0 +1,133 @@
+"""Caches that the first call fills and later ones read: planned and run as generated code, or refused with what helps."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.core import CaptureError
+from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import TWO, saved_plans
+
+WIDTH, LENGTH = 32, 16
+
+
+class Rotary(nn.Module):
+    """Adds positions, which `table` makes at the first call and keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(WIDTH, 8)
+
+    def table(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.body(x + self.table()).mean(1), y)
+
+
+class OfBuffer(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = None
+        self.register_buffer("frequencies", torch.arange(WIDTH) / WIDTH)
+
+    def table(self) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.arange(LENGTH)[:, None] * self.frequencies
+        return self.kept.cos()
+
+
+class AsBuffer(Rotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", None, persistent=False)
+
+    def table(self) -> torch.Tensor:
+        if self.kept is None:
+            self.register_buffer("kept", torch.arange(LENGTH)[:, None] * torch.ones(WIDTH) / LENGTH, persistent=False)
+        return self.kept
+
+
+class Written(Rotary):
+    """As rotary-embedding-torch: a frozen weight's product is written into a buffer, and a number says how much of it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequencies, self.length = nn.Parameter(torch.arange(WIDTH) / WIDTH, requires_grad=False), 0
+        self.register_buffer("kept", torch.zeros(64, WIDTH), persistent=False)
+
+    def table(self) -> torch.Tensor:
+        if self.length >= LENGTH:
+            return self.kept[:LENGTH].detach()
+        found = torch.arange(LENGTH)[:, None] * self.frequencies
+        self.kept[:LENGTH] = found.detach()
+        self.length = LENGTH
+        return found
+
+
+class Moving(OfBuffer):
+    """A table that is another in each step is a state."""
+
+    def table(self) -> torch.Tensor:
+        self.kept = self.frequencies * 1 if self.kept is None else self.kept * 0.5
+        return self.kept
+
+
+def _inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(8, LENGTH, WIDTH), torch.randint(8, (8,))
+
+
+def _warm(kind: type[Rotary]) -> Rotary:
+    torch.manual_seed(0)
+    model = kind()
+    if kind is Written:
+        model(*_inputs())
+    return model
+
+
+def _three_steps(model: Any, **options: Any) -> list[float]:
+    found = []
+    for _ in range(3):
+        loss = model(*_inputs(), **options)
+        found.append(float(loss.detach()))
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        model.zero_grad()
+    return found
+
+
+def _run(kind: type[Rotary], files: list[str]) -> list[tuple[list[float], list[float], list[str]]]:
+    wanted, found = _three_steps(copy.deepcopy(_warm(kind))), []
+    for file in files:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            got = _three_steps(shardscope.apply(_warm(kind), shardscope.load_plan(file)), global_batch=True)
+        found.append((wanted, got, [str(w.message) for w in seen if "operator by operator" in str(w.message)]))
+    return found
+
+
+@pytest.mark.parametrize("kind", [OfBuffer, AsBuffer, Written])
+def test_a_cache_runs_as_generated_code(kind: type[Rotary], tmp_path: Path) -> None:
+    _, files = saved_plans(_warm(kind), _inputs(), tmp_path)
+    for wanted, got, slow in run_ranks(_run, 2, (kind, files))[0]:
+        assert got == pytest.approx(wanted, rel=1e-5) and not slow
+
+
+def test_a_first_call_with_other_operations_is_refused_with_what_helps() -> None:
+    with pytest.raises(CaptureError, match=r"since forward sets length, .* call the model once before it is planned"):
+        shardscope.plan(Written(), inputs=_inputs(), cluster=TWO)
+
+
+def test_a_table_that_moves_is_a_state() -> None:
+    with pytest.raises(CaptureError, match=r"what the step before has left in kept"):
+        shardscope.plan(Moving(), inputs=_inputs(), cluster=TWO)
