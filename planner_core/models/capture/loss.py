@@ -46,7 +46,7 @@ def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | Non
     if not found.requires_grad:
         return None
     needed = {*weights(found)}
-    others = (x for x in results if isinstance(x, torch.Tensor) and x is not found and x.requires_grad)
+    others = (x for x in _outputs(results) if x is not found and x.requires_grad)
     return found if all(needed.issuperset(weights(x)) for x in others) else None
 
 
