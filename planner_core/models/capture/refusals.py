@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.constants import LIMIT
@@ -357,13 +358,15 @@ def _part(error: BaseException) -> str:
 
 
 def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
-    inside = [f.f_locals.get("fn") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
-    if inside[-1:] in (["getitem"], ["setitem"]):
+    calls = [f.f_locals for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
+    called = calls[-1] if calls else {}
+    masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(called.get("args")))
+    if called.get("fn") in ("getitem", "setitem") and not masked:
         return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
     frames = list(stack)
     if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):
         return "if a number is only looked at (a log), return the tensor, and call .item() outside"
     lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
-    called = [name for name in _FORMS if name[-1] == "(" and name in lines]
-    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *called]
+    forms = [name for name in _FORMS if name[-1] == "(" and name in lines]
+    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *forms]
     return next((_FORMS[name] for name in names if name in _FORMS), _FORM)
