@@ -161,7 +161,12 @@ def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.T
 def loss_of(out: Any) -> torch.Tensor:
     """The same loss for a model under a plan, whose computed tensors are on meta while it is recorded."""
     own = own_loss(out)
-    return standin_loss(out, lambda t: isinstance(t, Steered) or t.is_meta) if own is None else own
+    return standin_loss(out, lambda t: isinstance(t, Steered) or t.is_meta, _trained) if own is None else own
+
+
+def _trained(tensor: torch.Tensor) -> bool:
+    """Whether a result gets a gradient. A tensor of a running plan is without one outside; its part on this rank tells."""
+    return (tensor.local if isinstance(tensor, Steered) else tensor).requires_grad
 
 
 def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -171,7 +176,7 @@ def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torc
         loss = own_loss(out)
         if loss is None:
             with scopes.named("loss"):
-                loss = standin_loss(out, lambda t: isinstance(t, Steered))
+                loss = standin_loss(out, lambda t: isinstance(t, Steered), _trained)
     return loss.local if isinstance(loss, Steered) else loss
 
 

@@ -66,7 +66,9 @@ def _number(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point()
 
 
-def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
+def standin_loss(
+    out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True, trained: Callable[[torch.Tensor], bool] = lambda t: t.requires_grad
+) -> torch.Tensor:  # fmt: skip
     """The mean of the output to the fourth power in float32, for models that do not return a loss; of several outputs the sum of these,
     so that a loss that is made of any of them has its gradients planned.
 
@@ -74,7 +76,7 @@ def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: T
     and a fault in their backward would not be seen.
     """
     outputs = [t for t in {id(t): t for t in _outputs(out)}.values() if tracked(t) and t.is_floating_point()]
-    terms = [t.float().pow(4).mean() for t in [t for t in outputs if t.requires_grad] or outputs[:1]]
+    terms = [t.float().pow(4).mean() for t in [t for t in outputs if trained(t)] or outputs[:1]]
     if not terms:
         raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
     return functools.reduce(torch.add, terms)
