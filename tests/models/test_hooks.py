@@ -12,6 +12,7 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import CaptureError
 from planner_core.models.capture.module import capture_module
+from planner_core.models.hooks import Replacement
 from planner_core.models.hooks.wrappers import attention_by_samples
 from planner_core.models.loading import capture_graph
 
@@ -158,3 +159,16 @@ def test_torch_is_as_it_was_after_a_capture() -> None:
     graph = capture_module(Attends(layer), {"x": torch.zeros(4, 3, WIDTH)}, flat=True)
     assert F.multi_head_attention_forward is plain
     assert "cat" in [op.fn for op in graph.top.ops]  # the zeros that are added are a rare wish
+
+
+def test_other_tensors_are_put_wherever_a_module_holds_them() -> None:
+    """However deep: in a chain that is longer than calls of Python may be nested."""
+    old, new, module = torch.ones(1), torch.zeros(1), nn.Identity()
+    chain: object = {"last": (1, [old])}
+    for _ in range(2000):
+        chain = [chain]
+    module.kept, module.beside = chain, old
+    Replacement(module, {id(old): new})
+    while isinstance(chain, list):
+        (chain,) = chain
+    assert isinstance(chain, dict) and chain["last"][1][0] is new and module.beside is new

@@ -163,6 +163,7 @@ class Averaged(nn.Module):
 
 
 def _refused(closed: str, averaged: str) -> list[str]:
+    torch.manual_seed(0)
     said = []
     for model, file in ((Closed(), closed), (Averaged(), averaged)):
         made: Any = shardscope.apply(model, shardscope.load_plan(file))
@@ -182,11 +183,6 @@ def test_weights_that_a_plan_cannot_reach_are_refused(tmp_path: Path) -> None:
     for model in (Closed(), Averaged()):
         named = saved_plans(model, _batch(0), tmp_path, type(model).__name__)[1]
         files.append(next(f for f in named if f.endswith("FSDP")))
-    closed, averaged = run_ranks(_seeded, 2, (files,))[0]
+    closed, averaged = run_ranks(_refused, 2, tuple(files))[0]
     assert closed.startswith("forward reads a.weight at test_strangers.py:") and "as it was before apply" in closed
     assert averaged.startswith("the data of target.weight was set")
-
-
-def _seeded(files: list[str]) -> list[str]:
-    torch.manual_seed(0)
-    return _refused(*files)

@@ -20,6 +20,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from planner_core.models.hooks.callsites import parts_of
+
 LONGEST = 64
 """A list or dict that is longer is data, and not watched."""
 DEPTH = 3
@@ -142,14 +144,15 @@ class Replacement:
     """Puts other tensors, by the id of those there, into the attributes of modules, and into lists, dicts and objects in them."""
 
     def __init__(self, model: nn.Module, others: Mapping[int, torch.Tensor]) -> None:
-        self.others, self.seen = others, {id(m) for m in model.modules()}
-        for module in model.modules():
-            self._update(raw_values(module.__dict__).items(), module.__dict__)
-
-    def _update(self, items: Iterable[tuple[Any, Any]], held: Any) -> None:
-        for key, item in [*items]:
-            if (new := self._current(item)) is not item:
-                held[key] = new
+        modules = [part for _, part in parts_of(model)]
+        self.others, self.seen = others, {id(m) for m in modules}
+        self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [
+            (raw_values(m.__dict__).items(), m.__dict__) for m in modules
+        ]
+        for items, held in self.todo:  # grows meanwhile
+            for key, item in [*items]:
+                if (new := self._current(item)) is not item:
+                    held[key] = new
 
     def _current(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -160,18 +163,15 @@ class Replacement:
             return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if id(value) not in self.seen:
             self.seen.add(id(value))
-            self._within(value)
+            self._look_into(value)
         return value
 
-    def _within(self, value: Any) -> None:
-        if isinstance(value, (list, deque)):
-            self._update(enumerate(value), value)
-        elif isinstance(value, dict):
-            self._update(value.items(), value)
-        elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
-            value, (type, FunctionType, ModuleType)
-        ):
-            self._update(value.__dict__.items(), value.__dict__)
+    def _look_into(self, value: Any) -> None:
+        held = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
+        if isinstance(held, (list, deque)):
+            self.todo.append((enumerate(held), held))
+        elif isinstance(held, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
+            self.todo.append((held.items(), held))
 
 
 class UsesOf(TorchFunctionMode):
