@@ -21,10 +21,11 @@ from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.clear_choices import without_clear_choices
-from planner_core.search.candidates.generate import dominated
-from planner_core.search.candidates.scoring import Candidates, matrices, pareto, score
+from planner_core.search.candidates.generate import tied
+from planner_core.search.candidates.scoring import Candidates, _stream, matrices, pareto, score
 from planner_core.search.candidates.two_sums import TwoSums, limit
 from planner_core.search.network.block import Network, build_block, tensor_name
+from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import compile_network, ports
 from planner_core.search.units.tables import scalar
 
@@ -210,13 +211,34 @@ def make():
 """
 
 
-def test_a_line_is_dominated_only_by_points_below_all_of_it() -> None:
-    """The example of `dominated`; and a line that lies lower than its ends tell is not dominated."""
-    stairs = [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0), (3.0, 0.0)]
-    assert dominated((0, 4), (4, 0), 4.0, stairs)
-    assert not dominated((0, 4), (4, 0), 4.0, [p for p in stairs if p != (1.0, 2.0)])
-    assert not dominated((0, 4), (4, 0), 3.9, stairs)
-    assert not dominated((0, 4), (4, 0), 4.0, [(0.0, 4.0), (4.0, 0.0)])
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_a_tied_block_costs_what_the_whole_costs_on_the_diagonal(name: str) -> None:
+    """Eliminated to one number for each state of the stream; a state that one end lacks is gone."""
+    planner, _ = scored(name)
+    model = one_axis(planner, DeviceMesh(("tensor",), (8,)))
+    for label, coarse in planner.coarse.blocks.items():
+        first, last = _stream(coarse.block) or ("", "")
+        whole = compile_network(build_block(coarse, planner.strategies[label], model), ports(coarse.block))
+        whole.alive[last] = whole.alive[last][1:]
+        whole.factors = [_without_first(f, last) for f in whole.factors]
+        weights = CostVector(communication=1.0, after_forward=1e-12).array()
+        ends = eliminate(whole.sizes, scalar(whole.factors, weights), whole.sequence, (first, last)).table
+        both = np.intersect1d(whole.alive[first], whole.alive[last])
+        at = [np.searchsorted(whole.alive[v], both) for v in (first, last)]
+        one = tied(whole, first, last)
+        mine = eliminate(
+            one.sizes, scalar(one.factors, weights), [v for v in one.sequence if v != first], (first,)
+        ).table
+        assert last not in one.alive and len(mine) == len(both) > 1
+        assert mine == pytest.approx(ends[at[0], at[1]], rel=1e-12)
+
+
+def _without_first(f: Factor, name: str) -> Factor:
+    """The factor without the first state of one variable."""
+    if name not in f.vars:
+        return f
+    axis = f.vars.index(name)
+    return Factor(f.vars, np.delete(f.cost, 0, axis + 1), np.delete(f.allowed, 0, axis))
 
 
 def drawn(seed: int) -> tuple[list[tuple[tuple[str, ...], np.ndarray]], dict[str, int]]:

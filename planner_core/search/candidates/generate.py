@@ -1,27 +1,23 @@
 """The Pareto front of a block's candidates, if there are too many to score each.
 
-First the corners of the lower hull of (communication, memory) are found, for each state of the residual stream. Between two
-corners A and B, all points up to the limit of the front are enumerated (as in `budget.pareto_front`), and dominated ones are
-dropped (`algebra.pareto_points`). So a candidate that is never formed is dominated, or it lies in a part that held too much to
-enumerate.
+First the corners of the lower hull of (communication, memory) are found. Between two corners A and B, all points up to the limit of
+the front are enumerated (as in `budget.pareto_front`), and dominated ones are dropped (`algebra.pareto_points`). So a candidate that
+is never formed is dominated, or it lies in a part that held too much to enumerate.
 
 All this works on a smaller network: states of which nothing lies between the two corners are gone (`two_sums`), and so are variables
 whose choice is clear among the states that are left (`clear_choices`).
-
-Nothing between A and B is below the line of least weighted sum through them. If the corners that are known, those of other
-states of the stream too, dominate this line, they dominate all that is between A and B, and it is not enumerated.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from planner_core.cost import CostVector
-from planner_core.search.algebra.convex_hull import Point, hull, slope, weighed
+from planner_core.search.algebra.convex_hull import hull, slope
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.elimination_order import TooWide, order
 from planner_core.search.algebra.pareto_points import TooLarge, TooMuch
@@ -38,47 +34,45 @@ Way = tuple[tuple[int, ...], float, float]
 the bytes per GPU."""
 
 
-def generate(compiled: Compiled, held: Iterable[Mapping[str, int]], names: Sequence[str]) -> list[Way]:
+def generate(compiled: Compiled, names: Sequence[str]) -> list[Way]:
     """The Pareto front of communication and memory over all ways to run a block, of each of which the states of `names` are told.
-    `held`: the variables that are held at a state, in each of the ways to hold them. Some dominated ways may be there too."""
-    blocks = [_Block(compiled, at, names) for at in held]
-    corners = [block.hull() for block in blocks]
-    found = [way for ways in corners for way in ways]
-    known = sorted(way[1:] for way in found)
-    for block, ways in zip(blocks, corners, strict=True):
-        for left, right in pairwise(ways):
-            with contextlib.suppress(TooMuch):
-                found += block.between(left, right, known)
+    Some dominated ways may be there too."""
+    block = _Block(compiled, names)
+    found = block.hull()
+    for left, right in pairwise(tuple(found)):
+        with contextlib.suppress(TooMuch):
+            found += block.between(left, right)
     return found
 
 
-def dominated(left: Point, right: Point, least: float, known: Sequence[Point]) -> bool:
-    """Whether the `known` points (by rising cost) dominate all that costs less than the corner `right`, holds less than the corner
-    `left`, and has at least the weighted sum `least` at the price of the line through the two.
+def tied(compiled: Compiled, first: str, last: str) -> Compiled:
+    """The block whose variable `last` is in the state of `first`, and has no variable of its own."""
+    both = np.intersect1d(compiled.alive[first], compiled.alive[last])
+    pick = {v: np.searchsorted(compiled.alive[v], both) for v in (first, last)}
 
-    Example: the corners (0, 4) and (4, 0) at the price 1, with `least` 4. The points (0, 3), (1, 2), (2, 1) and (3, 0) dominate
-    the line between them. Without (1, 2) they do not: (1.9, 2.1) is on the line and is not dominated.
-    """
-    price = slope(left, right)
-    inside = [c for c, _ in known if left[0] < c < right[0]]
-    for cost, following in pairwise([left[0], *inside, right[0]]):
-        if min((m for c, m in known if c <= cost), default=np.inf) > (least - following) / price:
-            return False
-    return True
+    def one(f: Factor) -> Factor:
+        cost, allowed = f.cost, f.allowed
+        for axis, v in enumerate(f.vars):
+            if v in pick:
+                cost, allowed = cost.take(pick[v], axis + 1), allowed.take(pick[v], axis)
+        names = tuple(first if v == last else v for v in f.vars)
+        if len(set(names)) < len(names):
+            return Factor((first,), np.diagonal(cost, axis1=1, axis2=2), np.diagonal(allowed))
+        return Factor(names, cost, allowed)
+
+    alive = {v: both if v == first else states for v, states in compiled.alive.items() if v != last}
+    found = Compiled(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
+    found.sequence = order(found.sizes, [f.vars for f in found.factors], ())
+    return found
 
 
 class _Block:
-    """A block with the variables in `at` held at a state, whose ways are told by the states of `names`.
+    """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `whole` block."""
 
-    `parts` has what may lie between two corners, of the `whole` block, and `least` the least weighted sum at the price of the line
-    through them.
-    """
-
-    def __init__(self, compiled: Compiled, at: Mapping[str, int], names: Sequence[str]) -> None:
-        self.compiled, self.names = _held(compiled, at), names
+    def __init__(self, compiled: Compiled, names: Sequence[str]) -> None:
+        self.compiled, self.names = compiled, names
         self.whole: TwoSums | None = None
         self.parts: dict[tuple[Way, Way], TwoSums] = {}
-        self.least: dict[tuple[Way, Way], float] = {}
 
     def best(self, comm: float, memory: float) -> Way | None:
         """The way that minimises `comm` · communication + `memory` · memory; None if none runs."""
@@ -111,34 +105,15 @@ class _Block:
         except TooLarge:
             tree = None
         if part is None or tree is None:
-            best = self.best(1.0, price)
-            self.least[left, right] = weighed(best[1:], price) if best else np.inf
-            return best
+            return self.best(1.0, price)
         found = self._way(*part.best(tree))
-        self.least[left, right] = float(tree.root)
         fewer = part.between(tree, limit(*ends) * (1 + TIE))
         self.parts |= {(left, right): fewer, (left, found): fewer, (found, right): fewer}
         return found
 
-    def between(self, left: Way, right: Way, known: Sequence[Point]) -> list[Way]:
-        """The ways with less communication than the corner `right` and less memory than the corner `left`; none if the `known` points
-        dominate them. Raises TooMuch."""
-        if (left, right) not in self.least:
+    def between(self, left: Way, right: Way) -> list[Way]:
+        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooMuch."""
+        if (left, right) not in self.parts:
             self._below(left, right)
         part = self.parts.get((left, right))
-        if part is None or dominated(left[1:], right[1:], self.least[left, right], known):
-            return []
-        return part.points(left[1:], right[1:])
-
-
-def _held(compiled: Compiled, at: Mapping[str, int]) -> Compiled:
-    """The block with the variables in `at` held: each has one state left."""
-
-    def one(f: Factor) -> Factor:
-        pick = tuple(slice(at[v], at[v] + 1) if v in at else slice(None) for v in f.vars)
-        return Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
-
-    alive = {v: states[at[v] : at[v] + 1] if v in at else states for v, states in compiled.alive.items()}
-    found = Compiled(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
-    found.sequence = order(found.sizes, [f.vars for f in found.factors], ())
-    return found
+        return part.points(left[1:], right[1:]) if part else []

@@ -21,7 +21,7 @@ from planner_core.core import Block, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.ops import BlockStrategies, CoarseBlock
 from planner_core.search.algebra.elimination_order import order
-from planner_core.search.candidates.generate import generate
+from planner_core.search.candidates.generate import generate, tied
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import Compiled, Restriction, compile_network, ports
@@ -119,7 +119,8 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
     """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _kinds(compiled, n) for n in names}
-    ways = generate(compiled, _held(compiled, _stream(block)), names)
+    ends = _stream(block)
+    ways = generate(tied(compiled, *ends) if ends else compiled, names)
     found = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in ways]
     if not found:
         return None
@@ -129,14 +130,6 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
         block.name, tuple(block.values[w].name for w in weights), np.array([found[b][0] for b in best], dtype=np.int8),
         comm, memory, np.ones(len(best), dtype=bool), size, repeats, even=prod(len(set(k)) for k in kinds.values()),
     )  # fmt: skip
-
-
-def _held(compiled: Compiled, ends: tuple[str, str] | None) -> list[dict[str, int]]:
-    """The states that both ends of the residual stream can be in, each as the state of both ends, numbered as in `alive`."""
-    if ends is None:
-        return [{}]
-    both = np.intersect1d(compiled.alive[ends[0]], compiled.alive[ends[1]])
-    return [{e: int(np.searchsorted(compiled.alive[e], s)) for e in ends} for s in both]
 
 
 def _kinds(compiled: Compiled, name: str) -> list[int]:
