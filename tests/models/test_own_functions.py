@@ -57,6 +57,22 @@ class Halved(Reentrant):
         return Reentrant.backward(ctx, *(g / 2 for g in grads))
 
 
+class Mended(Reentrant):
+    """A gradient that is not a number becomes one."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Reentrant.backward(ctx, *(g.nan_to_num() for g in grads))
+
+
+class Clipped(Reentrant):
+    """Another gradient where that of what it runs is large."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Reentrant.backward(ctx, *(g.clamp(-1e9, 1e9) for g in grads))
+
+
 class Coupled(torch.autograd.Function):
     """As in a RevNet: backward rebuilds what forward had."""
 
@@ -141,6 +157,8 @@ REFUSED = [
         lambda m, x: Halved.apply(m.inner, False, m.first(x)),
         "norm is run inside the autograd function",
     ),
+    ("mended gradient", lambda m, x: Mended.apply(m.inner, False, m.first(x)), "norm is run inside the autograd"),
+    ("clipped gradient", lambda m, x: Clipped.apply(m.inner, False, m.first(x)), "norm is run inside the autograd"),
     ("closed over", closes_over, "uses a tensor of shape [6, 8] inside the autograd function Listed"),
     # one process gives no gradient to a weight, since nothing that is handed over needs one
     ("no gradient", lambda m, x: Reentrant.apply(m.lin, False, x), "lin is run inside the autograd function Reentrant"),

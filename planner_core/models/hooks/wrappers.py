@@ -131,6 +131,10 @@ def as_checkpoint(name: str, apply: Callable[..., Any], args: Sequence[Any], own
     return run
 
 
+_SLOPES = torch.tensor([[1.0, -1e-12, 1e12], [-1e24, 0.5, torch.nan]])
+"""The gradients of a trial. A function that clips, rounds or mends gradients changes some of them."""
+
+
 class _At:
     """An argument of the autograd function, by its position."""
 
@@ -198,12 +202,12 @@ class _Trial:
             leaf.grad = None
         out = call()
         results = list(out) if isinstance(out, tuple) else [out]
-        torch.stack([(x * (i + 1)).sum() for i, x in enumerate(results)]).sum().backward()
+        torch.stack([(x * (i + 1) * _SLOPES).sum() for i, x in enumerate(results)]).sum().backward()
         return [*(leaf.grad for leaf in leaves), *(x.detach() for x in results)]
 
 
 def _same(found: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
-    return found is not None and wanted is not None and torch.allclose(found, wanted)
+    return found is not None and wanted is not None and torch.allclose(found, wanted, atol=0.0, equal_nan=True)
 
 
 class _OnlyGiven(TorchFunctionMode):
