@@ -63,8 +63,8 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
         _as_given(source, size, {} if exported else {"batch": batch, "seq": seq})
         notes = made.notes if exported else (*made.notes, made.described())
         return capture_module(
-            made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, **size,
-            flat=flat, notes=notes, replay=not exported,
+            made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
+            batch=size["batch"], seq=size["seq"], flat=flat, notes=notes, replay=not exported,
         )  # fmt: skip
 
     made = python_source(source)
@@ -217,7 +217,7 @@ def _in_memory(
     _as_given(name, made.workload, asked)
     return capture_module(
         made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
-        batch=made.workload["batch"], seq=made.workload["seq"],
+        batch=made.workload["batch"], seq=made.workload["seq"], originals=made.originals,
     )  # fmt: skip
 
 

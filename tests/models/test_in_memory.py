@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -37,9 +39,28 @@ class Keeps(nn.Module):
         return self.lin(x) * (self.last["rows"][0].sum() if self.reads else 1)
 
 
+class Reaches(nn.Module):
+    """Reads a tensor of another layer, which it reaches by a way that a copy does not have."""
+
+    table: ClassVar[list[nn.Module]] = []
+
+    def __init__(self, other: nn.Module, read: Callable[[nn.Module], torch.Tensor], weakly: bool) -> None:
+        super().__init__()
+        self.lin, self.read = nn.Linear(8, 8), read
+        self.other: Callable[[], nn.Module] = weakref.ref(other) if weakly else self._listed
+        Reaches.table[:] = [other]
+
+    @staticmethod
+    def _listed() -> nn.Module:
+        return Reaches.table[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * self.read(self.other())
+
+
 def _captured(module: nn.Module) -> Any:
     made = module_source(module, (X,))
-    return capture_module(made.module, made.inputs, args=made.args)
+    return capture_module(made.module, made.inputs, args=made.args, originals=made.originals)
 
 
 @pytest.mark.parametrize("made", [_normed, _spectral])
@@ -64,3 +85,24 @@ def test_what_cannot_be_copied_is_named() -> None:
         CaptureError, match=re.escape("Sequential cannot be copied: 1.lock is a lock (TypeError: cannot")
     ):
         module_source(module, (X,))
+
+
+READS: list[tuple[Callable[[Any], torch.Tensor], str]] = [
+    (lambda other: other.weight, "0.weight"),
+    (lambda other: other.weight.data, "0.weight"),
+    (lambda other: other.running_mean, "0.running_mean"),
+    (lambda other: other(X), "0.num_batches_tracked"),
+]
+
+
+@pytest.mark.parametrize("weakly", [True, False])
+@pytest.mark.parametrize(("read", "name"), READS)
+def test_a_way_that_a_copy_does_not_have_is_refused(
+    read: Callable[[Any], torch.Tensor], name: str, weakly: bool
+) -> None:
+    norm = nn.BatchNorm1d(8)
+    module = nn.Sequential(norm, Reaches(norm, read, weakly))
+    says = f"1 reaches {name} by a way that a copy of the model does not have"
+    with pytest.raises(CaptureError, match=re.escape(says)) as error:
+        _captured(module)
+    assert "give path.py:function" in str(error.value)

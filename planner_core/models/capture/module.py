@@ -36,11 +36,12 @@ DREW_OUTSIDE = "the model draws random numbers of Python or numpy: all ranks dra
 def capture_module(
     module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
     config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False, notes: tuple[str, ...] = (),
-    replay: bool = True,
+    replay: bool = True, originals: Mapping[int, str] | None = None,
 ) -> Graph:  # fmt: skip
     """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph).
 
-    `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards.
+    `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards. `originals` are
+    those of `ModelSource`.
     """
     check_module(module)
     to_meta(module)
@@ -49,8 +50,8 @@ def capture_module(
     trained = {n for n, p in weights_of(module) if p.requires_grad}
     before = Noted.of(parts_of(module))
     try:
-        found = _forward_pass(module, inputs, args, flat, replay)
-        again = partial(_forward_pass, module, inputs, args, flat, replay)
+        again = partial(_forward_pass, module, inputs, args, flat, replay, originals)
+        found = again()
         after = Noted.of(parts_of(module))
         left = before.computed(after)
         if left:
@@ -90,10 +91,11 @@ def _forward_pass(
     args: tuple[Any, ...],
     flat: bool,
     replay: bool,
+    originals: Mapping[int, str] | None,
     *,
     fewer: bool = False,
 ) -> _Pass:
-    recorder = Recorder(module, replay=replay and not flat, fewer=fewer)
+    recorder = Recorder(module, replay=replay and not flat, fewer=fewer, originals=originals)
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,12 +45,7 @@ from planner_core.models.capture.refusals import (
 )
 from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.writes import KEPT, RunningStatistics, Undo, Writes
-from planner_core.models.hooks import (
-    TakenFinite,
-    as_others,
-    meta_kernels,  # noqa: F401 - registers
-    plain_form,
-)
+from planner_core.models.hooks import TakenFinite, as_others, meta_kernels, plain_form  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
@@ -60,10 +55,14 @@ from planner_core.models.hooks.wrappers import Own
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `fewer`: see `Picks`."""
+    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `fewer`: see `Picks`. `originals`: the
+    names of tensors of which `model` has copies, by storage."""
 
-    def __init__(self, model: nn.Module, *, replay: bool = True, fewer: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, *, replay: bool = True, fewer: bool = False, originals: Mapping[int, str] | None = None
+    ) -> None:
         super().__init__()
+        self.originals = originals or {}
         self.picks = Picks(line, fewer=fewer)
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
@@ -186,7 +185,7 @@ class Recorder(TorchFunctionMode):
             if id(tensor) not in self.ids:
                 check_transform(scope, tensor, self.tracked, tracked)
                 if self.birth(tensor) < 0:
-                    check_origin(scope, tensor)
+                    check_origin(scope, tensor, self.originals)
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
         held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
         self.statistics.check(scope, fn or "", args, held)

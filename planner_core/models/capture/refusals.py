@@ -173,13 +173,19 @@ def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], b
     raise refuse(scope, _TRANSFORM, _TRANSFORM_HELP)
 
 
-def check_origin(scope: str, tensor: torch.Tensor) -> None:
-    """Refuse an operand that was not seen being made and needs a gradient, or whose sizes depend on its values."""
+def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str]) -> None:
+    """Refuse an operand that was not seen being made and needs a gradient, whose sizes depend on its values, or which is not the model's
+    but one of the `originals` (names by storage) of which the model has copies."""
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refuse(
             scope, f"computes with a {kind} tensor, whose sizes depend on its values",
             f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
+        )  # fmt: skip
+    if name := originals.get(tensor.untyped_storage()._cdata):
+        raise refuse(
+            scope, f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
+            "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",
         )  # fmt: skip
     if tensor.grad_fn is not None:
         how = type(tensor.grad_fn).__name__

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.refusals import check_gradient_hooks
-from planner_core.models.hooks.callsites import parts_of
+from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
 
@@ -43,7 +43,13 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
         on_meta = on_meta.to(getattr(torch, dtype))
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), (args, kwargs))
     config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **tables_of(module, args, kwargs)}
-    return ModelSource(name, MODULE, on_meta.train(), kwargs, args, config, _workload(name, (args, kwargs)))
+    originals = {
+        tensor.untyped_storage()._cdata: key
+        for key, tensor in (*weights_of(module), *buffers_of(module))
+        if tensor.layout == torch.strided
+    }
+    workload = _workload(name, (args, kwargs))
+    return ModelSource(name, MODULE, on_meta.train(), kwargs, args, config, workload, originals=originals)
 
 
 def _check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

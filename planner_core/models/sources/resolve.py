@@ -37,7 +37,8 @@ GZIP = b"\x1f\x8b"
 
 @dataclass(slots=True)
 class ModelSource:
-    """A module on meta, and its inputs. `config` is what rebuilds it."""
+    """A module on meta, and its inputs. `config` is what rebuilds it. `originals`: if it is a copy of a user's module, the names of that
+    one's tensors by storage."""
 
     name: str
     source: str
@@ -48,6 +49,7 @@ class ModelSource:
     workload: dict[str, int] = field(default_factory=dict)  # where the inputs fix it
     notes: tuple[str, ...] = ()
     positions: Positions = field(default_factory=Positions)
+    originals: Mapping[int, str] = field(default_factory=dict)
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors among the inputs."""
