@@ -3,6 +3,7 @@
 import functools
 import types
 import weakref
+from collections import deque
 
 import pytest
 import torch
@@ -190,6 +191,29 @@ class Giving(Model):
         return x.square().mean()
 
 
+class Taking(Model):
+    """Its layers take the next weight from what `store(weights)` makes, by `take(store)`; it is an argument of theirs."""
+
+    def __init__(self, store, take):
+        super().__init__([Taken(take) for _ in range(4)])
+        self.store, self.weights = store, nn.ParameterList(nn.Parameter(torch.zeros(8, 8)) for _ in range(4))
+
+    def forward(self, x):
+        x, store = self.first(x), self.store([*self.weights])
+        for layer in self.layers:
+            x = layer(x, store)
+        return x.square().mean()
+
+
+class Taken(nn.Module):
+    def __init__(self, take):
+        super().__init__()
+        self.own, self.take = Lin(), take
+
+    def forward(self, x, store):
+        return F.linear(self.own(x), self.take(store))
+
+
 class Given(nn.Module):
     def __init__(self):
         super().__init__()
@@ -239,6 +263,17 @@ TRAPS = {
     "tied within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("weights", "", "weights", "")]),
     "one module twice within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("modules", "", "modules", "")]),
     "a shared count": Counted,
+    "an iterator is given": lambda: Taking(iter, next),
+    "a generator is given": lambda: Taking(lambda ws: (w for w in ws), next),
+    "an iterator in an object": lambda: Taking(lambda ws: types.SimpleNamespace(it=iter(ws)), lambda s: next(s.it)),
+    "a queue is given": lambda: Taking(deque, deque.pop),
+    "a set in an object": lambda: Taking(
+        lambda ws: types.SimpleNamespace(ws=ws, at={0, 1, 2, 3}), lambda s: s.ws[s.at.pop()]
+    ),
+    "a list in an object": lambda: Taking(lambda ws: types.SimpleNamespace(ws=ws), lambda s: s.ws.pop()),
+    "bytes are given": lambda: Taking(
+        lambda ws: types.SimpleNamespace(ws=ws, at=bytearray(range(4))), lambda s: s.ws[s.at.pop()]
+    ),
 }
 FOLDED = {
     "given its own weight": 4,

@@ -164,13 +164,18 @@ def check_length(scope: str, calls: int) -> None:
 
 def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], beside: bool) -> None:
     """Refuse an operand inside a transform of torch.func that holds a parameter, or is used `beside` one."""
-    functorch = torch._C._functorch
-    inner = tensor
-    while functorch.is_functorch_wrapped_tensor(inner):
-        inner = functorch.get_unwrapped(inner)
+    inner = _unwrapped(tensor)
     if inner is tensor or not (beside or id(inner) in tracked or inner.requires_grad):
         return  # masks are made so, of constants alone
     raise refuse(scope, _TRANSFORM, _TRANSFORM_HELP)
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor within transforms of torch.func; the same one outside of them."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str]) -> None:
@@ -182,7 +187,7 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str])
             scope, f"computes with a {kind} tensor, whose sizes depend on its values",
             f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
         )  # fmt: skip
-    if name := originals.get(tensor.untyped_storage()._cdata):
+    if name := originals.get(_unwrapped(tensor).untyped_storage()._cdata):
         raise refuse(
             scope, f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
             "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",

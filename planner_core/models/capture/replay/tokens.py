@@ -10,7 +10,8 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,12 @@ class Held(NamedTuple):
                 return (self.what, "own", name[len(base) :], self.signature)
         above = self.what == "module" and any(not n or base.startswith(n + ".") for n in self.names)
         if above or self.held in given:  # it holds what is `base`, or is replaced by what a later call is given
-            return object()  # equals nothing
+            return Unlike()
         return (self.what, self.held, self.signature)
+
+
+class Unlike:
+    """The token of what another call may see otherwise: it equals no other."""
 
 
 def relative(token: Any, base: str, given: Collection[int] = ()) -> Any:
@@ -43,8 +48,19 @@ def relative(token: Any, base: str, given: Collection[int] = ()) -> Any:
     return tuple(relative(t, base, given) for t in token) if isinstance(token, tuple) else token
 
 
-def _holds(token: Any) -> bool:
-    return isinstance(token, Held) or (isinstance(token, tuple) and any(map(_holds, token)))
+def _within(token: Any, kind: type) -> bool:
+    """Whether a token of this kind is in the token."""
+    return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_within(t, kind) for t in token))
+
+
+def _leaves(value: Any) -> list[Any]:
+    """What lists, sets and dicts hold, however deep; these themselves, too."""
+    found, seen = [value], set()
+    for item in found:  # grows meanwhile
+        if isinstance(item, (dict, list, tuple, set, frozenset, deque)) and id(item) not in seen:
+            seen.add(id(item))
+            found += [*item, *item.values()] if isinstance(item, dict) else item
+    return found
 
 
 class Tokens:
@@ -64,8 +80,12 @@ class Tokens:
             return Held("module", self._id(value), self.names_of(value), type(value))
         if isinstance(value, torch.Tensor):
             return Held("tensor", self._id(value), self.names_of(value), (type(value), signature(value)))
-        if isinstance(value, (list, tuple)) and depth < 4:
+        if isinstance(value, (list, tuple, deque)) and depth < 4:
             return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
+        if isinstance(value, (set, frozenset)) and depth < 4:
+            return (type(value).__name__, frozenset(self.token(v, depth + 1) for v in value))
+        if isinstance(value, (Iterator, bytearray)):
+            return Unlike()
         if isinstance(value, dict) and depth < 4:
             items = ((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items())
             return ("dict", *items)
@@ -97,11 +117,13 @@ class Tokens:
         if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
             return ("object", self._id(value))
         held, known = self.objects.get(id(value), ([], None))
-        now = [*attributes.values()]
+        now = _leaves([*attributes.values()])[1:]
         if known is None or len(held) != len(now) or not all(map(operator.is_, held, now)):
             self._id(value)
-            content = tuple(sorted((k, self.token(v, depth + 1)) for k, v in attributes.items()))
-            short = content if _holds(content) else self.numbers.setdefault(content, len(self.numbers))
+            content = tuple((k, self.token(attributes[k], depth + 1)) for k in sorted(attributes))
+            if _within(content, Unlike):
+                return Unlike()
+            short = content if _within(content, Held) else self.numbers.setdefault(content, len(self.numbers))
             known = ("like", type(value), short)
             self.objects[id(value)] = now, known
         return known
