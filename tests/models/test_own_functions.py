@@ -181,9 +181,10 @@ def test_a_function_that_uses_more_than_its_arguments_is_refused(name: str, run:
     assert re.search(r"test_own_functions\.py:\d+ \(", str(error.value))
 
 
-def test_a_function_of_its_arguments_stays_one_operator() -> None:
+@pytest.mark.parametrize("function", [Scaled.apply, lambda *given: Scaled.apply(*given)], ids=["bound", "looked up"])
+def test_a_function_of_its_arguments_stays_one_operator(function: Callable[..., torch.Tensor]) -> None:
     def run(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return Scaled.apply(m.first(x), lambda: 2.0).mean()
+        return function(m.first(x), lambda: 2.0).mean()
 
     graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
     assert [op.fn for op in graph.top.ops] == ["linear", "Scaled", "mean"]

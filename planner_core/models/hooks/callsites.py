@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import _SingleLevelFunction
 
 from planner_core.models.hooks.meta_kernels import numbers_on_meta
 from planner_core.models.hooks.wrappers import Own, as_checkpoint, attention_by_samples, opened
@@ -204,9 +205,8 @@ class Scopes:
             return scopes._call(plain, module, args, kwargs)
 
         self._patch(nn.Module, "__call__", call)
-        self._patch(
-            torch.autograd.Function, "apply", classmethod(self._routed(torch.autograd.Function.__dict__["apply"]))
-        )
+        # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
+        self._patch(_SingleLevelFunction, "apply", classmethod(self._routed(torch._C._FunctionBase.__dict__["apply"])))
         self._opened.enter_context(opened(self.wrappers.add))
         plain_attention = _unwrapped(nn.functional.multi_head_attention_forward)
         self._patch(nn.functional, "multi_head_attention_forward", attention_by_samples(plain_attention))
@@ -216,11 +216,11 @@ class Scopes:
         self._opened.close()
         while self._restore:
             owner, name, value = self._restore.pop()
-            setattr(owner, name, value)
+            delattr(owner, name) if value is None else setattr(owner, name, value)
         self._stack.clear()
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
-        self._restore.append((owner, name, owner.__dict__[name]))
+        self._restore.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, value)
 
     def _routed(self, plain: Any) -> Callable[..., Any]:
