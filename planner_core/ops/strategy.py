@@ -9,10 +9,10 @@ rows, out and in. For each of them one row of the view and one of the multiplica
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, replace
 
-from planner_core.core import Block, Op, Shard
+from planner_core.core import Block, Graph, Op, Shard
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group
 from planner_core.ops.registry import rows, rule_of
 from planner_core.ops.rules import Pair, Row
@@ -39,10 +39,13 @@ class BlockStrategies:
     unknown: tuple[str, ...]
 
 
-def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
-    """The rows of every group of `coarse`. Ops without a rule are listed in `unknown`, and run Replicate."""
+def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) -> BlockStrategies:
+    """The rows of every group of `coarse`, without those that shard a dim in `whole`. Ops without a rule are listed in `unknown`, and run
+    Replicate."""
     block = coarse.block
     table = {op.name: rows(op, block.values) for op in block.ops}
+    if whole:
+        table = {op.name: tuple(r for r in table[op.name] if not whole & _sharded(op, r)) for op in block.ops}
     segments = _segments(block, table)
     unknown = tuple(op.name for op in block.ops if not rule_of(op, block.values).known)
     groups = []
@@ -55,16 +58,40 @@ def block_strategies(coarse: CoarseBlock) -> BlockStrategies:
 def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     """The strategies of the top block (named "") and of every repeated block. A weight that calls share is in the top block in the
     fused parts that it has inside the calls, so that all keep the same elements on a rank."""
-    blocks = {name: block_strategies(block) for name, block in coarse.blocks.items()}
-    top = block_strategies(coarse.top)
-    segments = dict(top.segments)
-    for call in coarse.graph.calls():
-        inputs, inside = coarse.graph.blocks[call.block].inputs, blocks[call.block].segments
-        for (value, dim), sizes in inside.items():
-            for position in (p for p, v in enumerate(inputs) if v == value):
-                if coarse.graph.top.values[call.inputs[position]].kind == "parameter":
-                    segments.setdefault((call.inputs[position], dim), sizes)
-    return {"": replace(top, segments=segments), **blocks}
+    blocks = {"": coarse.top, **coarse.blocks}
+    found = {name: block_strategies(block) for name, block in blocks.items()}
+    shared = _shared(coarse.graph)
+    torn = [
+        (place, dim)
+        for weight, places in shared.items()
+        for dim in range(len(coarse.graph.top.values[weight].meta.shape))
+        if len({found[name].segments.get((value, dim)) for name, value in places}) > 1
+        for place in places
+    ]
+    for name in {name for (name, _), _ in torn}:  # one use would cut the dim otherwise than another
+        found[name] = block_strategies(blocks[name], {(value, dim) for (b, value), dim in torn if b == name})
+    segments = dict(found[""].segments)
+    for weight, places in shared.items():
+        for name, value in places:
+            segments |= {(weight, d): parts for (v, d), parts in found[name].segments.items() if v == value}
+    return {**found, "": replace(found[""], segments=segments)}
+
+
+def _shared(graph: Graph) -> dict[int, set[tuple[str, int]]]:
+    """The weights of the top block that calls get: each with the blocks that use it, and its number there."""
+    own = {v for op in graph.top.ops for v in op.inputs}
+    found: dict[int, set[tuple[str, int]]] = {}
+    for call in graph.calls():
+        for inside, outside in zip(graph.blocks[call.block].inputs, call.inputs, strict=True):
+            if graph.top.values[outside].kind == "parameter":
+                found.setdefault(outside, {("", outside)} if outside in own else set()).add((call.block, inside))
+    return found
+
+
+def _sharded(op: Op, row: Row) -> set[ValueDim]:
+    """The dims of the op's operands and results that the row shards."""
+    ends = (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
+    return {(v, p.dim) for v, (p, _) in ends if isinstance(p, Shard)}
 
 
 def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
@@ -93,24 +120,22 @@ def _agree(made: Pair, taken: Pair, grad: bool) -> bool:
 def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     """The sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
 
-    A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the block's boundary
-    or of a constant.
+    A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the boundary of the block
+    or of one that it calls, or of a constant.
     """
+    ports = {v for item in (block, *block.items) if not isinstance(item, Op) for v in (*item.inputs, *item.outputs)}
+    passed = {v for v in ports if block.values[v].kind == "activation"}
     segments: dict[ValueDim, tuple[int, ...]] = {}
     for op in block.ops:
         for row in table[op.name]:
-            for i, sizes in row.segments.items():
-                placement, parts = row.inputs[i][0], tuple(n for n in sizes if n)  # an empty part needs no place
-                assert isinstance(placement, Shard)
-                if len(parts) > 1:
-                    segments[op.inputs[i], placement.dim] = parts
+            segments.update(_cut(op, row))
     grown = bool(segments)
     while grown:
         grown = False
         for op in block.ops:
             kept = []
             for row in table[op.name]:
-                fresh = _spread(block, op, row, segments)
+                fresh = _spread(block, op, row, segments, passed)
                 if fresh is None:
                     continue
                 kept.append(row)
@@ -121,23 +146,30 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     return segments
 
 
-def _spread(block: Block, op: Op, row: Row, segments: SegmentMap) -> dict[ValueDim, tuple[int, ...]] | None:
-    """The fused dims that `row` adds, or None if it cannot keep the parts apart."""
-    ends = [
-        (v, p.dim)
-        for v, (p, _) in (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
-        if isinstance(p, Shard)
-    ]
+def _cut(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
+    """The fused dims that the op itself cuts apart, or knows."""
+    found = {}
+    for i, sizes in row.segments.items():
+        placement, parts = row.inputs[i][0], tuple(n for n in sizes if n)  # an empty part needs no place
+        assert isinstance(placement, Shard)
+        if len(parts) > 1:
+            found[op.inputs[i], placement.dim] = parts
+    return found
+
+
+def _spread(
+    block: Block, op: Op, row: Row, segments: SegmentMap, passed: Collection[int]
+) -> dict[ValueDim, tuple[int, ...]] | None:
+    """The fused dims that `row` adds, or None if it cannot keep the parts apart: activations that are `passed` to other blocks are not."""
+    ends = _sharded(op, row)
     sizes = {segments[end] for end in ends if end in segments}
     if not sizes:
         return {}
-    if len(sizes) > 1 or any(
-        v in block.inputs or v in block.outputs for v, _ in ends if block.values[v].kind == "activation"
-    ):
+    if len(sizes) > 1 or any(v in passed for v, _ in ends):
         return None
-    if row.segments:  # this op cuts the parts apart, or knows them
-        return {}
     (parts,) = sizes
+    if cut := _cut(op, row):  # all fused dims must be those that it cuts, in the same parts
+        return {} if all(cut.get(end) == segments.get(end) for end in ends) else None
     fresh = {}
     for value, dim in ends:
         # a run cuts constants and buffers in one piece, and a running statistic is written where it lies

@@ -77,3 +77,29 @@ def test_a_weight_that_calls_share_has_their_fused_parts_outside() -> None:
     given = {v for call in graph.calls() for v in call.inputs if graph.top.values[v].kind == "parameter"}
     assert {graph.top.values[v].name for v in given} == {"cell.into.weight", "cell.into.bias", "cell.again.weight"}
     assert all(top[v, 0] == (4, 4, 4, 4) for v in given)
+
+
+def test_what_blocks_pass_on_is_not_in_fused_parts() -> None:
+    """A product with what equal blocks return is split: they return it in one piece."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(8, 8)
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU(), torch.nn.Linear(8, 24)) for _ in range(3)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                a, b, c = (block(x) * 2).split(8, -1)
+                x = x + a * torch.tanh(b) + c
+            return x.mean()
+
+    graph = capture_module(Net(), {"x": torch.zeros(4, 8)})
+    top = graph_strategies(coarsen(graph))[""]
+    passed = {v for call in graph.calls() for v in (*call.inputs, *call.outputs)}
+    assert len(list(graph.calls())) == 3
+    assert any(parts == (8, 8, 8) for parts in top.segments.values())  # what is split
+    assert not any(v in passed for v, _ in top.segments)

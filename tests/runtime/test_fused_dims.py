@@ -1,0 +1,134 @@
+"""Dims that are sharded part by part (q, k and v of one product) meet the same dims in other parts, or in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.verification.processes import run_ranks
+from tests.support.saved_plans import saved_plans
+
+WIDTH, KINDS = 16, 4
+
+
+def mixed(x: torch.Tensor, width: int = WIDTH) -> torch.Tensor:
+    """A different use of each of three parts, or of two."""
+    a, b, *c = x.split(width, -1)
+    return a * torch.tanh(b) + sum(c)
+
+
+class Parts(nn.Module):
+    """What is split into one part is split into three; and one tensor is split into two and into three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(WIDTH, 48), nn.Linear(WIDTH, 48), nn.Linear(40, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (whole,), twice = self.one(x).split(48, -1), self.two(x)
+        return self.out(torch.cat([mixed(whole) + mixed(twice), mixed(twice, 24)], -1))
+
+
+class Passed(nn.Module):
+    """As in PaiNN: each of two equal blocks gets its part of a split, and splits a product with it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Filtered() for _ in range(2))
+        self.filter = nn.Linear(WIDTH, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block, part in zip(self.blocks, self.filter(x).split(48, -1), strict=True):
+            x = block(x, part)
+        return x
+
+
+class Filtered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.context = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 48))
+
+    def forward(self, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return x + mixed(part * self.context(x))
+
+
+class Shared(nn.Module):
+    """Two equal blocks split the result of a layer into three; another has that layer too, and splits by `width`, or not at all."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.Linear(WIDTH, 48)
+        self.blocks = nn.ModuleList([InThree(layer), InThree(layer)])
+        self.last, self.out, self.width = layer, nn.Linear(width, WIDTH), width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        y = self.last(x)
+        return x + self.out(y.relu() if self.width == 48 else mixed(y, self.width))
+
+
+class InThree(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.norm, self.out = layer, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out(mixed(self.layer(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.first, self.body, self.head = nn.Linear(WIDTH, WIDTH), body, nn.Linear(WIDTH, KINDS)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(self.first(x))), y)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "parts": (Parts, 0),
+    "passed": (Passed, 2),
+    "shared, in halves": (lambda: Shared(24), 2),
+    "shared, whole": (lambda: Shared(48), 2),
+}
+"""With the number of equal blocks."""
+
+
+def _made(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return Net(MODELS[kind][0]())
+
+
+def _losses(model: nn.Module, **options: bool) -> list[float]:
+    drawn = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        loss = model(x, y, **options)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+def _all(kind: str, files: list[str]) -> dict[str, list[float]]:
+    return {f: _losses(shardscope.apply(_made(kind), shardscope.load_plan(f)), global_batch=True) for f in files}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_plan_trains_as_one_process_does(kind: str, tmp_path: Path) -> None:
+    inputs = (torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.int64))
+    report, files = saved_plans(_made(kind), inputs, tmp_path)
+    assert any(p.name == "Megatron-LM" for p in report.plans)
+    assert max(report.graph.num_repeats.values(), default=0) == MODELS[kind][1]
+    wanted = _losses(_made(kind))
+    for name, losses in run_ranks(_all, 2, (kind, files))[0].items():
+        assert losses == pytest.approx(wanted, rel=1e-5), name
