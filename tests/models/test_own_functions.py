@@ -100,6 +100,32 @@ class Scaled(torch.autograd.Function):
         return grad, None
 
 
+class Straight(torch.autograd.Function):
+    """Its backward alone uses what it is told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, after: Callable[[Any, torch.Tensor], Any]) -> torch.Tensor:
+        ctx.after = after
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return ctx.after(ctx, grad), None
+
+
+class Doubled(torch.autograd.Function):
+    """Writes its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * 2
+
+
 class Model(nn.Module):
     def __init__(self, run: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -150,6 +176,40 @@ def closes_over(m: Any, x: torch.Tensor) -> torch.Tensor:
     return Listed.apply(lambda y: m.lin(y) + h, 1, x, *m.lin.parameters())
 
 
+def straight(after: Callable[[Any, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """A model whose backward of an own function does `after(model, gradient)`."""
+    return lambda m, x: Straight.apply(m.first(x), lambda ctx, grad: after(m, grad))
+
+
+def keeps(m: Any, x: torch.Tensor) -> torch.Tensor:
+    out = Straight.apply(m.first(x), lambda ctx, grad: grad * m.mask)
+    m.mask = (out > 0).float()  # after the call, and before its backward
+    return out
+
+
+def sets_gradient(m: Any, grad: torch.Tensor) -> torch.Tensor:
+    m.lin.weight.grad = grad.t() @ grad
+    return grad
+
+
+def halves_until_small(m: Any, grad: torch.Tensor) -> torch.Tensor:
+    while grad.norm() > 1:
+        grad = grad / 2
+    return grad
+
+
+def scales_by_weight_if_large(m: Any, grad: torch.Tensor) -> torch.Tensor:
+    return grad * m.norm.weight if grad.abs().max().item() > 0.5 else grad
+
+
+def raises_if_large(m: Any, grad: torch.Tensor) -> torch.Tensor:
+    if grad.isnan().any():
+        raise ValueError("not a number")
+    return grad * TABLE
+
+
+TABLE = torch.ones(8)
+IN_BACKWARD = "the model uses a tensor in the backward of the autograd function Straight"
 REFUSED = [
     ("some weights", lambda m, x: Listed.apply(m.inner, 1, x, *m.norm.parameters()), "uses a tensor of shape [8, 8]"),
     (
@@ -169,6 +229,11 @@ REFUSED = [
     ),
     ("weight", lambda m, x: Scaled.apply(m.first(x), lambda: m.norm.weight), "the model uses a tensor inside"),
     ("buffer", lambda m, x: Scaled.apply(m.first(x), lambda: m.scale), "that is not one of its arguments"),
+    ("weight in backward", straight(lambda m, grad: grad * m.norm.weight), IN_BACKWARD),
+    ("layer in backward", straight(lambda m, grad: m.lin(grad)), "lin is run inside the autograd function Straight"),
+    ("buffer in backward", straight(lambda m, grad: grad * m.scale), IN_BACKWARD),
+    ("if a value is large", straight(scales_by_weight_if_large), IN_BACKWARD),
+    ("kept for backward", keeps, IN_BACKWARD),
     ("constants alone", lambda m, x: m.lin(Scaled.apply(x, lambda: m.norm.weight)), "the model uses a tensor inside"),
 ]
 
@@ -179,6 +244,42 @@ def test_a_function_that_uses_more_than_its_arguments_is_refused(name: str, run:
         capture_module(Model(lambda m, x: run(m, x).mean()), {"x": torch.zeros(6, 8)})
     assert "use_reentrant=False" in str(error.value)
     assert re.search(r"test_own_functions\.py:\d+ \(", str(error.value))
+
+
+HIDDEN = [
+    ("a gradient", straight(sets_gradient), "sets the gradient of a tensor in the backward of the autograd function"),
+    ("an argument", lambda m, x: Doubled.apply(m.first(x)), "writes in place into an argument inside the autograd"),
+    ("values", straight(lambda m, grad: grad / len(grad.tolist())), "whose backward cannot be run without values"),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "says"), HIDDEN, ids=[c[0] for c in HIDDEN])
+def test_a_function_that_changes_more_than_it_returns_is_refused(name: str, run: Any, says: str) -> None:
+    with pytest.raises(CaptureError, match=re.escape(says)) as error:
+        capture_module(Model(lambda m, x: run(m, x).mean()), {"x": torch.zeros(6, 8)})
+    assert re.search(r"test_own_functions\.py:\d+ \(", str(error.value))
+
+
+@pytest.mark.parametrize("after", [halves_until_small, raises_if_large])
+def test_a_backward_may_ask_for_values_of_its_gradient(after: Any) -> None:
+    graph = capture_module(Model(lambda m, x: straight(after)(m, x).mean()), {"x": torch.zeros(6, 8)}, flat=True)
+    assert [op.fn for op in graph.top.ops] == ["linear", "Straight", "mean"]
+
+
+def test_a_custom_operator_that_uses_a_weight_in_backward_is_refused() -> None:
+    held: list[nn.Module] = []
+    gate = torch.library.custom_op(
+        "shardscope_test::gate", lambda x: x * 1.0, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    gate.register_fake(torch.empty_like)
+    gate.register_autograd(lambda ctx, grad: held[0](grad))
+
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        held[:] = [m.lin]
+        return gate(m.first(x)).mean()
+
+    with pytest.raises(CaptureError, match="lin is run inside the autograd function gate"):
+        capture_module(Model(run), {"x": torch.zeros(6, 8)})
 
 
 @pytest.mark.parametrize("function", [Scaled.apply, lambda *given: Scaled.apply(*given)], ids=["bound", "looked up"])

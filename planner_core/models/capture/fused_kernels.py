@@ -3,15 +3,19 @@ and the model's own autograd functions may use nothing but their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.capture.refusals import refuse
-from planner_core.models.hooks import RECURRENT, canonical, tensors
+from planner_core.core import CaptureError, PlannerError
+from planner_core.models.capture.refusals import refuse, shown
+from planner_core.models.hooks import RECURRENT, canonical, is_inplace, tensors
 from planner_core.models.hooks.callsites import OWN
+from planner_core.models.hooks.meta_kernels import tables_on_meta
 from planner_core.models.hooks.wrappers import HELP
 
 
@@ -66,12 +70,16 @@ def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
 
 
 class Alone:
-    """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them
-    would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of it."""
+    """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them,
+    in forward or in backward, would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of
+    it; `computed` has the ids of weights and computed tensors."""
 
-    def __init__(self, foreign: Callable[[torch.Tensor], bool], scope: Callable[[], str]) -> None:
-        self.foreign, self.scope = foreign, scope
+    def __init__(
+        self, foreign: Callable[[torch.Tensor], bool], computed: Container[int], scope: Callable[[], str]
+    ) -> None:
+        self.foreign, self.computed, self.scope = foreign, computed, scope
         self.fn = ""  # of the one that runs
+        self.calls: list[tuple[str, str, Any, Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
 
     def __call__(self, fn: str, func: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Callable[..., Any]:
         """What takes the place of a call of one; any other function is as it was."""
@@ -81,7 +89,8 @@ class Alone:
         def run(*args: Any, **kwargs: Any) -> Any:
             before, self.fn = self.fn, fn
             inside: list[TorchFunctionMode] = getattr(func, OWN)
-            inside.append(_Arguments(self, (*tensors((args, kwargs)), *operands)))
+            given = (*tensors((args, kwargs)), *operands)
+            inside.append(_Arguments(self, f"inside the autograd function {fn}", self.scope(), given))
             try:
                 return func(*args, **kwargs)
             finally:
@@ -90,34 +99,104 @@ class Alone:
 
         return run
 
+    def ran(self, fn: str, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """Note a call whose backward is Python code of the model, or of a custom operator."""
+        with torch._C.DisableTorchFunction():
+            node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
+        if node is not None and not getattr(node._forward_cls, "_shardscope", False):
+            self.calls.append((fn, self.scope(), node, given, results))
+
     def check_module(self, scope: str) -> None:
         """Refuse a module that is called inside of one."""
         if self.fn:
             raise refuse(scope, f"is run inside the autograd function {self.fn}, whose ops cannot be seen", HELP)
 
+    def check_backward(self) -> None:
+        """Run the backward of each call, last first, as a step does after its forward."""
+        for fn, scope, node, given, results in reversed(self.calls):
+            self.fn = fn
+            self._backward(node, scope, (*given, *results), [torch.zeros_like(t) for t in results])
+        self.fn = ""
+
+    def _backward(self, node: Any, scope: str, given: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
+        """Run one. Where it asks for values, which a gradient on meta has not, both answers are tried; one may be there to raise."""
+        failed: Exception | None = None
+        for answer in (False, True):
+            where = f"in the backward of the autograd function {self.fn}"
+            asked = _Arguments(self, where, scope, (*given, *grads), answer)
+            try:
+                with torch.no_grad(), tables_on_meta(), asked:
+                    node.apply(*grads)
+            except PlannerError:
+                raise
+            except Exception as error:
+                if failed or not asked.questions:
+                    raise _cannot_run(scope, self.fn, error) from error
+                failed = error
+            if not asked.questions:
+                return
+
+
+def _cannot_run(scope: str, fn: str, error: Exception) -> CaptureError:
+    where, text = shown(traceback.extract_tb(error.__traceback__)), " ".join(str(error).split())[:200].rstrip(".")
+    return CaptureError(
+        f"{scope or 'the model'} has an autograd function {fn}, whose backward cannot be run without values{where}, so that it cannot be "
+        f"seen what it uses: {type(error).__name__}: {text}; let it compute in torch with what it is given"
+    )
+
 
 class _Arguments(TorchFunctionMode):
-    """Inside an autograd function: refuses a tensor from outside that is not among its arguments, nor a part of one."""
+    """Inside an autograd function: refuses a tensor from outside that is not among its arguments, nor a part of one. With an `answer`, it
+    gives that to all questions for values."""
 
-    def __init__(self, alone: Alone, given: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, alone: Alone, where: str, scope: str, given: Sequence[torch.Tensor], answer: bool | None = None
+    ) -> None:
         super().__init__()
-        self.alone = alone
+        self.alone, self.where, self.scope, self.answer = alone, where, scope, answer
+        self.questions = 0
         with torch._C.DisableTorchFunction():
             self.given = {id(t) for t in given}
             self.memory = {_memory(t) for t in given}
+            self.kept = {_memory(t) for t in given if id(t) in alone.computed}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call inside."""
-        if canonical(func) is not None:
-            for tensor in tensors((args, kwargs)):
-                with torch._C.DisableTorchFunction():
-                    other = id(tensor) not in self.given and _memory(tensor) not in self.memory
-                if other and self.alone.foreign(tensor):
-                    raise refuse(
-                        self.alone.scope(), f"uses a tensor inside the autograd function {self.alone.fn} that is not one of its arguments",
-                        f"hand it over as an argument; if the function is there to save memory, {HELP}",
-                    )  # fmt: skip
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        fn = canonical(func, kwargs)
+        if fn is not None:
+            self._check(tensors((args, kwargs)))
+            self._check_written(tensors((args[:1] if is_inplace(fn) else (), kwargs.get("out"))))
+        name = getattr(func, "__name__", "")
+        if name == "__set__" and getattr(func.__self__, "__name__", "") == "grad":
+            raise refuse(
+                self.scope, f"sets the gradient of a tensor {self.where}", "let its backward return the gradient"
+            )
+        if self.answer is not None and name in _ANSWERS and args[0].is_meta:
+            self.questions += 1
+            return _ANSWERS[name](self.answer and self.questions <= MOST_QUESTIONS)
+        return func(*args, **kwargs)
+
+    def _check(self, operands: Sequence[torch.Tensor]) -> None:
+        for tensor in operands:
+            with torch._C.DisableTorchFunction():
+                other = id(tensor) not in self.given and _memory(tensor) not in self.memory
+            if other and self.alone.foreign(tensor):
+                raise refuse(
+                    self.scope, f"uses a tensor {self.where} that is not one of its arguments",
+                    f"hand it over as an argument; if the function is there to save memory, {HELP}",
+                )  # fmt: skip
+
+    def _check_written(self, targets: Sequence[torch.Tensor]) -> None:
+        with torch._C.DisableTorchFunction():
+            if any(_memory(t) in self.kept for t in targets):
+                raise refuse(self.scope, f"writes in place into an argument {self.where}", "let it return a new tensor")
+
+
+_ANSWERS = {"__bool__": bool, "__int__": int, "__index__": int, "__float__": float, "item": float, "is_nonzero": bool}
+"""How code asks for a value, and of which kind the answer is."""
+MOST_QUESTIONS = 64
+"""So many times the answer is yes, and no from then on: a loop may ask until it is."""
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -91,7 +91,9 @@ class Recorder(TorchFunctionMode):
         self.scopes.own = Own(
             lambda *told: refuse(self.scopes.frame.scope, *told), lambda: self.recording.older(self.ids)
         )
-        self.alone = Alone(lambda t: id(t) in self.ids or self.birth(t) >= 0, lambda: self.scopes.frame.scope)
+        self.alone = Alone(
+            lambda t: id(t) in self.ids or self.birth(t) >= 0, self.tracked, lambda: self.scopes.frame.scope
+        )
         self._number(model)
 
     def _number(self, model: nn.Module) -> None:
@@ -229,8 +231,7 @@ class Recorder(TorchFunctionMode):
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         check_lookup(self.scopes.frame.scope, fn, args, kwargs)
-        inputs = tuple(self.use(t) for t in operands)
-        self.packed = []
+        inputs, self.packed = tuple(self.use(t) for t in operands), []
         if fn in SHAPES and len(operands) > 1:
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
@@ -253,6 +254,7 @@ class Recorder(TorchFunctionMode):
         results = self._results(fn, moved, out)
         if not results:
             return out
+        self.alone.ran(fn, (*operands, *sites.tensors((moved, moved_kw))), results)
         attrs = describe(fn, func, as_given, moved_kw, results)
         if written:
             attrs.update(self._version(args[0], results[0], inputs[0]))
@@ -373,12 +375,13 @@ class Recorder(TorchFunctionMode):
         guards = self.replayer.watching() if self.replayer else None
         before, held = host_state(), HeldGenerators(parts_of(self.scopes.root))
         try:
-            inside = without_autocast(lambda: self.scopes.frame.scope)
-            with self.scopes, inside, hooks, torch.enable_grad(), self, guards or contextlib.nullcontext():
-                out = self.model(*args, **inputs)
-                if after is not None:
-                    out = self._after(after, out)
+            with self.scopes, without_autocast(lambda: self.scopes.frame.scope), hooks, torch.enable_grad():
+                with self, guards or contextlib.nullcontext():
+                    out = self.model(*args, **inputs)
+                    if after is not None:
+                        out = self._after(after, out)
                 self.drew_outside = host_state() != before
+                self.alone.check_backward()
                 return out
         except PlannerError:
             raise

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 
-from planner_core.models.hooks.meta_kernels import numbers_on_meta
+from planner_core.models.hooks.meta_kernels import tables_on_meta
 from planner_core.models.hooks.wrappers import Own, as_checkpoint, attention_by_samples, opened
 
 OWN = "_shardscope_own"
@@ -329,7 +329,7 @@ def _entry(cls: type, plain: Any) -> Callable[..., Any]:
         operands = tuple(tensors((args, kwargs)))
         if torch.overrides.has_torch_function(operands):
             return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
-        with numbers_on_meta(), ExitStack() as stack:
+        with tables_on_meta(), ExitStack() as stack:
             for mode in entry.__dict__[OWN]:
                 stack.enter_context(mode)
             return plain.__get__(None, cls)(*args, **kwargs)

@@ -51,21 +51,17 @@ for _name, _kernel in _KERNELS:
     _META.impl(_name, _kernel)
 
 
-class _NumbersOnMeta(TorchDispatchMode):
-    """Beside tensors on meta, a tensor of one number on the CPU is on meta too. Beside a GPU's tensors torch lets it be on the CPU."""
+class _TablesOnMeta(TorchDispatchMode):
+    """Beside tensors on meta, a tensor on the CPU is on meta too, such as a number or a table of constants that code of the model holds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op, with such numbers moved."""
+        """Run an op, with such tensors moved."""
         given = tree_leaves((args, kwargs or {}))
         if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
-            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
-def numbers_on_meta() -> AbstractContextManager[Any]:
-    """See `_NumbersOnMeta`."""
-    return _NumbersOnMeta()
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_meta or tensor.dim() else tensor.to("meta")
+def tables_on_meta() -> AbstractContextManager[Any]:
+    """See `_TablesOnMeta`."""
+    return _TablesOnMeta()
