@@ -223,7 +223,57 @@ class Given(nn.Module):
         return F.linear(self.own(x), weight)
 
 
+FIRST = []
+"""The part of the first layer, for all layers to find."""
+
+
+class Borrowing(nn.Module):
+    """Calls a part that `find(self)` finds, beside its own."""
+
+    parts = FIRST
+
+    def __init__(self, find):
+        super().__init__()
+        self.own, self.find = Lin(), find
+
+    def forward(self, x):
+        return x + self.own(x) + self.find(self)(x)
+
+
+class Lending(Model):
+    """Its layers find what the `lender(layers, i)` lends."""
+
+    def __init__(self, find, lender=lambda layers, i: layers[0].own):
+        super().__init__([Borrowing(find) for _ in range(4)])
+        self.lender = lender
+
+    def forward(self, x):
+        x = self.first(x)
+        for i, layer in enumerate(self.layers):
+            FIRST[:] = [self.lender(self.layers, i)]
+            x = layer(x)
+        return x.square().mean()
+
+
+def method_of_first(layer, run=lambda x: FIRST[0](x)):
+    return run
+
+
 TRAPS = {
+    "a global part is called": lambda: Lending(lambda s: FIRST[0]),
+    "a part of a part is called": lambda: Lending(lambda s: FIRST[0].l),
+    "a class attribute is called": lambda: Lending(lambda s: type(s).parts[0]),
+    "a default argument is called": lambda: Lending(method_of_first),
+    "a global bound method": lambda: Lending(lambda s: FIRST[0].forward),
+    "a partial of a global": lambda: Lending(lambda s: functools.partial(F.linear, weight=FIRST[0].l.weight)),
+    "a global of each layer": lambda: Lending(lambda s: FIRST[0], lambda layers, i: layers[i].own),
+    "a global of the neighbour": lambda: Lending(lambda s: FIRST[0], lambda layers, i: layers[i - 1].own),
+    "a global weight of the neighbour": lambda: Lending(
+        lambda s: lambda x: F.linear(x, FIRST[0].l.weight), lambda layers, i: layers[i - 1].own
+    ),
+    "a global weight of one in turn": lambda: Lending(
+        lambda s: lambda x: F.linear(x, FIRST[0].l.weight), lambda layers, i: layers[i // 3].own
+    ),
     "what the first was given": Keeping,
     "given its own weight": lambda: Giving(lambda i: i),
     "given the first's weight": lambda: Giving(lambda i: 0),

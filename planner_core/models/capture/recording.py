@@ -181,6 +181,11 @@ def _moved(name: str, old: str, new: str) -> str:
     return new + name[len(old) :]
 
 
+def within(site: str, scope: str) -> bool:
+    """Whether a call is named after a module call, as those in it are but for calls of modules that are no parts of it."""
+    return not scope or site.startswith((scope + ".", scope + "/"))
+
+
 def walk(node: Scope | Replay) -> Iterator[Scope | Replay]:
     """Every traced module call and every replay, outermost first."""
     yield node

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner_core.core import Block, Call, Op, Value
 from planner_core.models.capture.build.literals import per_call, plans_alike
-from planner_core.models.capture.recording import BUFFER, Record, Recording, Replay, Scope, walk
+from planner_core.models.capture.recording import BUFFER, Record, Recording, Replay, Scope, walk, within
 
 ScopeNode = Scope | Replay
 
@@ -140,7 +140,7 @@ class Builder:
 
         for r in records:
             rows.append((
-                r.site[len(scope.scope) :], r.fn, plans_alike(r.attrs), r.module,
+                r.site[len(scope.scope) :] if within(r.site, scope.scope) else r.site, r.fn, plans_alike(r.attrs), r.module,
                 tuple(ref(v) for v in r.inputs), tuple(ref(v) for v in r.outputs), tuple(ref(v) for v in r.saved), r.extra,
             ))  # fmt: skip
         body.key = _Key(tuple(rows))

@@ -1,9 +1,10 @@
 """Fold before tracing: a module call is not run if it must do the same as one that is already recorded.
 
-Two calls must do the same if three things are equal:
+Two calls must do the same if four things are equal:
 1. the structure of the module: class, code, parameters, buffers, children and hooks, recursively;
 2. the arguments: metadata, which of them are one tensor, literals, and the values of constants; and whether autograd records;
-3. the *reads*: every attribute that the recorded call read from any module has the same value now.
+3. the *reads*: every attribute that the recorded call read from any module has the same value now;
+4. every variable of a file, class or closure that its code names (`outside`).
 
 A call is always traced if it writes module attributes or its arguments, returns something opaque, uses computed tensors that were
 not passed to it, or runs hooks: these may keep what they see, as transformers collects hidden states and the scores of routers.
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk
+from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk, within
 from planner_core.models.capture.replay.tokens import Tokens, relative, signature
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.callsites import parts_of
@@ -70,11 +71,13 @@ class Replayer:
         self.heavy: dict[int, bool] = {}
         self.weighs: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
+        self.classes: dict[int, frozenset[type]] = {}  # of a module and all that it holds
         self.within: dict[int, list[int]] = {}  # id(module) -> ids of all that it holds
         self._structure(model)
         self.templates: dict[Any, list[Template]] = {}
         self.watches: list[TracedCall] = []
-        self.token = Tokens(self._names).token
+        self.tokens = Tokens(self._names)
+        self.token = self.tokens.token
         self.names: dict[int, list[str]] = {}  # of a weight or buffer, by its value
 
     # --- structure ----------------------------------------------------------------------------------
@@ -93,6 +96,7 @@ class Replayer:
         number = self.numbers.setdefault(key, len(self.numbers))
         self.shapes[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
+        self.classes[number] = frozenset([type(module)]).union(*(self.classes[child] for _, child in children))
         own = any(p is not None for p in module._parameters.values())
         self.weighs[number] = own or any(self.weighs[child] for _, child in children)
         self.heavy[number] = len(children) > 0 and self.weighs[number]
@@ -197,7 +201,8 @@ class Replayer:
         if self.heavy.get(number) and again and not _hooked(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                key = (number, str(spec), self._arguments(leaves, frame.path), torch.is_grad_enabled())
+                around = self._around(number, frame, leaves)
+                key = (number, str(spec), self._arguments(leaves, frame.path), torch.is_grad_enabled(), around)
                 for template in self.templates.get(key, ()):
                     reads = self._matches(template, frame, leaves)
                     if reads is not None:
@@ -212,7 +217,8 @@ class Replayer:
             self._inherit(watch)
         if key is not None and not watch.opaque:
             with torch._C.DisableTorchFunction():
-                self._learn(key, watch, frame, leaves, out)
+                if key[-1] == self._around(number, frame, leaves):
+                    self._learn(key, watch, frame, leaves, out)
         return out
 
     def _inherit(self, watch: TracedCall) -> None:
@@ -246,6 +252,11 @@ class Replayer:
             else:
                 found.append(relative(self.token(leaf), base, given))
         return tuple(found)
+
+    def _around(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
+        """What the code of a call reads beside its arguments and the attributes of modules."""
+        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        return tuple(relative(self.tokens.around(c), frame.path, given) for c in self.classes[number])
 
     def _matches(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
         """What a call reads that must do the same as the template; None if it need not."""
@@ -298,11 +309,14 @@ class Replayer:
         return root >= watch.vids and alone
 
     def _closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
-        """Whether the call computes with nothing but its arguments, parameters and constants. A parameter outside of it is the same for all
-        calls that read the same."""
+        """Whether the call computes with nothing but its arguments, parameters and constants, and calls its own parts alone: one from
+        elsewhere, which a global may lead to, is named by how often it was called. A parameter outside of it is the same for all calls that
+        read the same."""
         values = self.recorder.recording.values
         under = scope.path + "."
         for record in self.recorder.recording.flatten(scope):
+            if not within(record.site, scope.scope):
+                return False
             for vid in (*record.inputs, *record.saved):
                 value = values[vid]
                 if vid >= watch.vids or vid in ports:

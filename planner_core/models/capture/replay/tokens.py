@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from planner_core.models.capture.replay.outside import LONGEST, Place, filled, from_library, places
+
 
 class Held(NamedTuple):
     """A module or tensor by its id, and all its names in the model."""
@@ -69,6 +71,7 @@ class Tokens:
     def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
         self.names_of = names_of
         self.objects: dict[int, tuple[list[Any], Any]] = {}  # id(object) -> its attributes, token
+        self.places: dict[type | types.FunctionType, tuple[Place, ...]] = {}
         self.numbers: dict[Any, int] = {}
         self.kept: list[Any] = []
 
@@ -105,12 +108,28 @@ class Tokens:
         elif isinstance(value, weakref.ref):
             within = (value(),)
         elif isinstance(value, types.FunctionType):
-            cells = tuple(c.cell_contents if _filled(c) else None for c in value.__closure__ or ())
+            cells = tuple(c.cell_contents if filled(c) else None for c in value.__closure__ or ())
             within = cells, value.__defaults__, value.__kwdefaults__
-            return ("function", self._id(value.__code__), *(self.token(v, depth + 1) for v in within))
+            held = tuple(self.token(v, depth + 1) for v in within)
+            return ("function", self._id(value.__code__), *held, *self.around(value, depth))
         else:
             return ("object", self._id(value))
         return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
+
+    def around(self, code: type | types.FunctionType, depth: int = 0) -> Any:
+        """The token of what the code of a class or function may read beside its arguments and attributes."""
+        if depth > 2:
+            return ()
+        if code not in self.places:
+            self.places[code] = places(code)
+        return tuple(self._variable(place(), depth + 1) for place in self.places[code])
+
+    def _variable(self, value: Any, depth: int) -> Any:
+        if isinstance(value, (list, tuple, dict)):
+            data = len(value) > LONGEST
+        else:
+            data = from_library(value) and not (callable(value) or isinstance(value, torch.Tensor))
+        return ("object", self._id(value)) if data else self.token(value, depth)
 
     def _object(self, value: Any, depth: int) -> Any:
         attributes = getattr(value, "__dict__", None)
@@ -131,13 +150,6 @@ class Tokens:
     def _id(self, value: Any) -> int:
         self.kept.append(value)  # so that the id stays its own
         return id(value)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # a variable that has no value yet
-        return False
 
 
 def signature(tensor: torch.Tensor) -> Any:

@@ -1,0 +1,90 @@
+"""Where the code of a module may read what is neither an argument nor an attribute: variables of files, of classes and of closures.
+
+One may lead to a part of the model: `SHARED = [blocks[0].proj]`, which all blocks use. The names in the code say which there are, with
+those in the functions and classes that it names in turn. Code of torch and of Python itself reads no part of a model so.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+Place = Callable[[], Any]
+"""Gives the value that a variable has at present."""
+LONGEST = 64
+"""A variable that holds more items is data, and not looked into."""
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_LIBRARIES = frozenset({"torch", "numpy", *sys.builtin_module_names, *sys.stdlib_module_names}) - {"__main__"}
+
+
+def places(code: type | FunctionType) -> tuple[Place, ...]:
+    """The variables that a function, or the methods of a class, may read."""
+    found: dict[Any, Place] = {}
+    seen: set[Any] = set()
+    todo: list[Any] = [code]
+    for item in todo:  # grows meanwhile
+        if item in seen or from_library(item):
+            continue
+        seen.add(item)
+        todo += item.__bases__ if isinstance(item, type) else ()
+        for key, place in _of_class(item) if isinstance(item, type) else _of_function(item):
+            value = _plain(place())
+            if isinstance(value, (FunctionType, type)):
+                todo.append(value)
+            elif not isinstance(value, ModuleType):
+                found[key] = place
+    return tuple(found.values())
+
+
+def _of_class(kind: type) -> Iterator[tuple[Any, Place]]:
+    space = vars(kind)
+    return (((id(kind), n), functools.partial(space.get, n)) for n in space if n[:2] != "__")
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[Any, Place]]:
+    """Those that its code names, in its own file or in another one that it names (`state.SHARED`), of functions around it, and defaults,
+    if they hold more than numbers and words."""
+    codes, names = [function.__code__], list[str]()
+    for code in codes:  # grows meanwhile
+        names += code.co_names
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    here = function.__globals__
+    files = [v for n in names if isinstance(v := here.get(n), ModuleType) and not _library(v.__name__)]
+    for space in (here, *map(vars, files)):
+        yield from (((id(space), n), functools.partial(space.get, n)) for n in names if n in space)
+    yield from (
+        (id(c), functools.partial(getattr, c, "cell_contents")) for c in function.__closure__ or () if filled(c)
+    )
+    given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from ((id(x), functools.partial(_itself, x)) for x in given if not isinstance(x, _PLAIN))
+
+
+def from_library(item: Any) -> bool:
+    """Whether a function, a class or a value's class is of torch, numpy or Python itself."""
+    return _library(getattr(item, "__module__", None) or "")
+
+
+def _library(name: str) -> bool:
+    return name.partition(".")[0] in _LIBRARIES
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """The function behind a property or a static or class method."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, (staticmethod, classmethod, MethodType)) else value
+
+
+def filled(cell: Any) -> bool:
+    """Whether a variable of a closure has a value."""
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
