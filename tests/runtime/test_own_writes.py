@@ -55,6 +55,50 @@ def _given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, WIDTH, generator=made), torch.rand(8, generator=made) > 0.5
 
 
+class Anneals(nn.Module):
+    """Uses a number, and then makes it smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(WIDTH, KINDS)
+        self.register_buffer("shift", torch.ones(KINDS))
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        loss = (self.head(x) + self.shift).square().mean()
+        self.shift.mul_(0.5)
+        return loss
+
+
+def _trains(kind: type[nn.Module], files: list[str]) -> list[tuple[str, list[float], list[float], list[str]]]:
+    """For each plan: the losses of one process and under the plan, and the buffers that differ at the end."""
+    found = []
+    for file in files:
+        alone, model = kind(), shardscope.apply(kind(), shardscope.load_plan(file))
+        wanted, got = (
+            [_step(m, _given(seed), **how) for seed in range(3)] for m, how in ((alone, {}), (model, {"global_batch": True}))
+        )  # fmt: skip
+        off = [n for n, b in alone.named_buffers() if not torch.allclose(b, model.state_dict()[n], atol=1e-5)]
+        found.append((file, wanted, got, off))
+    return found
+
+
+def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], **how: bool) -> float:
+    loss = model(*batch, **how)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.zero_grad()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("kind", [Anneals])
+def test_a_buffer_has_the_values_that_it_had_when_it_was_read(kind: type[nn.Module], tmp_path: Path) -> None:
+    _, files = saved_plans(kind(), _given(0), tmp_path)
+    for file, wanted, got, off in run_ranks(_trains, 2, (kind, files))[0]:
+        assert got == pytest.approx(wanted, rel=1e-5), file
+        assert not off, file
+
+
 class Doubles(nn.Module):
     """Writes into its input, as a cheap normalisation does."""
 

@@ -128,6 +128,7 @@ class TapeRecorder(Recorder):
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
         self.of_buffers: set[int] = set()  # constants that are made of buffers
+        self.used: set[int] = set()  # memory of what operators have used
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
         for name, number in self.recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
@@ -282,6 +283,11 @@ class TapeRecorder(Recorder):
         if is_inplace(fn) and operands and memory(operands[0]) in self.shared:
             raise CannotRewrite("it writes in place into an input that shares its memory with another one")
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
+        if is_inplace(fn) and operands and self.recording.memory(call.inputs[0]) in self.used:
+            raise CannotRewrite(
+                f"{self.scopes.frame.scope or 'it'} writes in place into a constant that it has used before ({fn}), and generated code "
+                "makes constants first"
+            )
         out = super()._constant(fn, func, args, kwargs, operands)
         if is_inplace(fn) and operands:
             self.ids[id(operands[0])] = number = self.recording.add(self.recording.values[call.inputs[0]])
@@ -323,6 +329,7 @@ class TapeRecorder(Recorder):
                 f"{self.scopes.frame.scope or 'it'} writes computed values in place into a tensor that it did not compute ({fn})"
             )
         call = self._call_of("op", fn, func, args, kwargs, operands)
+        self.used.update(map(self.recording.memory, call.inputs))
         items = self.scope_stack[-1].items
         before = len(items)
         out = super()._record(fn, func, args, kwargs, operands)
