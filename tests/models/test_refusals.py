@@ -49,8 +49,8 @@ def keeps_graph(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (m.lin(x) - m.seen).pow(2).mean()
 
 
-def keeps_by_data(m: Any, x: torch.Tensor) -> torch.Tensor:
-    m.seen.data.lerp_(m.lin(x).mean(0), 0.1)
+def keeps_in_view(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.seen[:].lerp_(m.lin(x).mean(0), 0.1)
     return (m.lin(x) - m.seen).pow(2).mean()
 
 
@@ -155,7 +155,7 @@ CASES = [
     (hidden, "made from parameters out of sight", "compute it in forward"),
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),
     (keeps_graph, "writes a tensor with a gradient into the buffer seen", "detach it, since the next step"),
-    (keeps_by_data, "writes a tensor with a gradient into the buffer seen", "itself, not its .data"),
+    (keeps_in_view, "writes a tensor with a gradient into the buffer seen", "itself, not a view"),
     (keeps_in_a_cache, "writes a tensor with a gradient into the attribute rows at", "detach it"),
     (logs, "decides by the values of computed tensors", "call .item() outside"),
     (picks_by_number, "decides by the values of computed tensors", "index_select, gather or take_along_dim"),

@@ -55,6 +55,33 @@ def _given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, WIDTH, generator=made), torch.rand(8, generator=made) > 0.5
 
 
+class Codebook(nn.Module):
+    """As the VQ-VAE of the public repositories: means that are written through `.data`, also with what has a gradient, and read after it
+    and before it. A rate is used, and then made smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
+        self.head = nn.Linear(WIDTH, KINDS)
+        self.register_buffer("codes", torch.randn(KINDS, 6, generator=drawn))
+        self.register_buffer("sums", self.codes.clone())
+        self.register_buffer("counts", torch.ones(6))
+        self.register_buffer("rate", torch.ones(1))
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        z = self.head(x)
+        nearest = torch.cdist(z, self.codes.t()).argmin(1)
+        hot = F.one_hot(nearest, 6).to(z.dtype)
+        found = hot @ self.codes.t()
+        self.counts.data.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+        self.sums.data.lerp_(z.t() @ hot, 0.1)
+        self.codes.data.copy_(self.sums / self.counts.clamp_min(0.1))
+        loss = (z - found.detach()).square().mean() + (z * self.rate).mean()
+        self.rate.data.mul_(0.5)
+        return loss
+
+
 class Anneals(nn.Module):
     """Uses a number, and then makes it smaller."""
 
@@ -91,7 +118,7 @@ def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], **how: bool) -> flo
     return float(loss.detach())
 
 
-@pytest.mark.parametrize("kind", [Anneals])
+@pytest.mark.parametrize("kind", [Codebook, Anneals])
 def test_a_buffer_has_the_values_that_it_had_when_it_was_read(kind: type[nn.Module], tmp_path: Path) -> None:
     _, files = saved_plans(kind(), _given(0), tmp_path)
     for file, wanted, got, off in run_ranks(_trains, 2, (kind, files))[0]:

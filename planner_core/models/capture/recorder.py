@@ -154,7 +154,9 @@ class Recorder(TorchFunctionMode):
         if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
             return answer
         args, kwargs = self.finite.made(args, kwargs)
-        others = as_others(lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known)
+        others = as_others(
+            lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known, self._is_held
+        )
         if others is not NotImplemented:
             return others
         func, args, kwargs = plain_form(func, args, kwargs)
@@ -177,6 +179,11 @@ class Recorder(TorchFunctionMode):
     def _known(self, tensor: torch.Tensor) -> bool:
         """Whether it has values, and no input says them."""
         return not tensor.is_meta and id(tensor) not in self.tracked and not self.picks.varies(tensor)
+
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a constant, perhaps with other values by now, and not a weight or a computed tensor."""
+        number = self.ids.get(id(tensor), -1)
+        return number < 0 or self.recording.values[self.recording.memory(number)].kind == "constant"
 
     def _check(
         self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor], tracked: bool
@@ -261,7 +268,7 @@ class Recorder(TorchFunctionMode):
         outputs = tuple(self.produce(t) for t in results)
         if written:
             self._rename(args[0], outputs[0])
-        saved, extra = self._saved(packed, (*inputs, *outputs))
+        saved, extra = self.recording.saved(packed, self.roots, (*inputs, *outputs))
         frame = self.scopes.frame
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
         self.scope_stack[-1].items.append(record)
@@ -312,31 +319,6 @@ class Recorder(TorchFunctionMode):
         self.made[id(target)] = self.clock
         self.writes.wrote(target, self.clock)
         sites.wrote_part(target)
-
-    def _saved(
-        self, packed: list[torch.Tensor], near: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
-        saved: list[int] = []
-        extra: list[TensorMeta] = []
-        seen: set[Any] = set()
-        for tensor in packed:
-            key = tensor.untyped_storage()._cdata
-            if (key, tuple(tensor.shape), tensor.storage_offset()) in seen:
-                continue
-            seen.add((key, tuple(tensor.shape), tensor.storage_offset()))
-            root = self.roots.get(key)
-            if root is None:
-                # an expanded dim takes no memory
-                shape = tuple(1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-                extra.append(TensorMeta(shape, str(tensor.dtype).removeprefix("torch.")))
-                continue
-            values = self.recording.values
-            same = [v for v in near if values[v].storage == values[root].storage]
-            exact = [v for v in same if values[v].meta.shape == tuple(tensor.shape)]
-            vid = (exact or same or [root])[0]
-            if vid not in saved:
-                saved.append(vid)
-        return tuple(sorted(saved, key=lambda v: near.index(v) if v in near else len(near))), tuple(extra)
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         self.packed.append(tensor)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from planner_core.core import Attr, TensorMeta, Value
 
@@ -97,6 +100,32 @@ class Recording:
         self.values.append(replace(value, storage=vid) if value.storage < 0 else value)
         self.births[vid] = birth
         return vid
+
+    def saved(
+        self, packed: Sequence[torch.Tensor], roots: Mapping[int, int], near: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
+        """Which values a call with the operands and results `near` keeps for backward, and what it keeps of its own. `roots` has the first
+        value in each memory."""
+        saved: list[int] = []
+        extra: list[TensorMeta] = []
+        seen: set[Any] = set()
+        for tensor in packed:
+            key = tensor.untyped_storage()._cdata
+            if (key, tuple(tensor.shape), tensor.storage_offset()) in seen:
+                continue
+            seen.add((key, tuple(tensor.shape), tensor.storage_offset()))
+            root = roots.get(key)
+            if root is None:
+                # an expanded dim takes no memory
+                shape = tuple(1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+                extra.append(TensorMeta(shape, str(tensor.dtype).removeprefix("torch.")))
+                continue
+            same = [v for v in near if self.values[v].storage == self.values[root].storage]
+            exact = [v for v in same if self.values[v].meta.shape == tuple(tensor.shape)]
+            vid = (exact or same or [root])[0]
+            if vid not in saved:
+                saved.append(vid)
+        return tuple(sorted(saved, key=lambda v: near.index(v) if v in near else len(near))), tuple(extra)
 
     def flatten(self, node: Scope | Replay) -> list[Record]:
         """All records under a node in order; replays are written out."""

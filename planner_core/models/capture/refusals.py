@@ -354,11 +354,9 @@ def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) ->
         f"the buffer {buffer}" if buffer else f"the attribute {keys[0]}" if keys else "a tensor that outlives the step"
     )
     help_ = "detach it, since the next step would need the graph of this one"
-    if buffer and not any(value is target for _, value in buffers_of(model)):  # its .data, perhaps, which has no graph
+    if buffer and not any(value is target for _, value in buffers_of(model)):  # a view, perhaps
         short = buffer.rpartition(".")[2]
-        help_ = (
-            f"detach it, and write into the buffer itself, not its .data or a view: self.{short}.copy_(new.detach())"
-        )
+        help_ = f"detach it, and write into the buffer itself, not a view of it: self.{short}.copy_(new.detach())"
     return refuse(scope, f"writes a tensor with a gradient into {what}", help_)
 
 

@@ -81,7 +81,7 @@ def stale(scope: str) -> CaptureError:
     """The error for a read that would miss a write."""
     return refuse(
         scope, "reads a tensor of which a part, or a view, was written in place before",
-        "write into the tensor itself (h[:, 0] = ...), not into its .data or .detach(), or make a new one",
+        "write into the tensor itself (h[:, 0] = ...), not into its .detach(), or make a new one",
     )  # fmt: skip
 
 

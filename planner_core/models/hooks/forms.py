@@ -8,21 +8,38 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils._pytree import tree_map_only
 
+from planner_core.models.hooks.callsites import canonical, is_inplace, tensors
 from planner_core.models.hooks.chance import DROPOUTS
 
 Call = Callable[..., Any]
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+_OWNER = "_shardscope_owner"
+"""Attribute of the `.data` of a constant: the constant."""
 
 
 def as_others(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool]
-) -> Any:
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool],
+    held: Callable[[torch.Tensor], bool],
+) -> Any:  # fmt: skip
     """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
 
     An iterator over a tensor is `unbind`. Dropout of a weight is that of its `clone`, for which the plan says how it is divided: a mask
     needs that. A call with `out=` is one without, then `copy_`. `x[arange(len(x)), i]`, which picks from each row, is `take_along_dim`:
-    each rank can do that for its own rows. `constant(t)`: whether t has values that no input says.
+    each rank can do that for its own rows. A call on the `.data` of a buffer is one on the buffer. `constant(t)`: whether t has values
+    that no input says; `held(t)`: whether it is no weight, nor computed, but for what was written into it.
     """
+    by_data = _by_its_data(call, func, args, kwargs, held)
+    return _as_others(call, func, args, kwargs, constant) if by_data is NotImplemented else by_data
+
+
+def _as_others(
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool]
+) -> Any:
     if func is torch.Tensor.__iter__:
         return iter(call(torch.Tensor.unbind, args, kwargs))
     if getattr(func, "__name__", "") in DROPOUTS and isinstance(args[0], nn.Parameter) and not kwargs.get("inplace"):
@@ -45,6 +62,26 @@ def as_others(
         return NotImplemented
     made = call(func, args, {name: value for name, value in kwargs.items() if name != "out"})
     return call(torch.Tensor.copy_, (target, made), {})
+
+
+def _by_its_data(
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], held: Callable[[torch.Tensor], bool]
+) -> Any:
+    """That of a call on the `.data` of a constant, as one on the constant itself: they are one memory, and what is written so gets no
+    gradient."""
+    if func == _DATA and held(args[0]):
+        data = args[0].detach()
+        data.__dict__[_OWNER] = args[0]
+        return data
+    if not any(_OWNER in t.__dict__ for t in tensors((args, kwargs))):
+        return NotImplemented
+    given = tree_map_only(torch.Tensor, lambda t: t.__dict__.get(_OWNER, t), (args, kwargs))
+    fn = canonical(func, kwargs)
+    if fn is None or not is_inplace(fn) or args[0] is given[0][0]:
+        return call(func, *given)
+    with torch.no_grad(), _unsafe_preserve_version_counter(given[0][0]):
+        call(func, *given)  # what backward reads of it is the new values, and no error
+    return None if fn == "setitem" else args[0]
 
 
 def _from_each_row(x: torch.Tensor, rows: torch.Tensor, picks: list[Any]) -> bool:

@@ -175,7 +175,9 @@ class Steering(TorchFunctionMode):
         if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
             return answer
         args, kwargs = self.finite.made(args, kwargs)
-        others = as_others(lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known)
+        others = as_others(
+            lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known, self._is_held
+        )
         if others is not NotImplemented:
             return others
         func, args, kwargs = plain_form(func, args, kwargs)
@@ -215,6 +217,10 @@ class Steering(TorchFunctionMode):
             and not tensor.is_meta
             and self.scopes.next_site("take_along_dim") in self.rows
         )
+
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a constant, as a buffer is, and not a weight or a computed tensor."""
+        return not isinstance(tensor, (Steered, nn.Parameter)) and tensor not in self.params
 
     def _unplanned(self, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
         """A call on constants alone, or one that is not an operator."""
