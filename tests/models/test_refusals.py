@@ -38,6 +38,13 @@ def hidden(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (x * m.stale).mean()
 
 
+PROMPT = torch.zeros(8, requires_grad=True)
+
+
+def prompted(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.lin(x + PROMPT).mean()
+
+
 def updates(m: Any, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         m.teacher.weight.mul_(0.9).add_(m.lin.weight, alpha=0.1)
@@ -153,6 +160,7 @@ CASES = [
     ),
     (vmapped, "a transform of torch.func", "write the batch of the transform as a dim"),
     (hidden, "made from parameters out of sight", "compute it in forward"),
+    (prompted, "uses a tensor of shape [8] that needs a gradient and is no parameter of the model", "freeze it"),
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),
     (keeps_graph, "writes a tensor with a gradient into the buffer seen", "detach it, since the next step"),
     (keeps_in_view, "writes a tensor with a gradient into the buffer seen", "itself, not a view"),

@@ -213,6 +213,24 @@ class Taken(nn.Module):
     def forward(self, x, store):
         return F.linear(self.own(x), self.take(store))
 
+    def look_up(self, store):
+        return store[self]
+
+
+class Keyed(Model):
+    """Its layers look their weight up by themselves."""
+
+    def __init__(self):
+        super().__init__([Taken(None) for _ in range(4)])
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(8, 8)) for _ in range(4))
+
+    def forward(self, x):
+        x, store = self.first(x), dict(zip(self.layers, self.weights, strict=True))
+        for layer in self.layers:
+            layer.__dict__["take"] = layer.look_up
+            x = layer(x, store)
+        return x.square().mean()
+
 
 class Given(nn.Module):
     def __init__(self):
@@ -313,6 +331,7 @@ TRAPS = {
     "tied within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("weights", "", "weights", "")]),
     "one module twice within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("modules", "", "modules", "")]),
     "a shared count": Counted,
+    "layers are the keys": Keyed,
     "an iterator is given": lambda: Taking(iter, next),
     "a generator is given": lambda: Taking(lambda ws: (w for w in ws), next),
     "an iterator in an object": lambda: Taking(lambda ws: types.SimpleNamespace(it=iter(ws)), lambda s: next(s.it)),

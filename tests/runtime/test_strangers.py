@@ -177,6 +177,21 @@ def _refused(closed: str, averaged: str) -> list[str]:
     return said
 
 
+def _closed(file: str) -> list[float]:
+    torch.manual_seed(0)
+    return _losses(shardscope.apply(Closed(), shardscope.load_plan(file)), lambda x, y: x, None, global_batch=True)
+
+
+@pytest.mark.parametrize("name", ["best", "data parallel"])
+def test_a_weight_in_a_closure_is_trained_where_it_is_whole(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Closed()
+    _, files = saved_plans(model, _batch(0), tmp_path)
+    wanted = _losses(model, lambda x, y: x, None)
+    for found in run_ranks(_closed, 2, (next(f for f in files if f.endswith(name)),)):
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
 def test_weights_that_a_plan_cannot_reach_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     files = []

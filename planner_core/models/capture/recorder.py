@@ -194,7 +194,7 @@ class Recorder(TorchFunctionMode):
             if id(tensor) not in self.ids:
                 check_transform(scope, tensor, self.tracked, tracked)
                 if self.birth(tensor) < 0:
-                    check_origin(scope, tensor, self.originals)
+                    self.check_unseen(scope, tensor)
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
         held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
         self.statistics.check(scope, fn or "", args, held)
@@ -203,6 +203,10 @@ class Recorder(TorchFunctionMode):
             check_call(scope, func, fn, operands)
             if self.replayer:
                 check_length(scope, len(self.scope_stack[-1].items))
+
+    def check_unseen(self, scope: str, tensor: torch.Tensor) -> None:
+        """Refuse an operand that was not seen being made, if it cannot be a constant."""
+        check_origin(scope, tensor, self.originals)
 
     def _check_chance(
         self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor]

@@ -198,6 +198,11 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str])
             scope, f"uses a tensor that was made from parameters out of sight ({how})",
             "compute it in forward, by functions of torch that a plan can follow",
         )  # fmt: skip
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise refuse(
+            scope, f"uses a tensor of shape {list(tensor.shape)} that needs a gradient and is no parameter of the model: each rank "
+            "would have the gradient of its own samples alone", "make it an nn.Parameter of a module, or freeze it: requires_grad_(False)",
+        )  # fmt: skip
 
 
 def check_module(model: nn.Module) -> None:

@@ -201,12 +201,16 @@ class TapeRecorder(Recorder):
 
     # --- tensors --------------------------------------------------------------------------------------
 
+    def check_unseen(self, scope: str, tensor: torch.Tensor) -> None:
+        """As the capture does; and refuse a weight that a part has taken the place of."""
+        check_current((tensor,), f" at {running_statement()[0].rpartition('/')[2]}")
+        super().check_unseen(scope, tensor)
+
     def number(self, tensor: torch.Tensor) -> int:
         """The number of an operand. A tensor that was not seen before is one that the model's code holds."""
         known = self.ids.get(id(tensor))
         number = self.use(tensor)
         if known is None and number not in self.origins:
-            check_current((tensor,), f" at {running_statement()[0].rpartition('/')[2]}")
             self.origins[number] = LITERAL, ""
             self.held[number] = tensor
         return number

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk, within
-from planner_core.models.capture.replay.tokens import Tokens, relative, signature
+from planner_core.models.capture.replay.tokens import Tokens, held_by, relative, signature
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.callsites import parts_of
 
@@ -202,7 +202,9 @@ class Replayer:
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
                 around = self._around(number, frame, leaves)
-                key = (number, str(spec), self._arguments(leaves, frame.path), torch.is_grad_enabled(), around)
+                keys = [k for d in held_by((args, kwargs)) if isinstance(d, dict) for k in d if not isinstance(k, str)]
+                given = self._arguments([*leaves, *keys], frame.path)
+                key = (number, str(spec), given, torch.is_grad_enabled(), around)
                 for template in self.templates.get(key, ()):
                     reads = self._matches(template, frame, leaves)
                     if reads is not None:

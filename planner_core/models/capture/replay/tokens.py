@@ -55,8 +55,8 @@ def _within(token: Any, kind: type) -> bool:
     return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_within(t, kind) for t in token))
 
 
-def _leaves(value: Any) -> list[Any]:
-    """What lists, sets and dicts hold, however deep; these themselves, too."""
+def held_by(value: Any) -> list[Any]:
+    """What lists, sets and dicts hold, however deep; these themselves, too, and the keys of dicts."""
     found, seen = [value], set()
     for item in found:  # grows meanwhile
         if isinstance(item, (dict, list, tuple, set, frozenset, deque)) and id(item) not in seen:
@@ -90,8 +90,7 @@ class Tokens:
         if isinstance(value, (Iterator, bytearray)):
             return Unlike()
         if isinstance(value, dict) and depth < 4:
-            items = ((k if isinstance(k, str) else repr(k), self.token(v, depth + 1)) for k, v in value.items())
-            return ("dict", *items)
+            return ("dict", *((self.token(k, depth + 1), self.token(v, depth + 1)) for k, v in value.items()))
         if callable(value):
             return self._function(value, depth)
         return self._object(value, depth)
@@ -136,7 +135,7 @@ class Tokens:
         if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
             return ("object", self._id(value))
         held, known = self.objects.get(id(value), ([], None))
-        now = _leaves([*attributes.values()])[1:]
+        now = held_by([*attributes.values()])[1:]
         if known is None or len(held) != len(now) or not all(map(operator.is_, held, now)):
             self._id(value)
             content = tuple((k, self.token(attributes[k], depth + 1)) for k in sorted(attributes))
