@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as dist_nn
 from torch import nn
 
@@ -14,25 +15,32 @@ import planner_core as shardscope
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.verification.processes import run_ranks
 
-HOW = ("in place", "with gradient", "of the data", "gathered")
+HOW = ("in place", "with gradient", "of the data", "gathered", "as an operator", "of a constant")
 
 
 class Averaged(nn.Module):
     """Averages over ranks where there are some, as the codebooks of vector-quantize-pytorch do."""
 
+    seen: torch.Tensor
+
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.a, self.b = how, nn.Linear(16, 16), nn.Linear(16, 8)
+        self.register_buffer("seen", torch.zeros(16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x).relu()
-        m = h.mean(0)
+        m, world = h.mean(0), cast(Any, dist.group.WORLD)
         if dist.is_initialized() and self.how == "in place":
             dist.all_reduce(m)
         elif dist.is_initialized() and self.how == "with gradient":
             m = dist_nn.all_reduce(m)  # type: ignore[no-untyped-call]
         elif dist.is_initialized() and self.how == "of the data":
             dist.all_reduce(m.data)
+        elif dist.is_initialized() and self.how == "as an operator":
+            m = functional.all_reduce(m, "avg", world)
+        elif dist.is_initialized() and self.how == "of a constant":
+            self.seen.copy_(functional.all_gather_tensor(x.mean(0), 0, world)[:16])
         elif dist.is_initialized():
             parts = [torch.empty_like(m) for _ in range(2)]
             dist.all_gather(parts, m)

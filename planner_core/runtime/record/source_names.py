@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
 
 from planner_core.runtime.plan_reader import PlanMismatch
 
@@ -50,21 +51,37 @@ def no_own_collectives() -> Iterator[None]:
             for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
                 plain = getattr(dist.ProcessGroup, name)
                 stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _checked(name, plain)))
+            stack.enter_context(_NoFunctional())
         yield
+
+
+class _NoFunctional(TorchFunctionMode):
+    """Refuses those of `torch.distributed._functional_collectives`, which are operators."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One call."""
+        name = str(getattr(func, "_qualified_op_name", None) or getattr(func, "_name", ""))
+        if name.startswith("_c10d_functional") and _by_model():
+            raise _own_collective(name.rpartition(":")[2])
+        return func(*args, **(kwargs or {}))
 
 
 def _checked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if _by_model():
-            line = running_statement()[0].rpartition("/")[2]
-            raise PlanMismatch(
-                f"the model's own code calls a collective of torch.distributed ({name.strip('_')}) at {line}: under a plan its tensors are "
-                "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
-                "condition on an attribute that is set before apply, and not on dist.is_initialized())"
-            )
+            raise _own_collective(name)
         return plain(*args, **kwargs)
 
     return run
+
+
+def _own_collective(name: str) -> PlanMismatch:
+    line = running_statement()[0].rpartition("/")[2]
+    return PlanMismatch(
+        f"the model's own code calls a collective of torch.distributed ({name.strip('_')}) at {line}: under a plan its tensors are "
+        "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
+        "condition on an attribute that is set before apply, and not on dist.is_initialized())"
+    )
 
 
 def _by_model() -> bool:
