@@ -107,7 +107,7 @@ class Graph:
 
     `loss` names the loss: the model's own, or a stand-in that was added. `workload` is {"batch": samples of one global micro-batch,
     "seq": tokens of a sample}. `config` is what rebuilds the model (a Hugging Face config, or the path of the user's file), for
-    export.
+    export. `buffer_bytes`: bytes of the model's buffers (running statistics, tables), which every GPU holds whole.
     """
 
     name: str
@@ -118,6 +118,7 @@ class Graph:
     loss: str
     config: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
+    buffer_bytes: int = 0
 
     def calls(self) -> Iterator[Call]:
         """Every copy of every repeated block, in order."""

@@ -28,6 +28,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
     return {
         "schema": GRAPH_SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
         "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
+        "buffer_bytes": graph.buffer_bytes,
         "top": _block_json(graph.top), "blocks": [_block_json(b) for b in graph.blocks.values()],
     }  # fmt: skip
 
@@ -42,7 +43,7 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
     graph = Graph(
         name=data["name"], source=data["source"], top=read.block(data["top"]),
         blocks={b.name: b for b in blocks}, workload=workload, loss=data["loss"], config=data["config"],
-        assumptions=tuple(data.get("assumptions", ())),
+        assumptions=tuple(data.get("assumptions", ())), buffer_bytes=data.get("buffer_bytes", 0),
     )  # fmt: skip
     return with_result(graph)
 

@@ -78,6 +78,7 @@ def _held(
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
     memory.add_all((w.kept for w in engine.weights.values() if w.kept is not None), "params")
+    memory.add_buffers(parallel.model)
     memory.add_all((s for state in states.values() for s in state.values() if isinstance(s, torch.Tensor)), "optimizer")
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
     for param in trained:

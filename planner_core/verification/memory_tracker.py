@@ -73,6 +73,11 @@ class TrackMemory(TorchDispatchMode):
             if tensor.is_meta:
                 self.add(tensor, kind)
 
+    def add_buffers(self, model: torch.nn.Module) -> None:
+        """Count a model's buffers, which have values here, as they do on a GPU."""
+        held = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+        self._grow("params", sum(held.values()))
+
     @contextlib.contextmanager
     def resizing(self) -> Iterator[None]:
         """Inside, follow storages whose memory is freed and taken again."""

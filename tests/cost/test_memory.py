@@ -22,7 +22,7 @@ from planner_core.core.plan import Plan, Step
 from planner_core.core.workload import Workload
 from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
-from planner_core.cost.memory import walk
+from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.planning.fitting.front import corners
@@ -325,3 +325,37 @@ def test_gradients_that_travel_together_at_the_end_are_counted(layout: str, tmp_
     plan = Pricer(str(path), load_cluster("1x4-h100")).plan(stated)
     assert plan is not None
     assert shardscope.verify(plan)["memory_bytes"]["rel_error"] < 1e-3
+
+
+class Tables(torch.nn.Module):
+    """A layer, and a buffer of 16 MB that is registered twice."""
+
+    def __init__(self, buffers: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(64, 64)
+        if buffers:
+            self.register_buffer("table", torch.zeros(1 << 10, 1 << 12))
+            self.register_buffer("again", self.table, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x).square().mean()
+
+
+def test_buffers_are_held_whole_by_every_gpu() -> None:
+    """Read or not, with or without a limit, and each memory once; what is held at the peak adds up."""
+    inputs, cluster = (torch.zeros(8, 64),), "1x8-h100:gpus=2"
+    with_them, without = (
+        shardscope.plan(Tables(b), inputs=inputs, cluster=cluster, accumulate=1) for b in (True, False)
+    )
+    assert with_them.graph.buffer_bytes == 1 << 24
+    beside = {p.name: p for p in without.plans}
+    for one in with_them.plans:
+        held = tensors_at_peak(one.blocks, with_them.graph, cost_model_of(one))
+        assert sum(h.total_bytes for h in held) == one.cost.memory_bytes["peak"]
+        if one.method == "exact":  # which of equally fast plans is chosen depends on memory
+            continue
+        more = {k: one.cost.memory_bytes[k] - beside[one.name].cost.memory_bytes[k] for k in one.cost.memory_bytes}
+        assert more == dict.fromkeys(more, 0) | {"params": 1 << 24, "peak": 1 << 24}, one.name
+    with pytest.raises(NoPlanFits):
+        shardscope.plan(Tables(True), inputs=inputs, cluster=cluster, memory_gb=0.016)
+    assert shardscope.plan(Tables(False), inputs=inputs, cluster=cluster, memory_gb=0.016).best.fits

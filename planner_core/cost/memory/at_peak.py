@@ -54,7 +54,7 @@ def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
 
 class _Tensors:
     def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> None:
-        self.blocks, self.model = blocks, model
+        self.blocks, self.model, self.buffer_bytes = blocks, model, graph.buffer_bytes
         self.walk = walk(blocks, graph, model)
         self.made = self.walk.block_memories
         self.sums = model.workload.accumulate > 1
@@ -100,6 +100,7 @@ class _Tensors:
             self.weight("params", "", label, w.value, w.stored)
             self.weight("params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype)
             self.weight("optimizer", "states of ", label, w.value, w.moments)
+        self.add("params", "buffers of the model", "", None, None, self.buffer_bytes)
 
     def at_peak(self) -> None:
         """Add what else is held at the highest moment."""

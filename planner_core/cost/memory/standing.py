@@ -1,4 +1,5 @@
-"""The memory of the weights on one GPU all through a step: stored parameters, working copies, accumulated gradients, moments."""
+"""The memory of the weights on one GPU all through a step: stored parameters, working copies, accumulated gradients, moments; and that
+of the model's buffers."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class WeightForms:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Bytes of all weights on one GPU: stored and working copies, gradients before and after they are reduced, moments; and the bytes of
-    the largest stored weight that is trained."""
+    """Bytes of all weights on one GPU: stored and working copies (`params`, with the buffers), gradients before and after they are reduced,
+    moments; and the bytes of the largest stored weight that is trained."""
 
     params: int
     grads: int
@@ -51,7 +52,7 @@ class Standing:
 
 def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
     """The bytes of all weights: sums over all copies of all blocks."""
-    params = grads = reduced = moments = largest_param = 0
+    params, grads, reduced, moments, largest_param = graph.buffer_bytes, 0, 0, 0, 0
     for label, bp in blocks.items():
         block = block_of(graph, label)
         for w in weight_forms(block, bp, model):

@@ -68,7 +68,8 @@ def capture_module(
     workload = {"batch": batch, "seq": seq}
     graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
     check(graph)
-    return replace(graph, assumptions=(*notes, *found.told, *_kept(left), *idle_parameters(graph, trained)))
+    told = (*notes, *found.told, *_kept(left), *idle_parameters(graph, trained))
+    return replace(graph, assumptions=told, buffer_bytes=sum(b.nbytes for _, b in buffers_of(module)))
 
 
 @dataclass(frozen=True, slots=True)

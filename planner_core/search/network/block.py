@@ -92,10 +92,11 @@ class _Builder:
             self._add_tensor(value)
         for i, strategy in enumerate(self.strategies.groups):
             self._add_group(i, strategy)
-        if self.net.factors and self.options.fixed_s:
+        if self.net.factors and (self.options.fixed_s or self.options.fixed_bytes):
             first = self.net.factors[0]
             cost = first.cost.copy()  # other networks may have this factor too
             cost[Component.STEP] += self.options.fixed_s
+            cost[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] += self.options.fixed_bytes
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 

@@ -56,7 +56,7 @@ class UnitOptions:
     `skip`: values inside a run of equal calls. They are not variables of this network.
     `kept_results`: results that the operator that reads them keeps.
     `ends`: the operators that run before the first unit and after the last one.
-    `fixed_s`: seconds that every step takes, whatever the plan.
+    `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds all through it, whatever the plan.
     """
 
     repeats: int = 1
@@ -68,6 +68,7 @@ class UnitOptions:
     kept_results: Collection[int] = ()
     ends: Ends = NO_ENDS
     fixed_s: float = 0.0
+    fixed_bytes: int = 0
 
     def share(self, op: Op) -> float:
         """The share of an operator's own results and saved tensors that is held at the peak."""
