@@ -26,6 +26,7 @@ from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_
 from planner_core.core.forms import listed, nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
+    NO_GRADIENT,
     PER_CALL,
     Attr,
     Block,
@@ -92,6 +93,7 @@ __all__ = [
     "DEFAULT_PRECISION",
     "DTYPES",
     "ITEM_BYTES",
+    "NO_GRADIENT",
     "OPTIMIZERS",
     "PER_CALL",
     "PHASES",

@@ -23,6 +23,8 @@ ITEM_BYTES = {
 }  # fmt: skip
 PER_CALL = "per call"
 """The first item of an attribute that has one literal for each call of its block, in order of the calls."""
+NO_GRADIENT = "no gradient to"
+"""The attribute with the positions of the operands to which a model's own backward gives none, though they could have one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,3 +289,56 @@ def test_a_function_of_its_arguments_stays_one_operator(function: Callable[..., 
 
     graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
     assert [op.fn for op in graph.top.ops] == ["linear", "Scaled", "mean"]
+
+
+class Stops(torch.autograd.Function):
+    """As of a model that trains its second argument alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        ctx.shape = others[0].shape
+        return x * others[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, grad.sum_to_size(ctx.shape), None
+
+
+class StopsIfLarge(Stops):
+    """By values, which a plan cannot tell."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return (None if grad.abs().max() > 1 else grad), grad.sum_to_size(ctx.shape), None
+
+
+class OfList(Stops):
+    """torch sends a gradient to the tensors of no list."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        return x * others[1][0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None, None
+
+
+STOPPED = [
+    ("an activation that goes on", lambda m, x: Stops.apply(y := m.first(x), m.norm.weight, 2) + y, {"first", "norm"}),
+    ("all before", lambda m, x: m.lin(Stops.apply(m.first(x), m.norm.weight, 2)), {"norm", "lin"}),
+    ("data", lambda m, x: m.lin(Stops.apply(x, m.norm.weight, 2)), {"norm", "lin"}),
+    ("a weight", lambda m, x: m.lin(Stops.apply(m.norm.weight, m.first(x), 2)), {"first", "lin"}),
+    ("by values", lambda m, x: m.lin(StopsIfLarge.apply(m.first(x), m.norm.weight, 2)), {"first", "norm", "lin"}),
+    ("in a list", lambda m, x: m.lin(OfList.apply(m.first(x), 2, [m.norm.weight])), {"first", "lin"}),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "trained"), STOPPED, ids=[c[0] for c in STOPPED])
+def test_what_gets_none_from_a_backward_is_not_trained(name: str, run: Any, trained: set[str]) -> None:
+    """Judged by autograd itself."""
+    x = torch.full((6, 8), 1e-3)
+    (m := Model(run)).run(m, x).mean().backward()
+    assert {n.partition(".")[0] for n, p in m.named_parameters() if p.grad is not None} == trained
+    graph = capture_module(Model(lambda m, x: run(m, x).mean()), {"x": x}, flat=True)
+    assert {v.name.partition(".")[0] for v in graph.top.values if v.kind == "parameter" and v.grad} == trained

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import CaptureError, PlannerError
+from planner_core.core import NO_GRADIENT, Attr, CaptureError, PlannerError
 from planner_core.models.capture.refusals import refuse, shown
 from planner_core.models.hooks import RECURRENT, canonical, is_inplace, tensors
 from planner_core.models.hooks.callsites import OWN
@@ -69,6 +71,29 @@ def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
     return [t for t in tensors(args) if t.requires_grad] if fn in RECURRENT else []
 
 
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A call whose backward is Python code. `edges`: by which each operand takes its gradient."""
+
+    fn: str
+    scope: str
+    node: Any
+    given: Sequence[torch.Tensor]
+    results: Sequence[torch.Tensor]
+    edges: Sequence[Any]
+    attrs: dict[str, Attr]
+    own: bool
+    """Whether it is the model's function itself, which takes all gradients: there is none for a tensor in a list."""
+
+    def without_gradient(self, returned: Any) -> set[int]:
+        """The positions of those operands to which such a return value of its backward gives no gradient, though they could have one."""
+        needed = zip(returned if isinstance(returned, tuple) else (returned,), self.node.needs_input_grad, strict=False)
+        results = [gradient for gradient, needs in needed if needs]
+        edges = [edge for edge in self.node.next_functions if edge[0] is not None]
+        given = {edge for edge, gradient in zip(edges, results, strict=True) if gradient is not None}
+        return {k for k, edge in enumerate(self.edges) if edge and edge not in given and (self.own or edge in edges)}
+
+
 class Alone:
     """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them,
     in forward or in backward, would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of
@@ -79,7 +104,7 @@ class Alone:
     ) -> None:
         self.foreign, self.computed, self.scope = foreign, computed, scope
         self.fn = ""  # of the one that runs
-        self.calls: list[tuple[str, str, Any, Sequence[torch.Tensor], Sequence[torch.Tensor]]] = []
+        self.calls: list[_Ran] = []
 
     def __call__(self, fn: str, func: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Callable[..., Any]:
         """What takes the place of a call of one; any other function is as it was."""
@@ -99,12 +124,18 @@ class Alone:
 
         return run
 
-    def ran(self, fn: str, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """Note a call whose backward is Python code of the model, or of a custom operator."""
+    def ran(
+        self, func: Callable[..., Any], fn: str, operands: Sequence[torch.Tensor], moved: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor], attrs: dict[str, Attr],
+    ) -> None:  # fmt: skip
+        """Note a call whose backward is Python code of the model, or of a custom operator. It ran on the operands as `moved` to meta;
+        `attrs` are those of its record."""
         with torch._C.DisableTorchFunction():
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
-        if node is not None and not getattr(node._forward_cls, "_shardscope", False):
-            self.calls.append((fn, self.scope(), node, given, results))
+            if node is not None and not getattr(node._forward_cls, "_shardscope", False):
+                edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in moved]
+                given = *operands, *moved, *results
+                self.calls.append(_Ran(fn, self.scope(), node, given, results, edges, attrs, hasattr(func, OWN)))
 
     def check_module(self, scope: str) -> None:
         """Refuse a module that is called inside of one."""
@@ -112,29 +143,34 @@ class Alone:
             raise refuse(scope, f"is run inside the autograd function {self.fn}, whose ops cannot be seen", HELP)
 
     def check_backward(self) -> None:
-        """Run the backward of each call, last first, as a step does after its forward."""
-        for fn, scope, node, given, results in reversed(self.calls):
-            self.fn = fn
-            self._backward(node, scope, (*given, *results), [torch.zeros_like(t) for t in results])
+        """Run the backward of each call, last first, as a step does after its forward, and note which operands get no gradient."""
+        for call in reversed(self.calls):
+            self.fn = call.fn
+            answers = self._backward(call, [torch.zeros_like(t) for t in call.results])
+            if stopped := set.intersection(*map(call.without_gradient, answers)):
+                call.attrs[NO_GRADIENT] = tuple(sorted(stopped))
         self.fn = ""
 
-    def _backward(self, node: Any, scope: str, given: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> None:
-        """Run one. Where it asks for values, which a gradient on meta has not, both answers are tried; one may be there to raise."""
+    def _backward(self, call: _Ran, grads: Sequence[torch.Tensor]) -> list[Any]:
+        """What one returns. Where it asks for values, which a gradient on meta has not, both answers are tried; one may be there to
+        raise."""
+        found: list[Any] = []
         failed: Exception | None = None
         for answer in (False, True):
             where = f"in the backward of the autograd function {self.fn}"
-            asked = _Arguments(self, where, scope, (*given, *grads), answer)
+            asked = _Arguments(self, where, call.scope, (*call.given, *grads), answer)
             try:
                 with torch.no_grad(), tables_on_meta(), asked:
-                    node.apply(*grads)
+                    found.append(call.node.apply(*grads))
             except PlannerError:
                 raise
             except Exception as error:
                 if failed or not asked.questions:
-                    raise _cannot_run(scope, self.fn, error) from error
+                    raise _cannot_run(call.scope, self.fn, error) from error
                 failed = error
             if not asked.questions:
-                return
+                break
+        return found
 
 
 def _cannot_run(scope: str, fn: str, error: Exception) -> CaptureError:

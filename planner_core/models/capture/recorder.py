@@ -265,8 +265,8 @@ class Recorder(TorchFunctionMode):
         results = self._results(fn, moved, out)
         if not results:
             return out
-        self.alone.ran(fn, (*operands, *sites.tensors((moved, moved_kw))), results)
         attrs = describe(fn, func, as_given, moved_kw, results)
+        self.alone.ran(func, fn, operands, sites.tensors((moved, moved_kw)), results, attrs)
         if written:
             attrs.update(self._version(args[0], results[0], inputs[0]))
         outputs = tuple(self.produce(t) for t in results)

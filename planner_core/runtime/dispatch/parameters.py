@@ -116,7 +116,7 @@ class Parameters:
         param = weight.parameter
         self._stored[id(param)], self._working[id(param)] = (param, stored), weight.dtype
         if param.requires_grad and not stored.trained:
-            param.register_hook(lambda gradient: refuse_gradient(weight.names[0]))
+            param.register_hook(lambda gradient: None if gradient is None else refuse_gradient(weight.names[0]))
         if stored.placements != stored.working or (stored.sync and param.requires_grad):
             self._copies[id(param)] = WorkingCopy(weight, stored, self.mesh, lambda: self.sync_gradients)
 

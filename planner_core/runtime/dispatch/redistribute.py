@@ -55,11 +55,14 @@ class _Moved(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype, weight: bool
     ) -> torch.Tensor:
         ctx.edge, ctx.mesh, ctx.dtype, ctx.weight, ctx.shape = edge, mesh, x.dtype, weight, x.shape
+        ctx.set_materialize_grads(bool(edge.backward))  # None of a model's own backward stays None if none was planned
         moved = move(x.to(dtype), edge.forward, mesh, edge.segments)
         return x.view_as(x) if moved is x else moved
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None, None, None]:
+        if gradient is None:
+            return None, None, None, None, None
         moved = move(gradient.to(ctx.dtype), ctx.edge.backward, ctx.mesh, ctx.edge.segments)
         if _unplanned(ctx.edge, ctx.mesh) or moved.shape != ctx.shape:
             raise PlanMismatch(

@@ -42,5 +42,5 @@ def reached(tape: Tape, result: int | None) -> set[int]:
     found = set() if result is None else {result}
     for call in reversed(tape.calls):
         if call.kind in ("op", "dropout") and any(n in found for n in call.outputs):
-            found.update(n for n in call.inputs if tape.tensors[n].grad)
+            found.update(n for n in call.gives_gradient() if tape.tensors[n].grad)
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Value
+from planner_core.core import NO_GRADIENT, Value
 
 PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "parameter",
@@ -92,6 +92,11 @@ class TapeCall:
     """What a rule needs to know beside its operands: of an op, and of a constant that may mix samples."""
     shape: Any = None
     """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
+
+    def gives_gradient(self) -> list[int]:
+        """The operands to which its backward gives a gradient, if they can have one."""
+        stopped: Any = (self.attrs or {}).get(NO_GRADIENT, ())
+        return [n for k, n in enumerate(self.inputs) if k not in stopped]
 
 
 @dataclass(slots=True)

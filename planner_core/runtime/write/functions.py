@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed.tensor import Shard
@@ -118,11 +118,11 @@ class FunctionWriter:
         if key not in self.weights:
             gather, reduce = self.shared[number, self.calls[now].site]
             users = [self.calls[now]] if key[1] == now else self.users[number]
-            live = any(n in self.layout.reached for call in users for n in call.outputs)
+            live = [call for call in users if any(n in self.layout.reached for n in call.outputs)]
             first = now if key[1] == now else min(self.uses[number])
-            again = (live and any(number in call.saved for call in users)) or first <= self.last_again
+            again = (bool(live) and any(number in call.saved for call in users)) or first <= self.last_again
             lasting = not self.recomputed and any(self._keeps(call, number) for call in users)
-            trained = live and self.tape.tensors[number].grad
+            trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live)
             argument = self._argument(self.layout.parameters[number])
             self.weights[key] = WeightUse(argument, number, gather, reduce, again and not lasting, lasting, trained)
 
@@ -236,12 +236,18 @@ class FunctionWriter:
             use = self.weights[self._key(now, number)]
             ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
             forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
-            return self.moves.apply(f"w.{use.argument}", forward, back if tensor.grad else (), edge.segments)
+            return self._moved(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
         if tensor.kind == BUFFER:
             return _divided(f"w.{self.buffers[number, edge.dst].argument}", self.layout, self.moves, edge.dst)
         if tensor.kind != COMPUTED:
             return self.cut_names[self.cuts.index((number, edge.dst))]
-        return self.moves.apply(self._value(number), edge.forward, edge.backward if tensor.grad else (), edge.segments)
+        return self._moved(now, number, self._value(number), edge)
+
+    def _moved(self, now: int, number: int, text: str, edge: Edge) -> str:
+        """An operand after its move. Where the model's own backward sends no gradient and none was planned, autograd would send zeros."""
+        stopped = number not in self.layout.reached and number not in self.calls[now].gives_gradient()
+        back = edge.backward if self.tape.tensors[number].grad and not stopped else ()
+        return self.moves.apply(f"{text}.detach()" if stopped else text, edge.forward, back, edge.segments)
 
     def _value(self, number: int) -> str:
         return self.waiting.pop(number) if number in self.waiting else self.texts[number]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op
+from planner_core.core import NO_GRADIENT, PER_CALL, Attr, Block, Call, Graph, Op
 
 Ports = frozenset[int]
 """Positions among a block's outputs."""
@@ -97,7 +98,8 @@ class _Reach:
                 part = self._called(item.block, hands_on)
                 live.update(v for k, v in enumerate(item.inputs) if k in part.inputs and block.values[v].grad)
             elif hands_on:
-                live.update(v for v in item.inputs if block.values[v].grad)
+                stopped: Any = item.attrs.get(NO_GRADIENT, ())
+                live.update(v for k, v in enumerate(item.inputs) if block.values[v].grad and k not in stopped)
             else:
                 dead.add(position)
         values = tuple(replace(v, grad=v.grad and i in live) for i, v in enumerate(block.values))
