@@ -4,6 +4,8 @@
     Checkpoint.apply(f, x)      runs f, if a trial says that the model's own autograd function does what torch's checkpoint does
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
+    nn.SyncBatchNorm            is nn.BatchNorm: statistics are those of all samples, and its own collectives are not called
+    torch.autograd.Variable(x)  is x.detach(), as a call that a mode sees
     torch.distributions         do not check the values of their arguments, unless validate_args=True is given
 
 `attention_by_samples`: nn.MultiheadAttention keeps tokens as [length, batch] at its last product. As one dim, in which the samples
@@ -76,11 +78,17 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
         plain = getattr(function, "_torchdynamo_inline", None)
         return called(function, *args, **kwargs) if plain is None else plain(*args, **kwargs)
 
-    called = torch._C.ScriptFunction.__call__
+    def detached(cls: type, *args: Any, **kwargs: Any) -> Any:
+        plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not any(kwargs.values())
+        return args[0].detach() if plain else new(cls, *args, **kwargs)
+
+    called, new = torch._C.ScriptFunction.__call__, torch.autograd.Variable.__new__
     return [
         (recompute, "_checkpoint_without_reentrant_generator", generator),
         (recompute, "CheckpointFunction", Reentrant),
         (torch._C.ScriptFunction, "__call__", scripted),
+        (nn.SyncBatchNorm, "forward", nn.modules.batchnorm._BatchNorm.forward),
+        (torch.autograd.Variable, "__new__", staticmethod(detached)),
     ]
 
 
