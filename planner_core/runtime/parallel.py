@@ -85,6 +85,7 @@ class Parallel:
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
         )
         self.agreement.start(plan, seed)
+        self.planned.plain = self.plain = self.agreement.reading(model, self.plain)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         self.watch = ModelWatch(model, self.planned.outside)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable
@@ -69,6 +71,42 @@ def _scratched(rank: int) -> Net:
     net = _net()
     net.register_buffer("scratch", torch.full((4,), float(rank)), persistent=False)
     return net
+
+
+class Untouched(Net):
+    """As fairseq's adaptive layers: a buffer of memory that was never written says the type of new tensors."""
+
+    def __init__(self, reads: str = "", own: bool = False) -> None:
+        super().__init__()
+        self.kept = iter([1]) if own else None  # so that its own code runs
+        self.reads = reads
+        self.register_buffer("form", torch.full((1,), float(dist.get_rank() if dist.is_initialized() else 0)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shift = self.form.new_zeros(x.shape).to(self.form.device).type_as(self.form)
+        if self.reads == "value":
+            shift = shift + self.form
+        if self.reads == "write":
+            self.form.fill_(1)
+        return super().forward(x + shift, y)
+
+
+def _unread(file: str) -> dict[str, str]:
+    found = {}
+    for reads, own in itertools.product(("", "value", "write"), (False, True)):
+        torch.manual_seed(0)
+        model = shardscope.apply(Untouched(reads, own), shardscope.load_plan(file))
+        found[f"{reads}, own code" if own else reads] = _said(functools.partial(_called, model))
+    return found
+
+
+def test_a_buffer_that_is_not_read_may_differ(tmp_path: Path) -> None:
+    _, files = saved_plans(Untouched(), (SAMPLES, TRUTH), tmp_path)
+    for found in run_ranks(_unread, 2, (next(f for f in files if f.endswith("data parallel")),)):
+        assert found.pop("") == found.pop(", own code") == ""
+        for said in found.values():
+            assert said.startswith("form is not the same on rank 0 and rank 1")
+            assert "load one state_dict on all ranks" in said
 
 
 def _loaded(net: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:

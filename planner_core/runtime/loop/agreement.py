@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import join_name
 from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
+from planner_core.runtime.loop.unlike_buffers import without
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.weights import Weight
 
@@ -64,6 +65,7 @@ class Agreement:
         self.values: dict[str, int] = {}
         self.apart: Apart = {}
         """Weights and buffers that were not the same on all ranks, until they are loaded."""
+        self.buffers: set[str] = set()
 
     def noting(self, init: Init | None) -> Init | None:
         """As `init`, whose values are compared as those of a model that has them."""
@@ -80,8 +82,10 @@ class Agreement:
         """Remember the weights, and those buffers that a checkpoint keeps."""
         self.note(model.named_parameters())
         for path, module in model.named_modules():
-            kept = ((n, b) for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set)
-            self.note((join_name(path, n), b) for n, b in kept if b is not None)
+            saved = [n for n in module._buffers if n not in module._non_persistent_buffers_set]
+            kept = {join_name(path, n): b for n in saved if (b := module._buffers[n]) is not None}
+            self.note(kept.items())
+            self.buffers.update(kept)
 
     def note(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Remember first values by name. Up to 1 024 elements of each are compared: what was drawn or loaded apart differs in those."""
@@ -109,12 +113,8 @@ class Agreement:
         mode = (torch.is_grad_enabled(), training, whole)
         if self.alone or mode in self.calls:
             return
-        for name, ranks in self.apart.items():
-            raise PlanMismatch(
-                _not_the_same(name, *ranks)
-                + ", but each rank holds a part of one model; call torch.manual_seed before the model is built, or load the same weights "
-                "into it"
-            )
+        for name in (n for n in self.apart if n not in self.buffers):
+            self._refuse(name)
         trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
         found = {spelled(path, self.names): _of_leaf(x) for path, x in leaves}
         patience_s = _PATIENCE_S if trains else _BRIEFLY_S
@@ -126,6 +126,18 @@ class Agreement:
             told = self._tables({n: (found[n], leaf) for n, (_, leaf) in zip(found, leaves, strict=True)}, is_table)
             if told:
                 warnings.warn(told, stacklevel=4)
+
+    def reading(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """As `forward`, the plain one of the model, but it refuses to use a buffer that is not the same on all ranks."""
+        apart = self.apart.keys() & self.buffers
+        return without(model, forward, lambda: self.apart.keys() & apart, self._refuse) if apart else forward
+
+    def _refuse(self, name: str) -> None:
+        raise PlanMismatch(
+            _not_the_same(name, *self.apart[name])
+            + ", but each rank holds a part of one model; call torch.manual_seed before the model is built; where that does not help "
+            "(torch.linalg.lstsq and other solvers may round otherwise in each process), load one state_dict on all ranks"
+        )
 
     def _tables(self, given: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
         """Says that ranks with samples of their own were given other numbers or tables beside them, or a table for samples."""
