@@ -242,6 +242,12 @@ class Parallel:
         plain, stored = (Replicate(),) * len(self.axes), self.planned.stored
         return next((stored[n] for n in weight.names if n in stored), Stored(plain, plain, plain, {}))
 
+    def idle(self) -> set[str]:
+        """The names of weights to which the planned step sends no gradient, or to which no generated code does."""
+        weights = self.engine.weights.values()
+        unused = {id(w) for w in weights if w.home is None and self.dispatched is None}
+        return {w.names[0] for w in weights if id(w) in unused or not self.stored_as(w).trained}
+
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
         """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -43,9 +44,11 @@ def _own() -> tuple[torch.Tensor, torch.Tensor]:
     return SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank]
 
 
-def _steps(file: str, change: Callable[[nn.Module, int], torch.Tensor | None], steps: int) -> list[Any]:
+def _steps(
+    file: str, change: Callable[[nn.Module, int], torch.Tensor | None], steps: int, made: Callable[[], Net] = _net
+) -> list[Any]:
     """What is refused and warned of in so many steps. `change` is called before each, and may add to the loss."""
-    model = shardscope.apply(_net(), shardscope.load_plan(file))
+    model = shardscope.apply(made(), shardscope.load_plan(file))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -67,6 +70,40 @@ def _a_part(model: nn.Module, step: int) -> torch.Tensor:
 
 def _a_weight(model: nn.Module, step: int) -> torch.Tensor:
     return model.up.weight.square().sum()  # type: ignore[union-attr, operator, no-any-return]
+
+
+class Spare(Net):
+    """Weights that forward does not use, and one that it reads by a way that no attribute leads to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(16, 16)
+        self.last = functools.partial(nn.functional.linear, weight=self.down.weight)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.last(self.up(x).relu()) + self.down.bias, y)
+
+
+def _spare() -> Spare:
+    torch.manual_seed(0)
+    return Spare()
+
+
+def _idle(file: str) -> list[str]:
+    return [_steps(file, change, 1, _spare)[0] for change in (_a_spare_part, lambda model, step: None)]
+
+
+def _a_spare_part(model: nn.Module, step: int) -> torch.Tensor:
+    model.last = functools.partial(nn.functional.linear, weight=model.down.weight.detach())  # type: ignore[union-attr]
+    return model.spare(_own()[0]).square().mean()  # type: ignore[operator, no-any-return]
+
+
+def test_a_gradient_of_a_weight_that_the_plan_does_not_train_is_told_as_such(tmp_path: Path) -> None:
+    _, files = saved_plans(_spare(), (SAMPLES, TRUTH), tmp_path)
+    for told in run_ranks(_idle, 2, (next(f for f in files if f.endswith("data parallel")),)):
+        for name, said in zip(("spare.weight", "down.weight"), told, strict=True):
+            assert said.startswith(f"the gradient of {name} differs between rank 0 and rank 1")
+            assert "the planned step sends it no gradient" in said and "call the model" not in said
 
 
 def _loads(on: int) -> Callable[[nn.Module, int], None]:
