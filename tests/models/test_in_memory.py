@@ -106,3 +106,28 @@ def test_a_way_that_a_copy_does_not_have_is_refused(
     with pytest.raises(CaptureError, match=re.escape(says)) as error:
         _captured(module)
     assert "give path.py:function" in str(error.value)
+
+
+class Looks(nn.Module):
+    """Has a number in a table by its identity, which a copy does not have."""
+
+    table: ClassVar[dict[int, float]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        Looks.table[id(self)] = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x) * self.table[id(self)]
+
+
+def test_an_error_of_a_copy_says_that_it_is_one() -> None:
+    with pytest.raises(CaptureError, match=r"test_in_memory.py:\d+ \(.*\): KeyError") as error:
+        _captured(Looks())
+    assert "planning runs a copy of the module" in str(error.value) and "path.py:function" in str(error.value)
+    with pytest.raises(CaptureError, match="KeyError") as error:  # as a file builds it
+        module = Looks()
+        Looks.table.clear()
+        capture_module(module, {"x": X})
+    assert "a copy" not in str(error.value)

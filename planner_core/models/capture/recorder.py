@@ -372,7 +372,8 @@ class Recorder(TorchFunctionMode):
         except PlannerError:
             raise
         except Exception as error:
-            raise CaptureError(explain(error, type(self.model).__name__, self.unknown)) from error
+            told = explain(error, type(self.model).__name__, self.unknown, copied=bool(self.originals))
+            raise CaptureError(told) from error
         finally:
             self.drew_from = held.put_back()
             self.undo.put_back()

@@ -304,6 +304,8 @@ _FORMS = {
 _FORMS["masked_select"] = _FORMS["nonzero"]
 
 
+_BUILT = "let a function of a file build the model and its inputs, and give path.py:function"
+"""A way out for a module in memory."""
 _KNOWN = {
     "yet support saved tensor hooks": f"{{model}} {_TRANSFORM}{{where}}; {_TRANSFORM_HELP}",
     "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
@@ -316,10 +318,11 @@ _KNOWN = {
 """What torch or transformers say, and what is said in its place."""
 
 
-def explain(error: BaseException, model: str, unknown: int = 0) -> str:
+def explain(error: BaseException, model: str, unknown: int = 0, *, copied: bool = False) -> str:
     """One sentence: what went wrong, and at which line of the model's code.
 
-    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed.
+    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of
+    the user's module was run.
     """
     stack = traceback.extract_tb(error.__traceback__)
     where = shown(stack)
@@ -348,6 +351,9 @@ def explain(error: BaseException, model: str, unknown: int = 0) -> str:
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
         return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
     told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
+    if copied:
+        told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
+        return f"{told}: if that is why, or if it needs other inputs, {_BUILT}"
     return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
 
 
