@@ -8,6 +8,7 @@ needed. All programs share weights and units.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ from planner_core.runtime.write.planned import PlannedForward
 Finish = Callable[[Any], Any]
 CHANGES = 8
 """After so many recordings for other numbers among the arguments a warning says so."""
+STATE = 4
+"""Where a program's key has the state of attributes."""
 WAYS = 8
 """At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
@@ -156,7 +159,9 @@ class Parallel:
         way = next((w for w in range(WAYS) if (key, w) not in self.programs), self.recorded % WAYS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         with torch.inference_mode(False):
-            self.programs[key, way] = self._prepare(args, kwargs, whole)
+            ready = self._kept(args, kwargs, key) or self._prepare(args, kwargs, whole)
+            ready.left = self.watch.attributes.known(ready.left, self.device)
+        self.programs[key, way] = ready
         self.recorded += 1
         self._tell_of_change(args, kwargs, key)
         try:
@@ -184,7 +189,22 @@ class Parallel:
 
     def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
         held = ready.gathered or [False] * len(leaves)
-        return ready([self._gathered(x) if own else x for x, own in zip(leaves, held, strict=True)])
+        out = ready([self._gathered(x) if own else x for x, own in zip(leaves, held, strict=True)])
+        self.watch.attributes.keep(ready.left)
+        return out
+
+    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Ready | None:
+        """A program that was written for such a call when caches were others, if it is right now, too."""
+        found = [
+            r for (k, _), r in self.programs.items() if k[:STATE] + k[STATE + 1 :] == key[:STATE] + key[STATE + 1 :]
+        ]
+        for ready in {id(r.bound): r for r in found}.values() if self.watch.attributes.caches else ():
+            left = self.planned.still(ready.made, args, kwargs, gathered=self._gathered)
+            if left is not None:
+                ready = copy.copy(ready)
+                ready.left = left
+                return ready
+        return None
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
         if any(isinstance(x, DTensor) for x in leaves):
@@ -209,6 +229,7 @@ class Parallel:
                 f"{name} ran as generated code in the micro-batches before, and cannot in this one: {reason}; let it go the same way in "
                 "all micro-batches of a step"
             )
+        self.watch.attributes.move_caches(self.device)
         held = [(w, self.stored_as(w)) for w in self.engine.weights.values()]
         self.dispatched = Dispatched(self.model, self.plain, self.plan, self.mesh, held, reason)
         warnings.warn(
@@ -312,7 +333,7 @@ class Parallel:
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
-        return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted
+        return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted  # at STATE the state
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""

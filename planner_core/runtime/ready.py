@@ -14,7 +14,7 @@ from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.outputs import Deliver, collective, delivery, single, unplanned
 from planner_core.runtime.record import Ref
-from planner_core.runtime.record.tape import COMPUTED
+from planner_core.runtime.record.tape import COMPUTED, Cache
 from planner_core.runtime.write.planned import Prepared, own_part
 from planner_core.runtime.write.planned_tape import PlannedTape
 
@@ -25,7 +25,8 @@ class Ready:
 
     def __init__(self, made: Prepared, engine: Engine, mesh: DeviceMesh, data_axes: Sequence[int]) -> None:
         self.program, self.layout, self.whole, self.gathered = made.program, made.layout, made.whole, made.gathered
-        self.engine, self.mesh = engine, mesh
+        self.made, self.engine, self.mesh = made, engine, mesh
+        self.left: Sequence[Cache] = made.layout.tape.left
         self.gathers = data_axes if made.gathered else None
         self.bound = Bound(self.program, engine)
         self._arguments()

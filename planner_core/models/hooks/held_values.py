@@ -6,7 +6,7 @@ These are numbers, words, flags and functions, those of a config, lists and dict
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -104,12 +104,12 @@ class Noted:
         tables = [m.__dict__[kind] for _, m in modules for kind in ("_forward_hooks", "_forward_pre_hooks")]
         return cls(list(found.values()), marks, [(table, dict(table)) for table in tables])
 
-    def changed(self, now: Noted) -> str:
-        """The name of a value that another one took the place of; empty if there is none.
+    def changed(self, now: Noted, besides: Collection[str] = ()) -> str:
+        """The name of a value that another one took the place of, `besides` those; empty if there is none.
 
         Computed tensors where none was do not count, nor do caches, which are empty at first.
         """
-        names = {**self.marks, **now.marks}
+        names = [n for n in {**self.marks, **now.marks} if n not in besides]
         return next((n for n in names if _sets(self.marks.get(n, MISSING), now.marks.get(n, MISSING))), "")
 
     def computed(self, now: Noted) -> list[Place]:

@@ -107,7 +107,8 @@ class Bound:
 
     def __init__(self, program: Any, engine: Engine) -> None:
         self.program, self.engine = program, engine
-        self.names = {**engine.names(), **program.foreign}
+        own = {n: x.to(engine.device) if isinstance(x, torch.Tensor) else x for n, x in program.foreign.items()}
+        self.names = {**engine.names(), **own}
         self.filename = f"<shardscope program {next(_COUNT)}>"
         source = program.source
         linecache.cache[self.filename] = (

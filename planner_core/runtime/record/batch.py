@@ -16,7 +16,7 @@ from planner_core.models.hooks import is_inplace
 from planner_core.models.sources import spelled
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
+from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, PARAMETER, Ref, Tape, TapeCall
 
 
 def hold_samples(
@@ -114,6 +114,64 @@ def same_operators(a: Tape, b: Tape) -> bool:
     """Whether two recordings call the same operators of the plan, perhaps with other constants (a mask, or none)."""
     sites = [[c.site for c in tape.calls if c.kind == "op"] for tape in (a, b)]
     return sites[0] == sites[1]
+
+
+def same_step(a: Tape, b: Tape) -> bool:
+    """Whether two recordings of the same arguments do the same: the same operators on the same values, however constants are made. It may
+    also be that this is not seen."""
+    steps = [[c for c in tape.calls if c.kind != "constant"] for tape in (a, b)]
+    writes = any(c.kind == "constant" and is_inplace(c.fn) and _outlives(t, c) for t in (a, b) for c in t.calls)
+    if writes or len(steps[0]) != len(steps[1]) or plain_results(a) != plain_results(b):
+        return False
+    values = _SameValues(a, b)
+    return all(map(values.call, *steps)) and values.tree(a.result, b.result)
+
+
+def _outlives(tape: Tape, call: TapeCall) -> bool:
+    """Whether a write in place is into what is there in the next step, or of what inputs say."""
+    root = tape.tensors[tape.tensors[call.inputs[0]].root] if call.inputs else None
+    return root is None or root.kind in (BUFFER, INPUT, LITERAL) or bool(tape.fed & {*call.outputs})
+
+
+class _SameValues:
+    """Which tensors of two recordings have the same values."""
+
+    def __init__(self, a: Tape, b: Tape) -> None:
+        self.a, self.b = a, b
+        self.pairs: dict[int, int] = {}
+        self.makers = [{n: (c, i) for c in t.calls for i, n in enumerate(c.outputs)} for t in (a, b)]
+
+    def call(self, mine: TapeCall, other: TapeCall) -> bool:
+        same = _same(mine, other) and repr(mine.answer) == repr(other.answer) and mine.stops == other.stops
+        if not (same and mine.strides == other.strides and len(mine.outputs) == len(other.outputs)):
+            return False
+        self.pairs.update(zip(mine.outputs, other.outputs, strict=True))
+        return self.tree((mine.args, mine.kwargs), (other.args, other.kwargs))
+
+    def tree(self, mine: Any, other: Any) -> bool:
+        (leaves, spec), (others, form) = pytree.tree_flatten(mine), pytree.tree_flatten(other)
+        return spec == form and all(map(self._leaf, leaves, others))
+
+    def _leaf(self, mine: Any, other: Any) -> bool:
+        if isinstance(mine, Ref) and isinstance(other, Ref):
+            return self._tensor(mine.number, other.number)
+        return type(mine) is type(other) and repr(mine) == repr(other)
+
+    def _tensor(self, n: int, m: int) -> bool:
+        if n in self.pairs:
+            return self.pairs[n] == m
+        mine, other = self.a.tensors[n], self.b.tensors[m]
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            return False
+        values = self.a.made.get(n, mine.value), self.b.made.get(m, other.value)
+        if values[0] is not None and values[1] is not None:
+            return values[0] is values[1] or (not values[0].is_meta and torch.equal(values[0].cpu(), values[1].cpu()))
+        if (mine.kind, mine.name) != (other.kind, other.name) or mine.kind == LITERAL:
+            return False
+        (made, i), (by, j) = self.makers[0].get(n, (None, 0)), self.makers[1].get(m, (None, 0))
+        if made is None or by is None:
+            return mine.kind in (PARAMETER, INPUT, BUFFER)
+        return i == j and self.call(made, by)
 
 
 def plain_results(tape: Tape) -> list[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from planner_core.models.hooks import Absent
+from planner_core.models.hooks import MISSING, Absent, Noted, Place, set_or_delete
 from planner_core.runtime.plan_reader import PlanMismatch
 
 
@@ -41,3 +42,21 @@ class NotComputed(Absent):
 
     __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __call__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
+
+
+def refuse_kept(places: Iterable[Place], before: Noted) -> None:
+    """Let attributes of what there was before, in which a recording has left computed tensors, refuse to be used."""
+    known = {id(h.held) for h in before.holders}
+    for at, key in places:
+        while at.parent and (id(at.held) not in known or isinstance(at.held, list)):
+            at, key = at.parent
+        if isinstance(at.held, dict) and not isinstance(at.held.get(key), NotComputed):
+            at.held[key] = NotComputed(at.path(key), at.held.get(key, MISSING))
+
+
+def allow_kept(noted: Noted) -> None:
+    """Undo `refuse_kept`, so that forward can be recorded again."""
+    for held in [h.held for h in noted.holders]:
+        for key, value in list(held.items()) if isinstance(held, dict) else ():
+            if isinstance(value, NotComputed):
+                set_or_delete(held, key, value.instead)

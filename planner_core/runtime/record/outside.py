@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from planner_core.models.hooks import COMPUTED, DEPTH, MISSING, Content, inside, is_plain, mark_of
+from planner_core.runtime.record.tape import Named
 
 LIBRARIES = ("torch", "transformers", "builtins", "numpy")
 """Packages whose code nobody sets between two steps."""
@@ -39,6 +40,10 @@ class Outside:
         the pass has computed it: that is a state, which a later step may read."""
         marks = self.marks().items()
         return next((n for n, m in marks if _set(before[n], m) or (_computed(m) and not _computed(before[n]))), "")
+
+    def values(self) -> list[Named]:
+        """Each value, with its name."""
+        return [(name, (owner, key, held.get(key, MISSING))) for name, held, key, owner in self._places.values()]
 
     def keep(self) -> Callable[[], None]:
         """A function that lets all values be as they are now."""

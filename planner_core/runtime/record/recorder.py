@@ -45,6 +45,7 @@ from planner_core.runtime.record.tape import (
     INPUT,
     LITERAL,
     PARAMETER,
+    Cache,
     Ref,
     Tape,
     TapeCall,
@@ -82,12 +83,13 @@ def record(
                 f"it holds an iterator, {f'{name}.{key}'.strip('.')}, of which a recording would take items"
             )
     before = host_state()
-    with _swapped(model, twins), torch.random.fork_rng(), no_own_collectives():
+    with _swapped(model, twins) as rebound, torch.random.fork_rng(), no_own_collectives():
         tape = TapeRecorder(model, other_way, fewer)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
         recorded = tape.record(forward, args, dict(kwargs), finish)
+    recorded.rebound = rebound
     if tape.drew_from:
         raise CannotRewrite(f"it draws random numbers from {tape.drew_from}, which generated code would not do")
     if host_state() != before:
@@ -97,8 +99,10 @@ def record(
 
 
 @contextlib.contextmanager
-def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[None]:
-    """The model with every parameter replaced by its twin, and every buffer by a copy on the CPU that may be written."""
+def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[list[Cache]]:
+    """The model with every parameter replaced by its twin, and every buffer by a copy on the CPU that may be written. Afterwards the list
+    has the buffers whose names are those of other tensors by then."""
+    rebound: list[Cache] = []
     own = [(m._parameters, name, p) for m in model.modules() for name, p in m._parameters.items() if p is not None]
     held = [(m._buffers, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     copies = {id(b): b if b.is_meta else b.detach().cpu().clone() for _, _, b in held}
@@ -108,12 +112,14 @@ def _swapped(model: nn.Module, twins: Mapping[int, nn.Parameter]) -> Iterator[No
         Replacement(model, twins)
         for buffers, name, buffer in held:
             buffers[name] = copies[id(buffer)]
-        yield
+        yield rebound
     finally:
         for table, name, param in own:
             table[name] = param
         Replacement(model, {id(twins[id(param)]): param for _, _, param in own})
         for buffers, name, buffer in held:
+            if (now := buffers.get(name)) is not copies[id(buffer)]:
+                rebound.append((buffers, name, now))
             buffers[name] = buffer
 
 
@@ -158,6 +164,11 @@ class TapeRecorder(Recorder):
         self.tape.values = self.recording.values
         self.tape.picks = next(iter(self.picks.where), "")
         self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
+        others = {
+            t.root for n, t in enumerate(self.tape.tensors) if n in self.tape.fed or t.kind in (PARAMETER, BUFFER)
+        }
+        known = [(t, self.ids[id(t)]) for t in self.keep if id(t) in self.ids]
+        self.tape.moving = [t for t, number in known if self.recording.memory(number) in others]
         return self.tape
 
     def _forward(self, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -33,6 +33,11 @@ class Ref:
     number: int
 
 
+Cache = tuple[Any, Any, Any]
+"""A value that forward keeps: the dict, list or class that holds it, its key there, and itself."""
+Named = tuple[str, Cache]
+
+
 class _Device:
     """The place of a device in a template: the device on which this rank runs."""
 
@@ -115,6 +120,12 @@ class Tape:
     """The values of constants that no input and no chance says, such as positions."""
     fed: set[int] = field(default_factory=set)
     """The constants that inputs or chance say."""
+    moving: list[torch.Tensor] = field(default_factory=list)
+    """Those tensors, weights and buffers, and views of them. Empty once it is known which caches forward has left."""
+    rebound: list[Cache] = field(default_factory=list)
+    """The buffers whose names forward has given to other tensors."""
+    left: Sequence[Cache] = ()
+    """The caches that forward has left, which the next call finds."""
 
     def results(self) -> list[int]:
         """Numbers of the tensors that the model returns, each once."""

@@ -30,7 +30,7 @@ from planner_core.runtime.plan_reader import (
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
 from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
-from planner_core.runtime.record.attributes import allow_kept, refuse_kept
+from planner_core.runtime.record.attributes import caches_of, caches_outside, put, rebound_buffers, settled
 from planner_core.runtime.record.batch import (
     alike,
     batch_dims,
@@ -41,11 +41,14 @@ from planner_core.runtime.record.batch import (
     plain_results,
     repeated,
     same_operators,
+    same_step,
     with_numbers_of,
     writes_input,
 )
 from planner_core.runtime.record.by_rules import check_by_rules
+from planner_core.runtime.record.not_computed import allow_kept, refuse_kept
 from planner_core.runtime.record.outside import Outside
+from planner_core.runtime.record.tape import Cache, Named
 from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, places
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -115,7 +118,28 @@ class PlannedForward:
                 layout.tape, self._record(*repeated((args, kwargs), held, layout.num_parts)), layout.takes_all
             )
             program = None
+        layout.tape.left = self._left(layout.tape, args, kwargs, held, layout.num_parts)
         return Prepared(program or self._written(layout), layout, whole or gathers, held if gathers else ())
+
+    def still(
+        self, made: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any], *, gathered: Gathered
+    ) -> Sequence[Cache] | None:
+        """The caches that such a call leaves now, if its program is `made` although caches are others than when that was written. None if
+        it is another, or nothing says so."""
+        layout = made.layout
+        if any(made.gathered):
+            args, kwargs = changed((args, kwargs), made.gathered, gathered)
+        held, parted = self.held(args, kwargs, whole=made.whole), made.whole and layout.num_parts > 1
+        if parted:
+            args, kwargs = self._own_samples(layout, args, kwargs)
+        tape = self._record(args, kwargs)
+        if not same_step(layout.tape, tape):
+            return None
+        return self._left(tape, args, kwargs, held, layout.num_parts)
+
+    def _left(self, tape: Tape, args: Any, kwargs: Any, held: Sequence[bool], parts: int) -> Sequence[Cache]:
+        """The caches that a call of all samples leaves, by the recording of one of a rank's own."""
+        return self._record(*repeated((args, kwargs), held, parts)).left if tape.left and parts > 1 else tape.left
 
     def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
         own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
@@ -210,7 +234,7 @@ class PlannedForward:
         """
         allow_kept(self._noted())
         before, outer, put_back = self._noted(), self.outside.marks(), self.outside.keep()
-        computed: list[Place] = []
+        outside, tables = self.outside.values(), [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         buffers = {n for n, _ in self.model.named_buffers()}
         try:
             tape = self._recorded(args, kwargs)
@@ -219,19 +243,43 @@ class PlannedForward:
             if sets := self.outside.set_since(outer):
                 raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
             first = self._noted()
-            name, computed = before.changed(first), before.computed(first)
-            if name or computed:
-                again = self._recorded(args, kwargs)
-                left = [t for h, k in computed for t in kept_tensors(h.values[k])]
-                reads = any(t.value is v for t in again.tensors for v in left)
-                if first.changed(self._noted()) or reads or not alike(tape, again):
-                    sets = name or computed[0][0].path(computed[0][1])
-                    raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
+            caches = [*caches_of(before, first), *caches_outside(outside, self.outside.values())]
+            computed = self._check_kept(tape, before, first, caches, (args, kwargs))
+        except CannotRewrite:  # its own code is to find what it would have found
+            for table, was in tables:
+                table.clear()
+                table.update(was)
+            raise
         finally:
             before.put_back()
             put_back()
+        tape.moving = []
         refuse_kept(computed, before)
         return tape
+
+    def _check_kept(self, tape: Tape, before: Noted, first: Noted, caches: Sequence[Named], call: Any) -> list[Place]:
+        """Where a recording between the two has left computed tensors. Another one of the same `call` says what the next call does with
+        these and with `caches`: `tape` gets those that last. Raises CannotRewrite."""
+        rebound = rebound_buffers(tape)
+        caches = [*caches, *rebound]
+        name, computed = before.changed(first, {n for n, _ in caches}), before.computed(first)
+        if not (name or computed or caches):
+            return computed
+        own = [(held, key, held[key]) for _, (held, key, _) in rebound]
+        try:
+            for _, cache in rebound:
+                put(cache)
+            again = self._recorded(*call)
+            tape.left = settled(caches, tape, again)
+        finally:
+            for cache in own:
+                put(cache)
+        left = [t for h, k in computed for t in kept_tensors(h.values[k])]
+        reads = any(t.value is v for t in again.tensors for v in left)
+        if (name or computed) and (first.changed(self._noted()) or reads or not alike(tape, again)):
+            sets = name or computed[0][0].path(computed[0][1])
+            raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
+        return computed
 
     def _filled(self, known: Collection[str]) -> bool:
         """Whether a recording, which computes on the CPU, has filled caches that are buffers. They go where the weights are."""
