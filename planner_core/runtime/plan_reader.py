@@ -48,6 +48,23 @@ def refuse_gradient(name: str) -> None:
     )
 
 
+def unplanned(name: str) -> PlanMismatch:
+    """The error for a gradient of a weight in a unit that has no use for it."""
+    return PlanMismatch(
+        f"{name} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
+        "plan the model with the loss that is trained on"
+    )
+
+
+def check_order(name: str, segments: Segments) -> None:
+    """Raise PlanMismatch for a weight with a fused dim, if a term of the loop has a gradient that torch made of it as a whole."""
+    if any(len(sizes) > 1 for sizes in segments.values()):
+        raise PlanMismatch(
+            f"a term of the loop (a penalty) takes {name} whole, but several parts of it (q, k and v) are one tensor, whose rows the plan "
+            "keeps in another order; take .full_tensor() of the weight first"
+        )
+
+
 REPLACED = "_replaced_by_a_plan"
 """The attribute of a parameter that this rank's part has taken the place of: its name."""
 

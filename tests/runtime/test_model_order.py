@@ -201,6 +201,9 @@ PIECES: dict[str, Callable[[Any], Any]] = {
     "view": lambda model: model.fused.weight.detach().view(3, 16, 16),
     "unbind": lambda model: list(model.fused.weight.grad),
     "select": lambda model: model.fused.weight.grad[0],
+    "flip": lambda model: model.fused.weight.flip(0),
+    "cumsum": lambda model: model.fused.weight.grad.cumsum(0),
+    "roll": lambda model: model.fused.bias.roll(1),
     "different orders": lambda model: model.fused.weight.detach().clone().full_tensor(),
     "as those of fused.weight (sums or norms of its rows)": lambda model: (
         model.fused.weight.grad.pow(2).mean(-1, keepdim=True).sqrt().full_tensor()
@@ -236,3 +239,22 @@ def test_pieces_of_such_a_weight_are_refused_and_others_right(tmp_path: Path) ->
     for what, sentence in said.items():
         assert what in sentence
     assert max(distances) == 0.0
+
+
+def _terms(model: Any) -> torch.Tensor:
+    """Terms of a loop that torch makes of a weight along a dim: one that is sharded, and that of a weight of several parts that is not."""
+    weights = model.back.weight, model.fused.weight
+    return sum((w * w.flip(1)).sum() + w.cumsum(1).square().mean() for w in weights)  # type: ignore[return-value]
+
+
+def _gradients_of_terms(file: str) -> list[float]:
+    alone, model = Twins(), _of(file, Twins)
+    (alone(_batch()) + _terms(alone)).backward()
+    (model(_batch(), global_batch=True) + _terms(model)).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return [float(abs(_whole(p.grad) - q.grad).max()) for p, q in pairs]  # type: ignore[operator]
+
+
+def test_terms_of_a_loop_that_take_a_dim_whole_have_right_gradients(tmp_path: Path) -> None:
+    for found in run_ranks(_gradients_of_terms, 2, (_megatron(Twins(), (_batch(),), tmp_path),)):
+        assert max(found) < 1e-4

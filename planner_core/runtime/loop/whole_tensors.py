@@ -22,6 +22,9 @@ from planner_core.runtime.program.model_order import LOADS, orders_of, part_like
 _ATEN = torch.ops.aten
 _PIECES = (_ATEN.slice.Tensor, _ATEN.select.int, _ATEN.split.Tensor, _ATEN.split_with_sizes.default, _ATEN.unbind.int, _ATEN.view.default,
            _ATEN.index_select.default, _ATEN.index.Tensor, _ATEN.index_put_.default)  # fmt: skip
+_IN_ORDER = {_ATEN.flip.default: 1, _ATEN.roll.default: 2, _ATEN.cumsum.default: 1, _ATEN.cumprod.default: 1, _ATEN.logcumsumexp.default: 1,
+             _ATEN._cummax_helper.default: 3, _ATEN._cummin_helper.default: 3, _ATEN.tril.default: 0, _ATEN.triu.default: 0}  # fmt: skip
+"""Operators that depend on the order of a dim, with the place of that among their arguments; 0: on that of all."""
 
 
 def keep_model_order() -> None:
@@ -36,7 +39,7 @@ def keep_model_order() -> None:
             vars(module)["distribute_tensor"] = dealing
     # torch has no public way: an operator's own rule would not see whose rows these are
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    handlers.update({op: functools.partial(_piece, handlers) for op in _PIECES})
+    handlers.update({op: functools.partial(_piece, handlers) for op in (*_PIECES, *_IN_ORDER)})
 
 
 def _noted(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,13 +90,22 @@ def _dealing(distribute: Callable[..., DTensor]) -> Callable[..., DTensor]:
 
 def _piece(handlers: dict[Any, Any], op: Any, args: Any, kwargs: Any) -> Any:
     """An operator that takes a piece of a DTensor, writes one, or gives it another shape: what it makes does not show the order."""
-    if isinstance(args[0], DTensor) and orders_of(args[0]):
-        raise PlanMismatch(_out_of_order(op._schema.name.removeprefix("aten::")))
+    if isinstance(args[0], DTensor):
+        cut = _takes(op, args) & {p.dim for p in args[0].placements if isinstance(p, Shard)}
+        if cut and cut & orders_of(args[0]).keys():
+            raise PlanMismatch(_out_of_order(op._schema.name.removeprefix("aten::")))
     handler = handlers.pop(op)  # torch's own rule, once
     try:
         return op(*args, **kwargs)
     finally:
         handlers[op] = handler
+
+
+def _takes(op: Any, args: Any) -> set[int]:
+    """The dims of whose order or parts an operator makes use."""
+    at = _IN_ORDER.get(op, 0)
+    dims = args[at] if 0 < at < len(args) else ()
+    return {d % args[0].dim() for d in ([dims] if isinstance(dims, int) else dims)} or {*range(args[0].dim())}
 
 
 def _out_of_order(what: str) -> str:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.plan_reader import check_order, unplanned
 from planner_core.runtime.program.buckets import Member, Way, aligned, moved, talks, through, unpack
 from planner_core.runtime.program.collectives import AxisMove, Segments
 
@@ -108,7 +108,7 @@ class Weight:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The weight's unit replaces this function."""
-        raise _unplanned(self)
+        raise unplanned(self.names[0])
 
     @property
     def local(self) -> torch.Tensor:
@@ -131,6 +131,11 @@ class Weight:
 
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient."""
+        found, param = self.parameter.grad, self.parameter
+        if isinstance(found, DTensor) and isinstance(param, DTensor) and found.placements != param.placements:
+            # of a term of the loop: torch takes a weight whole for `cumsum`, `flip` and others
+            check_order(self.names[0], self.segments)
+            param.grad = found.redistribute(placements=param.placements).detach()
         held = self.gradient
         if held is not None:
             held.add_(gradient)
@@ -204,7 +209,7 @@ class Gathered:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit replaces this function."""
-        raise _unplanned(self.weight)
+        raise unplanned(self.weight.names[0])
 
 
 class Apart:
@@ -224,14 +229,7 @@ class Apart:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of this use. The unit replaces this function."""
-        raise _unplanned(self.weight)
-
-
-def _unplanned(weight: Weight) -> PlanMismatch:
-    return PlanMismatch(
-        f"{weight.names[0]} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
-        "plan the model with the loss that is trained on"
-    )
+        raise unplanned(self.weight.names[0])
 
 
 class _Kept(torch.autograd.Function):
