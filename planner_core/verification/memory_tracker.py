@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.models.hooks import buffer_bytes
+
 HANDED_ON = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
 """These ops return the memory that they are given, although on meta it is another storage."""
 IN_FLIGHT = "in_flight"
@@ -75,8 +77,7 @@ class TrackMemory(TorchDispatchMode):
 
     def add_buffers(self, model: torch.nn.Module) -> None:
         """Count a model's buffers, which have values here, as they do on a GPU."""
-        held = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
-        self._grow("params", sum(held.values()))
+        self._grow("params", buffer_bytes(model))
 
     @contextlib.contextmanager
     def resizing(self) -> Iterator[None]:

@@ -126,6 +126,24 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
+class Shifted(torch.autograd.Function):
+    """As sparsemax of TabNet: its argument is its scratch memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x -= x.amax(-1, keepdim=True)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def read_again(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.first(x)
+    return Shifted.apply(h) + h
+
+
 class Model(nn.Module):
     def __init__(self, run: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -248,6 +266,8 @@ def test_a_function_that_uses_more_than_its_arguments_is_refused(name: str, run:
 
 HIDDEN = [
     ("a gradient", straight(sets_gradient), "sets the gradient of a tensor in the backward of the autograd function"),
+    ("an argument read again", read_again, "of which a part, or a view, was written in place before"),
+    ("a weight", lambda m, x: m.first(x) * Shifted.apply(m.norm.weight), "writes in place into an argument inside the"),
     ("an argument", lambda m, x: Doubled.apply(m.first(x)), "writes in place into an argument inside the autograd"),
     ("values", straight(lambda m, grad: grad / len(grad.tolist())), "whose backward cannot be run without values"),
 ]
@@ -280,6 +300,11 @@ def test_a_custom_operator_that_uses_a_weight_in_backward_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="lin is run inside the autograd function gate"):
         capture_module(Model(run), {"x": torch.zeros(6, 8)})
+
+
+def test_an_argument_may_be_scratch_memory() -> None:
+    graph = capture_module(Model(lambda m, x: Shifted.apply(m.first(x)).mean()), {"x": torch.zeros(6, 8)}, flat=True)
+    assert [op.fn for op in graph.top.ops] == ["linear", "Shifted", "mean"]
 
 
 @pytest.mark.parametrize("function", [Scaled.apply, lambda *given: Scaled.apply(*given)], ids=["bound", "looked up"])

@@ -97,12 +97,14 @@ class _Ran:
 class Alone:
     """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them,
     in forward or in backward, would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of
-    it; `computed` has the ids of weights and computed tensors."""
+    it; `computed` has the ids of weights and computed tensors. `spoiled` is called with an argument that it has written in place and not
+    returned, as sparsemax does: nothing may read that again."""
 
     def __init__(
-        self, foreign: Callable[[torch.Tensor], bool], computed: Container[int], scope: Callable[[], str]
-    ) -> None:
-        self.foreign, self.computed, self.scope = foreign, computed, scope
+        self, foreign: Callable[[torch.Tensor], bool], computed: Container[int], scope: Callable[[], str],
+        spoiled: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
+        self.foreign, self.computed, self.scope, self.spoiled = foreign, computed, scope, spoiled
         self.fn = ""  # of the one that runs
         self.calls: list[_Ran] = []
 
@@ -115,12 +117,19 @@ class Alone:
             before, self.fn = self.fn, fn
             inside: list[TorchFunctionMode] = getattr(func, OWN)
             given = (*tensors((args, kwargs)), *operands)
-            inside.append(_Arguments(self, f"inside the autograd function {fn}", self.scope(), given))
+            inside.append(seen := _Arguments(self, f"inside the autograd function {fn}", self.scope(), given))
             try:
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
             finally:
                 self.fn = before
                 inside.pop()
+            with torch._C.DisableTorchFunction():
+                returned = {_memory(t) for t in tensors(out)}
+                for target in seen.written:
+                    if _memory(target) in returned:
+                        raise seen.written_argument()
+                    self.spoiled(target)
+            return out
 
         return run
 
@@ -191,6 +200,7 @@ class _Arguments(TorchFunctionMode):
         super().__init__()
         self.alone, self.where, self.scope, self.answer = alone, where, scope, answer
         self.questions = 0
+        self.written: list[torch.Tensor] = []  # arguments, by forward
         with torch._C.DisableTorchFunction():
             self.given = {id(t) for t in given}
             self.memory = {_memory(t) for t in given}
@@ -225,8 +235,14 @@ class _Arguments(TorchFunctionMode):
 
     def _check_written(self, targets: Sequence[torch.Tensor]) -> None:
         with torch._C.DisableTorchFunction():
-            if any(_memory(t) in self.kept for t in targets):
-                raise refuse(self.scope, f"writes in place into an argument {self.where}", "let it return a new tensor")
+            hit = [t for t in targets if _memory(t) in self.kept]
+        self.written += hit
+        if hit and (self.answer is not None or any(isinstance(t, torch.nn.Parameter) for t in hit)):
+            raise self.written_argument()
+
+    def written_argument(self) -> CaptureError:
+        """The error for a write into an argument that the plan would miss."""
+        return refuse(self.scope, f"writes in place into an argument {self.where}", "let it return a new tensor")
 
 
 _ANSWERS = {"__bool__": bool, "__int__": int, "__index__": int, "__float__": float, "item": float, "is_nonzero": bool}

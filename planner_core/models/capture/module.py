@@ -22,7 +22,7 @@ from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss,
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.recording import uncollected
 from planner_core.models.capture.refusals import check_buffers, check_module
-from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
+from planner_core.models.hooks.callsites import buffer_bytes, buffers_of, parts_of, weights_of
 from planner_core.models.hooks.chance import host_drawing
 from planner_core.models.hooks.forms import makes_cache
 from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors
@@ -69,7 +69,7 @@ def capture_module(
     graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
     check(graph)
     told = (*notes, *found.told, *_kept(left), *idle_parameters(graph, trained))
-    return replace(graph, assumptions=told, buffer_bytes=sum(b.nbytes for _, b in buffers_of(module)))
+    return replace(graph, assumptions=told, buffer_bytes=buffer_bytes(module))
 
 
 @dataclass(frozen=True, slots=True)

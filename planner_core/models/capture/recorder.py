@@ -92,7 +92,10 @@ class Recorder(TorchFunctionMode):
             lambda *told: refuse(self.scopes.frame.scope, *told), lambda: self.recording.older(self.ids)
         )
         self.alone = Alone(
-            lambda t: id(t) in self.ids or self.birth(t) >= 0, self.tracked, lambda: self.scopes.frame.scope
+            lambda t: id(t) in self.ids or self.birth(t) >= 0,
+            self.tracked,
+            lambda: self.scopes.frame.scope,
+            self._spoil,
         )
         self._number(model)
 
@@ -203,6 +206,10 @@ class Recorder(TorchFunctionMode):
             check_call(scope, func, fn, operands)
             if self.replayer:
                 check_length(scope, len(self.scope_stack[-1].items))
+
+    def _spoil(self, tensor: torch.Tensor) -> None:
+        self.clock += 1
+        self.writes.wrote(tensor.detach(), self.clock)
 
     def check_unseen(self, scope: str, tensor: torch.Tensor) -> None:
         """Refuse an operand that was not seen being made, if it cannot be a constant."""

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -257,12 +258,13 @@ def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked:
 
 @contextmanager
 def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
-    """Inside, refuse to enter an autocast region, also for a device that this machine does not have."""
+    """Inside, refuse to enter an autocast region, also for a device that this machine does not have. On meta, which tensors say that they
+    are on and autocast does not know, it is as on the CPU."""
     plain_init, plain_enter = torch.autocast.__init__, torch.autocast.__enter__
 
     @functools.wraps(plain_init)
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
-        plain_init(self, device_type, dtype, enabled, *rest, **named)
+        plain_init(self, _known(device_type), dtype, enabled, *rest, **named)
         self._asked = enabled
 
     @functools.wraps(plain_enter)
@@ -274,13 +276,19 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
             )  # fmt: skip
         return plain_enter(self)  # type: ignore[no-untyped-call]
 
-    torch.autocast.__init__ = init  # type: ignore[method-assign]
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-    try:
+    def asking(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *device_type: function(*map(_known, device_type))
+
+    with (
+        mock.patch.multiple(torch.autocast, __init__=init, __enter__=enter),
+        mock.patch.object(torch, "is_autocast_enabled", asking(torch.is_autocast_enabled)),
+        mock.patch.object(torch, "get_autocast_dtype", asking(torch.get_autocast_dtype)),
+    ):
         yield
-    finally:
-        torch.autocast.__init__ = plain_init  # type: ignore[method-assign]
-        torch.autocast.__enter__ = plain_enter  # type: ignore[method-assign]
+
+
+def _known(device_type: str) -> str:
+    return "cpu" if device_type == "meta" else device_type
 
 
 _OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
         Frame,
         Scopes,
+        buffer_bytes,
         canonical,
         is_inplace,
         outputs,
@@ -71,6 +72,7 @@ __all__ = [
     "Scopes",
     "TakenFinite",
     "as_others",
+    "buffer_bytes",
     "canonical",
     "drawing_from",
     "draws",
@@ -97,7 +99,7 @@ __all__ = [
 ]
 _HOME = {
     "callsites": (
-        "Frame", "Scopes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part",
+        "Frame", "Scopes", "buffer_bytes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part",
         "wrote_part",
     ),
     "chance": (

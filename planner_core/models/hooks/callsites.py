@@ -367,6 +367,13 @@ def buffers_of(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return _tensors_of(root, "_buffers")
 
 
+def buffer_bytes(root: nn.Module) -> int:
+    """Bytes of all buffers, each once; of a sparse one, those of its values and places."""
+    found = [b for _, b in buffers_of(root)]
+    coo = [part for b in found if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
+    return sum(b.nbytes for b in (*found, *coo) if b.layout == torch.strided)
+
+
 def _tensors_of(root: nn.Module, table: str) -> list[tuple[str, Any]]:
     seen: set[int] = set()
     found: list[tuple[str, Any]] = []
