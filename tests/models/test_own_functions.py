@@ -73,6 +73,14 @@ class Clipped(Reentrant):
         return Reentrant.backward(ctx, *(g.clamp(-1e9, 1e9) for g in grads))
 
 
+class Deep(Reentrant):
+    """No gradient for what has three dims."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return Reentrant.backward(ctx, *(g * (g.dim() < 3) for g in grads))
+
+
 class Coupled(torch.autograd.Function):
     """As in a RevNet: backward rebuilds what forward had."""
 
@@ -237,6 +245,7 @@ REFUSED = [
     ),
     ("mended gradient", lambda m, x: Mended.apply(m.inner, False, m.first(x)), "norm is run inside the autograd"),
     ("clipped gradient", lambda m, x: Clipped.apply(m.inner, False, m.first(x)), "norm is run inside the autograd"),
+    ("some dims", lambda m, x: Deep.apply(m.inner, False, m.first(x)[None]), "norm is run inside the autograd"),
     ("closed over", closes_over, "uses a tensor of shape [6, 8] inside the autograd function Listed"),
     # one process gives no gradient to a weight, since nothing that is handed over needs one
     ("no gradient", lambda m, x: Reentrant.apply(m.lin, False, x), "lin is run inside the autograd function Reentrant"),

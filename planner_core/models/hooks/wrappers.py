@@ -151,7 +151,8 @@ class _At:
 
 
 class _Trial:
-    """An autograd function is given small tensors, and in place of the function at `at` one that uses all of them, and one more."""
+    """An autograd function is given small tensors with as many dims as its own, and in place of the function at `at` one that uses all of
+    them, and one more."""
 
     def __init__(self, args: Sequence[Any], at: int, *, pair: bool = False) -> None:
         self.args, self.at, self.pair = args, at, pair
@@ -177,9 +178,11 @@ class _Trial:
     def _stand_in(self, i: int, given: Any) -> Any:
         if not isinstance(given, torch.Tensor):
             return given if isinstance(given, _LITERALS) else copy.deepcopy(given)
+        dims = given.dim()
+        shape = (1,) * (dims - 2) + (2, 3)[max(2 - dims, 0) :]
         if not given.is_floating_point():
-            return torch.zeros(2, 3, dtype=given.dtype)
-        return (torch.arange(6.0).view(2, 3) / 7 + i).requires_grad_(given.requires_grad)
+            return torch.zeros(shape, dtype=given.dtype)
+        return (torch.arange(float(math.prod(shape))).view(shape) / 7 + i).requires_grad_(given.requires_grad)
 
     def _function(self, *given: Any, **named: Any) -> Any:
         """The known function: its value depends on the order of what it is given, and on tensors that it is not given."""
