@@ -78,7 +78,7 @@ def settled(found: Iterable[Named], tape: Tape, again: Tape) -> list[Cache]:
     kept, anew = [], {(id(held), str(key)): value for held, key, value in again.rebound}
     for name, (held, key, value) in found:
         now = anew.get((id(held), str(key)), _at(held, key))
-        stays = now is value or (isinstance(key, slice) and len(now) == len(value) and all(map(is_, now, value)))
+        stays = _is(now, value)
         saved = any(held is table for table, *_ in tape.rebound)
         tensors = _tensors(value)
         read = any(t.value is v for t in again.tensors for v in tensors)
@@ -88,6 +88,11 @@ def settled(found: Iterable[Named], tape: Tape, again: Tape) -> list[Cache]:
         if stays or saved:
             kept.append((held, key, value))
     return kept
+
+
+def _is(now: Any, value: Any) -> bool:
+    """Whether a place still holds a cache; what a list holds is compared, as it is looked up anew."""
+    return now is value or (type(now) is type(value) is list and len(now) == len(value) and all(map(is_, now, value)))
 
 
 def alike_values(a: Any, b: Any) -> bool:
@@ -168,9 +173,7 @@ class Attributes:
     def _number(self) -> None:
         self._notice()
         inner = tuple(sorted(self.noted.marks.items(), key=itemgetter(0)))
-        buffers = tuple(
-            [id(held.get(key)) for held, key in self.buffers]
-        )  # `caches` keeps them, so that an id stays theirs
+        buffers = tuple([id(held.get(key)) for held, key in self.buffers])  # `caches` keeps them: ids stay theirs
         self.number = self.seen.setdefault((inner, tuple(self.outer.items()), buffers), len(self.seen))
 
     def known(self, left: Iterable[Cache], device: torch.device) -> list[Cache]:
@@ -190,10 +193,11 @@ class Attributes:
 
     def keep(self, left: Iterable[Cache]) -> None:
         """Let caches be as a step leaves them."""
+        moved = [(held, key, value) for held, key, value in left if not _is(_at(held, key), value)]
         before = len(self.seen)
-        for cache in left:
+        for cache in moved:
             put(cache)
-        if left:
+        if moved:
             self._number()
             self.by_caches += len(self.seen) - before
 
