@@ -12,7 +12,7 @@ import math
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -149,17 +149,17 @@ class Agreement:
         others = any(n in apart for n in samples)
         return next((_same_rows(n) for n in samples if others and n not in apart), "")
 
-    def copies(self, weights: Iterable[Weight], forwards: int, idle: Container[str] = ()) -> None:
+    def copies(self, weights: Iterable[Weight], forwards: int, idle: Callable[[], Collection[str]]) -> None:
         """Before an optimizer steps: of weights that each rank has whole, gradients and values are nearly the same, and so is what each
-        rank loaded a part of. Compared after 1, 2, 4, ... of the `forwards`, which all ranks count alike. `idle`: the names of weights to
-        which the planned step sends no gradient."""
+        rank loaded a part of. Compared after 1, 2, 4, ... of the `forwards`, which all ranks count alike. `idle` gives the names of
+        weights to which the planned step sends no gradient."""
         held = {w.names[0]: w.parameter for w in weights if not isinstance(w.parameter, DTensor)}
         if self.alone or forwards < self.due:
             return
         found = {n: _few(p.grad) for n, p in held.items() if p.grad is None or _readable(p.grad)}
         noise = _NOISE * max((math.hypot(*few) for few in found.values()), default=0.0)
         for name, ranks in self._differ(f"gradients {forwards}", (), found, _BRIEFLY_S, noise).items():
-            raise PlanMismatch(_other_gradient(name, *ranks, name in idle))
+            raise PlanMismatch(_other_gradient(name, *ranks, name in idle()))
         whole = {n: _few(p) for n, p in held.items() if _readable(p)}
         noise = _NOISE * max((math.hypot(*few) for few in whole.values()), default=0.0)
         parts = {n: x for n, x in self.given.items() if n not in held}

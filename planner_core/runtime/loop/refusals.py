@@ -59,7 +59,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
     owned = filter(None, (owner_of(p) for group in optimizer.param_groups for p in group["params"]))
     models = {p.agreement.name: p for p in (OF[weight]() for weight in owned) if p}
     for _, parallel in sorted(models.items()):  # all ranks in one order
-        parallel.agreement.copies(parallel.engine.weights.values(), parallel.engine.forwards, parallel.idle())
+        parallel.agreement.copies(parallel.engine.weights.values(), parallel.engine.forwards, parallel.idle)
 
 
 def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:

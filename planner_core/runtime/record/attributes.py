@@ -180,10 +180,10 @@ class Attributes:
         """Caches that a recording has left, each as the one that was there before with the same values."""
         found: list[Cache] = []
         for held, key, value in left:
-            if at := next((m for _, m in self.modules if m._buffers is held), None):
+            if any(m._buffers is held for _, m in self.modules):
                 value = value.to(device)
                 if all(table is not held or name != key for table, name in self.buffers):
-                    self.buffers.append((at._buffers, key))
+                    self.buffers.append((held, key))
             been = self.caches.setdefault((id(held), str(key)), [(held, key, _at(held, key))])
             same = next((cache for cache in been if alike_values(cache[2], value)), None)
             if same is None:
