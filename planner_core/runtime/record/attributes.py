@@ -30,7 +30,7 @@ from planner_core.models.hooks import (
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.record.outside import Outside
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import Cache, Named, Tape
+from planner_core.runtime.record.tape import Cache, Named, Tape, same_values
 
 MOST_STATES = 32
 """So many times the code is written for other values of attributes, then a step is refused."""
@@ -102,8 +102,7 @@ def alike_values(a: Any, b: Any) -> bool:
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = (a.shape, a.dtype, a.is_meta) == (b.shape, b.dtype, b.is_meta)
-    return same and (a is b or (not a.is_meta and torch.equal(a.cpu(), b.cpu())))
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and same_values(a, b)
 
 
 def _at(held: Any, key: Any) -> Any:

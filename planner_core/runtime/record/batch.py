@@ -16,7 +16,7 @@ from planner_core.models.hooks import is_inplace
 from planner_core.models.sources import spelled
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import CannotRewrite
-from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, PARAMETER, Ref, Tape, TapeCall
+from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, PARAMETER, Ref, Tape, TapeCall, same_values
 
 
 def hold_samples(
@@ -165,7 +165,7 @@ class _SameValues:
             return False
         values = self.a.made.get(n, mine.value), self.b.made.get(m, other.value)
         if values[0] is not None and values[1] is not None:
-            return values[0] is values[1] or (not values[0].is_meta and torch.equal(values[0].cpu(), values[1].cpu()))
+            return same_values(values[0], values[1])
         if (mine.kind, mine.name) != (other.kind, other.name) or mine.kind == LITERAL:
             return False
         (made, i), (by, j) = self.makers[0].get(n, (None, 0)), self.makers[1].get(m, (None, 0))

@@ -38,6 +38,11 @@ Cache = tuple[Any, Any, Any]
 Named = tuple[str, Cache]
 
 
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have the same values. Of two on meta this is known of one and the same alone."""
+    return a is b or (not a.is_meta and not b.is_meta and torch.equal(a.cpu(), b.cpu()))
+
+
 class _Device:
     """The place of a device in a template: the device on which this rank runs."""
 
