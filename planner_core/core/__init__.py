@@ -39,6 +39,7 @@ from planner_core.core.graph import (
     join_name,
     root,
     unfold,
+    with_gradient,
     with_result,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json
@@ -174,6 +175,7 @@ __all__ = [
     "timing",
     "unequal_dims",
     "unfold",
+    "with_gradient",
     "with_result",
     "write_file",
 ]

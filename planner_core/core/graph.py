@@ -11,7 +11,7 @@ or "4*s+1", so that one snapshot serves every workload. A `Graph` in memory has 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,11 @@ PER_CALL = "per call"
 """The first item of an attribute that has one literal for each call of its block, in order of the calls."""
 NO_GRADIENT = "no gradient to"
 """The attribute with the positions of the operands to which a model's own backward gives none, though they could have one."""
+
+
+def with_gradient(inputs: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
+    """The operands of a call to which its backward gives a gradient, if they can have one."""
+    return [v for k, v in enumerate(inputs) if k not in attrs.get(NO_GRADIENT, ())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import NO_GRADIENT, Value
+from planner_core.core import Value, with_gradient
 
 PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "parameter",
@@ -105,8 +105,7 @@ class TapeCall:
 
     def gives_gradient(self) -> list[int]:
         """The operands to which its backward gives a gradient, if they can have one."""
-        stopped: Any = (self.attrs or {}).get(NO_GRADIENT, ())
-        return [n for k, n in enumerate(self.inputs) if k not in stopped]
+        return with_gradient(self.inputs, self.attrs or {})
 
 
 @dataclass(slots=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from planner_core.core import NO_GRADIENT, PER_CALL, Attr, Block, Call, Graph, Op
+from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op, with_gradient
 
 Ports = frozenset[int]
 """Positions among a block's outputs."""
@@ -98,8 +97,7 @@ class _Reach:
                 part = self._called(item.block, hands_on)
                 live.update(v for k, v in enumerate(item.inputs) if k in part.inputs and block.values[v].grad)
             elif hands_on:
-                stopped: Any = item.attrs.get(NO_GRADIENT, ())
-                live.update(v for k, v in enumerate(item.inputs) if block.values[v].grad and k not in stopped)
+                live.update(v for v in with_gradient(item.inputs, item.attrs) if block.values[v].grad)
             else:
                 dead.add(position)
         values = tuple(replace(v, grad=v.grad and i in live) for i, v in enumerate(block.values))
