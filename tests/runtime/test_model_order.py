@@ -79,7 +79,9 @@ def test_whole_tensors_have_the_models_own_order(tmp_path: Path) -> None:
 
 
 def _stepped(model: Any) -> list[torch.Tensor]:
-    """Two steps of an optimizer that makes each update from the whole gradient, as Muon's do; the loss has a term of whole weights."""
+    """Two steps of an optimizer that makes each update from the whole gradient, as Muon's do; the loss has a term of whole weights.
+
+    The update is continuous in the gradient: a sign would turn another CPU's rounding into another answer."""
     for k in range(2):
         options = {"global_batch": True} if any(isinstance(p, DTensor) for p in model.parameters()) else {}
         slopes = [torch.linspace(-1, 1, p.numel()).reshape(p.shape) for p in model.parameters()]
@@ -87,7 +89,8 @@ def _stepped(model: Any) -> list[torch.Tensor]:
         (model(*own_model.batch(k), **options) + 0.01 * term).backward()
         with torch.no_grad():
             for p in model.parameters():
-                update = -0.1 * _whole(p.grad).sign() * torch.arange(p.shape[0]).reshape(-1, *[1] * (p.dim() - 1))
+                direction = (whole := _whole(p.grad)) / whole.norm()
+                update = -0.1 * direction * torch.arange(p.shape[0]).reshape(-1, *[1] * (p.dim() - 1))
                 p.add_(distribute_tensor(update, p.device_mesh, p.placements) if isinstance(p, DTensor) else update)
                 p.grad = None
     return [_whole(p.detach()) for p in model.parameters()]

@@ -42,13 +42,14 @@ class ByNorm(torch.optim.Optimizer):
 
 
 class ThroughData(ByNorm):
-    """Writes through `.data`, with a state of its own, as older optimizers do."""
+    """Writes through `.data`, with a state of its own, as older optimizers do: Lion's step, softened so that a gradient which is
+    another CPU's rounding does not decide its direction."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 held = self.state[p].setdefault("mean", torch.zeros_like(p.data))
-                p.data.add_(torch.sign(held * 0.9 + p.grad.data * 0.1), alpha=-group["lr"])
+                p.data.add_(torch.tanh(held * 90 + p.grad.data * 10), alpha=-group["lr"])
                 held.mul_(0.99).add_(p.grad.data, alpha=0.01)
 
 
