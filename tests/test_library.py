@@ -123,6 +123,27 @@ def test_a_config_as_a_dict() -> None:
     assert result.best.blocks == shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best.blocks
 
 
+class MostlyHalf(nn.Module):
+    """A float32 embedding of 6,400 elements and 16 equal blocks of bfloat16 with 16,384 elements in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(200, 32)
+        self.layers = nn.ModuleList(nn.Linear(32, 32, bias=False).bfloat16() for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x).bfloat16()
+        for layer in self.layers:
+            h = layer(h)
+        return h.float().mean()
+
+
+def test_the_dtype_of_a_model_is_that_of_most_elements_of_all_copies() -> None:
+    """Counted with each unique block once, or by bytes, the embedding would weigh more than the sixteen blocks."""
+    result = shardscope.plan(MostlyHalf(), inputs=torch.zeros(16, 8, dtype=torch.int64), cluster="1x8-h100")
+    assert result.graph.main_dtype == result.workload.dtype == "bfloat16"
+
+
 class Locked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

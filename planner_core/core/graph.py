@@ -11,6 +11,7 @@ or "4*s+1", so that one snapshot serves every workload. A `Graph` in memory has 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -21,6 +22,8 @@ ITEM_BYTES = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+_REAL_DTYPES = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of the parts of a complex number."""
 PER_CALL = "per call"
 """The first item of an attribute that has one literal for each call of its block, in order of the calls."""
 NO_GRADIENT = "no gradient to"
@@ -160,6 +163,17 @@ class Graph:
     def num_params(self) -> int:
         """Number of elements of all parameters; shared parameters once."""
         return sum(math.prod(m.shape) for m in self.parameters().values())
+
+    @property
+    def main_dtype(self) -> str | None:
+        """The dtype of most elements of all parameters, every copy of a block counted; None if the model has no parameters.
+
+        A complex dtype counts as the real dtype of its parts: it stays complex beside weights of that dtype.
+        """
+        elements: Counter[str] = Counter()
+        for meta in self.parameters().values():
+            elements[_REAL_DTYPES.get(meta.dtype, meta.dtype)] += max(1, math.prod(meta.shape))
+        return elements.most_common(1)[0][0] if elements else None
 
 
 def root(block: Block, value: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -267,11 +266,8 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 
 def _dtype(graph: Graph) -> str:
-    """The dtype of most of a graph's parameters, by bytes. Complex ones stay as they are, beside real ones of their parts."""
-    found: Counter[str] = Counter()
-    for meta in graph.parameters().values():
-        found[{"complex64": "float32", "complex128": "float64"}.get(meta.dtype, meta.dtype)] += max(1, meta.num_bytes)
-    own = found.most_common(1)[0][0] if found else "float32"
+    """The dtype in which a graph's model computes. Raises InputError if a plan cannot compute in it."""
+    own = graph.main_dtype or "float32"
     if own not in DTYPES:
         raise InputError(
             f"most parameters of {graph.name} are {own}, and a plan computes in {', '.join(DTYPES)}; cast the model by model.float(), and "

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -338,19 +336,15 @@ def prepare(
 
 
 def _own_dtype(graph: Graph, asked: str | None) -> str | None:
-    """The dtype of most parameters of a model that a function or an exported program gives. For a model from a config: None, since
-    an option sets it.
+    """The dtype in which a model that a function or an exported program gives computes. For a model from a config: None, since an
+    option sets it.
 
     Raises InputError if the user asks for another dtype.
     """
     if not {"callable", "module"} & set(graph.config):
         return None
-    held: Counter[str] = Counter()
-    for block in (graph.top, *graph.blocks.values()):
-        for value in block.values:
-            if value.kind == "parameter":
-                held[value.meta.dtype] += math.prod(value.meta.shape)
-    own = next((name for name, _ in held.most_common() if name in DTYPES), "float32")
+    own = graph.main_dtype
+    own = own if own in DTYPES else "float32"
     if asked is not None and asked != own:
         raise InputError(
             f"--dtype {asked} cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; cast them there, "
