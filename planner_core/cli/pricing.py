@@ -23,7 +23,11 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="the layout and the rest from the file of a tool: torchtitan TOML, Megatron-LM arguments, "
         "DeepSpeed JSON, accelerate YAML, transformers tp_plan as JSON; options given beside it count instead",
     )  # fmt: skip
-    p.add_argument("--micro-batch", type=int, help="samples of one data-parallel rank at once; default 1")
+    p.add_argument(
+        "--micro-batch",
+        type=int,
+        help="samples of one data-parallel rank at once; default: those of a model's own example inputs, else 1",
+    )
     p.add_argument("--accumulate", type=int, help="micro-batches of a step; default 1")
     p.add_argument("--seq", type=int, help="tokens per sample")
     p.add_argument("--recompute", help=f"{' | '.join(RECOMPUTE)}; default none")
@@ -90,8 +94,11 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     else:
         raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
     layout = parse_layout(args.layout) if args.layout is not None else setup.layout
-    stated = Statement(layout=layout, **{**setup.options, **given})
     pricer = Pricer(args.model, cluster, args.memory_gb, say)
+    options = {**setup.options, **given}
+    if "micro_batch" not in options:
+        options["micro_batch"] = pricer.usual_micro_batch(layout)
+    stated = Statement(layout=layout, **options)
     priced = price_statement(pricer, stated, advise=not args.alone, notes=setup.notes)
     from planner_core.planning.analysis import price_report, price_text
 

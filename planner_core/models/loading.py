@@ -154,6 +154,13 @@ def open_model(
     return graph
 
 
+def brings_inputs(model: Any) -> bool:
+    """Whether a model comes with example inputs, which fix its batch, tokens and dtype: code, an exported program, a module, a graph."""
+    if isinstance(model, (str, Path)):
+        return ".py:" in str(model) or str(model).endswith(".pt2")
+    return isinstance(model, Graph) or hasattr(model, "named_parameters")
+
+
 def load_model(
     model: Any, *, inputs: Any = None, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
     layers: int | None = None,

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, get_type_hints
 
 from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, nearest, short
-from planner_core.models import load_model
+from planner_core.models import brings_inputs, load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import parse_layout
@@ -90,8 +90,8 @@ def compare(
 
 
 def price(
-    model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int = 1, accumulate: int = 1,
-    memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
+    model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int | None = None,
+    accumulate: int = 1, memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
 ) -> PricedRun:  # fmt: skip
     """Price the layout that a team runs: whether it is legal and fits, its step time and memory, what would help, and the best plan.
 
@@ -102,7 +102,7 @@ def price(
             tensor parallelism. `sp`: tokens are sharded between its products. `cp`: ranks that share the tokens of a sample, with attention
             by `cp_type=ring|ulysses|gather`. `ep`: ranks of `fsdp`, or else of `dp`, over which experts are dealt out. The product of
             the other degrees is the number of GPUs.
-        micro_batch: Samples of one micro-batch of one data-parallel rank.
+        micro_batch: Samples of one micro-batch of one data-parallel rank. Default: those of the example inputs, else 1.
         accumulate: Micro-batches of a step.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.
@@ -123,20 +123,18 @@ def price(
         (True, (2, 8))
     """
     known = tuple(f.name for f in fields(Statement) if f.name not in ("layout", "micro_batch", "accumulate"))
-    _check_options(
-        {**options, "micro_batch": micro_batch, "accumulate": accumulate},
-        Statement,
-        (*known, "micro_batch", "accumulate"),
-    )
-    stated = Statement(parse_layout(layout), micro_batch, accumulate, **options)
+    typed = {} if micro_batch is None else {"micro_batch": micro_batch}
+    _check_options({**options, **typed, "accumulate": accumulate}, Statement, (*known, "micro_batch", "accumulate"))
     named = str(model) if isinstance(model, (str, Path)) else ""
 
     def load(_: str, **wanted: Any) -> Graph:
         return load_model(model, inputs=inputs, **wanted)
 
     there = load_cluster(cluster)
-    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load)
-    return price_statement(pricer, stated, advise=advise)
+    degrees = parse_layout(layout)
+    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, given=brings_inputs(model))
+    samples = pricer.usual_micro_batch(degrees) if micro_batch is None else micro_batch
+    return price_statement(pricer, Statement(degrees, samples, accumulate, **options), advise=advise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
-from planner_core.planning.methods.legality import faults, unseen
+from planner_core.planning.methods.legality import faults, undecided, unseen
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import spaces
@@ -205,7 +205,10 @@ class Planner:
         layout = parse_layout(self.request.layout)
         plan = self.of_layout(layout)
         if plan is None:
-            raise InputError(f"layout {layout}: {'; '.join(faults(self.graph, layout))}")
+            reasons = faults(self.graph, layout) or [
+                f"{undecided(self.of_space(layout.space()), layout)}; give other degrees"
+            ]
+            raise InputError(f"layout {layout}: {'; '.join(reasons)}")
         return [plan]
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:

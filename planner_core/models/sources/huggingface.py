@@ -141,8 +141,13 @@ def read_config(data: Mapping[str, Any]) -> Any:
         raise InputError('the config has no "model_type"; a Hugging Face config.json names one, for example "llama"')
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"model_type {shown(kind)} is not known to transformers {_version()}{hint}")
+        hint = f"did you mean {near[0]!r}? else " if near else ""
+        code = "its code comes with it (auto_map), which is not run from a config" if data.get("auto_map") else ""
+        code = code or "a newer transformers may know it"
+        raise InputError(
+            f"model_type {shown(kind)} is not known to transformers {_version()}: {code}; {hint}give path.py:function, which builds the "
+            "model and returns it with example inputs"
+        )
     check_numbers(data)
     given = {k: _with_floats(v) for k, v in data.items() if k not in _NOT_FIELDS}
     try:

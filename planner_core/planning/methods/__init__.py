@@ -11,7 +11,7 @@ from planner_core.planning.methods.layout import (
     check_layout,
     parse_layout,
 )
-from planner_core.planning.methods.legality import faults, may_state
+from planner_core.planning.methods.legality import faults, may_state, undecided, unseen
 from planner_core.planning.methods.method import Method, Restrict, free
 from planner_core.planning.methods.pair_forms import (
     PAIR_FORMS,
@@ -101,6 +101,8 @@ __all__ = [
     "starred",
     "summed",
     "tensor_layout",
+    "undecided",
+    "unseen",
     "used_in_parts",
     "vendor_plan",
     "vendor_plans",

@@ -43,6 +43,8 @@ PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgath
 WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type")
 WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
+SHARDED = 3
+"""The stage in which weights are sharded too."""
 EXAMPLE = "dp=2,fsdp=8,tp=4,sp"
 MOST_RANKS = 100_000
 MOST_AXES = 4
@@ -151,11 +153,14 @@ class Layout:
 
 
 def at_stage(stage: int) -> PairTest:
-    """The test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient."""
+    """The test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient. A weight
+    that is not trained has neither gradient nor states, so stages below 3 keep it whole, and stage 3 shards it as it shards others."""
 
     def test(value: Value, pair: AxisState) -> bool:
         wanted = stage if is_matrix(value) else 0
-        return bool(pair[3] == wanted) if value.grad else not isinstance(pair[0], Shard)
+        if not value.grad:
+            return bool(pair[3] == SHARDED) if wanted == SHARDED else not isinstance(pair[0], Shard)
+        return bool(pair[3] == wanted)
 
     return test
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from planner_core.core import Block, Graph, Op
 from planner_core.ops import DISPATCH, Kind, operator, rows
 from planner_core.planning.methods.layout import CP_TYPES, Layout
+from planner_core.search.network import Problem, deciding
 
 OTHERS = {
     "ring": "cp_type=ulysses or cp_type=gather",
@@ -23,9 +24,27 @@ def may_state(graph: Graph) -> frozenset[str]:
 
 
 def faults(graph: Graph, layout: Layout) -> list[str]:
-    """The reasons why the model's operators cannot follow a layout."""
-    found = dict.fromkeys(_faults(graph, layout))
-    return list(found) or [f"no way to run every operator of this model follows {layout}; try other degrees"]
+    """The reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided` for one whose list is
+    empty and that has no plan all the same."""
+    return list(dict.fromkeys(_faults(graph, layout)))
+
+
+def undecided(problem: Problem, layout: Layout) -> str:
+    """The operator because of which a layout has no plan, as a sentence without a way out."""
+    found = deciding(problem)
+    if found is None:
+        return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
+    op = next((op for op in found.ops if _joins(found.block, op)), found.ops[0])
+    given, made = (list(found.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
+    where = f"{op.name} of {found.block.name}" if found.block.name else op.name
+    why = ", which puts the tokens of all samples in one row" if _joins(found.block, op) else ""
+    return f"no way to run {where} ({given} to {made}{why}) follows {layout} after what runs before it"
+
+
+def _joins(block: Block, op: Op) -> bool:
+    """Whether an operator is a view that makes one dim of the samples and their tokens."""
+    given, made = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
+    return len(given) > len(made) > 0 and given[0] > 1 and made[0] == given[0] * given[1]
 
 
 def unseen(graph: Graph, layout: Layout) -> list[str]:

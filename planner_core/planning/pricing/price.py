@@ -10,23 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from planner_core.core import Cluster, Graph, Plan
+from planner_core.core import Cluster, Graph, InputError, Plan
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import load_model
+from planner_core.models import brings_inputs, load_model
 from planner_core.planning.fitting.micro_batches import settle
-from planner_core.planning.methods import check_layout
+from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement, usual_attention
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, prepare
 
+OWN_DTYPE = "own"
+"""Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
 
 
 @dataclass
 class Pricer:
-    """Prices statements of one model on one cluster. Graphs and networks are made once."""
+    """Prices statements of one model on one cluster. Graphs and networks are made once.
+
+    `given`: the model comes with example inputs, which fix the samples and tokens of a micro-batch and its dtype (None: as its name
+    says)."""
 
     model: str
     cluster: Cluster
@@ -35,31 +40,65 @@ class Pricer:
     load: Callable[..., Graph] = load_model
     graphs: dict[tuple[object, ...], Graph] = field(default_factory=dict)
     planners: dict[tuple[object, ...], Planner] = field(default_factory=dict)
+    given: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.given = brings_inputs(self.model) if self.given is None else self.given
+
+    def usual_micro_batch(self, layout: Layout) -> int:
+        """The samples of a rank's micro-batch where none are stated: those of the example inputs, else 1. Raises InputError."""
+        if not self.given:
+            return 1
+        graph = self._as_given(None)
+        batch = graph.workload["batch"]
+        if batch % layout.data:
+            raise InputError(
+                f"the example inputs of {graph.name} have {_samples(batch)}, which cannot be dealt to the {layout.data} data-parallel "
+                f"ranks of {layout}; give inputs of {layout.data} samples or a multiple"
+            )
+        return batch // layout.data
 
     def planner(self, stated: Statement) -> Planner:
         """The planner of a statement: all that does not depend on the mesh. Raises InputError."""
         request = Request(
             self.model, cluster=self.cluster.to_json(), batch=stated.graph_batch, seq=stated.seq, optimizer=stated.optimizer,
-            dtype=stated.dtype or self.cluster.gpu.training_dtype, layers=stated.layers, memory_gb=self.memory_gb,
+            dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype), layers=stated.layers,
+            memory_gb=self.memory_gb,
         )  # fmt: skip
         graph = self._graph(request)
-        assert request.dtype is not None
-        workload = stated.workload(graph.workload["seq"], request.dtype, usual_attention(graph))
+        seq, attention = graph.workload["seq"], usual_attention(graph)
+        workload = stated.workload(seq, request.dtype or OWN_DTYPE, attention)
         key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload)
         if key not in self.planners:
             made = prepare(request, graph, self.say)
-            self.planners[key] = made.changed(workload=workload)
+            self.planners[key] = made.changed(workload=replace(workload, dtype=made.workload.dtype))
         return self.planners[key]
 
     def _graph(self, request: Request) -> Graph:
-        """The graph of one micro-batch of a request."""
+        """The graph of one micro-batch of a request. Raises InputError for samples or tokens that example inputs do not have."""
         assert request.batch is not None and request.accumulate is not None
         which = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
+        if self.given:
+            graph = self._as_given(request.layers)
+            for what, number, option in zip(("batch", "seq"), which[:2], ("micro-batch", "seq"), strict=True):
+                if number not in (None, graph.workload[what]):
+                    raise InputError(
+                        f"the example inputs of {graph.name} have {what} {graph.workload[what]}, and --{option} makes it {number}; "
+                        f"leave --{option} out, or give other inputs"
+                    )
+            return graph
         if which not in self.graphs:
             self.say(f"graph of {self.model}")
             batch, seq, dtype, layers = which
             self.graphs[which] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         return self.graphs[which]
+
+    def _as_given(self, layers: int | None) -> Graph:
+        """The graph of a model that comes with example inputs, at their sizes and in its own dtype."""
+        if (layers,) not in self.graphs:
+            self.say(f"graph of {self.model}")
+            self.graphs[layers,] = self.load(self.model, batch=None, seq=None, dtype=None, layers=layers)
+        return self.graphs[layers,]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
         """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
@@ -83,12 +122,19 @@ class Pricer:
             attention, compiled = usual.workload.attention, usual.workload.compiled
             return planner.changed(workload=replace(planner.workload, attention=attention, compiled=compiled))
 
-        _, found = settle(asked, self._graph, choose, self.say, as_run=as_run)
+        # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
+        asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
+        graph = self._as_given(stated.layers) if self.given else self._graph
+        _, found = settle(asked, graph, choose, self.say, as_run=as_run)
         if known is None or (found.fits and not known.fits):
             return found
         better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s
         told = "laid out as stated, which is better than any plan on one or two axes"
         return replace(known, name=found.name, notes=(*known.notes, told)) if better else found
+
+
+def _samples(number: int) -> str:
+    return "1 sample" if number == 1 else f"{number} samples"
 
 
 def check_statement(stated: Statement, cluster: Cluster) -> None:

@@ -1,5 +1,6 @@
 """The cost network of a block on a mesh, and the folded network of a whole model."""
 
+from planner_core.search.network.contradiction import Deciding, deciding
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.folded import (
     Compiled,
@@ -20,6 +21,7 @@ __all__ = [
     "AxisState",
     "Bools",
     "Compiled",
+    "Deciding",
     "Dims",
     "Factor",
     "Ints",
@@ -34,6 +36,7 @@ __all__ = [
     "WeightState",
     "build_networks",
     "build_problem",
+    "deciding",
     "find_runs",
     "given_by_samples",
     "only",

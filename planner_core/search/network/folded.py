@@ -351,15 +351,20 @@ def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o for o, _ in touched(problem, run)))
 
 
-def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compiled:
+def with_runs(problem: Problem, top: Network) -> Network:
+    """The top network without the states that its runs of blocks cannot take."""
     factors = list(top.factors)
-    for run in problem.runs:  # forbid states that the run cannot take
+    for run in problem.runs:
         alive = problem.compiled(run.block).alive
         for outer, port in touched(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
             factors.append(only(outer, ok))
-    compiled = replace(prune(replace(top, factors=factors)), net=top)  # `net` is the network before pruning
+    return replace(top, factors=factors)
+
+
+def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compiled:
+    compiled = replace(prune(with_runs(problem, top)), net=top)  # `net` is the network before pruning
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = order(compiled.sizes, scopes, (), largest)
     return compiled

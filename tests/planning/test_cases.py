@@ -1,0 +1,120 @@
+"""Situations of public reports: what was not typed is not blamed, a refusal says what decides and what works, frozen weights are sharded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import planner_core as shardscope
+from planner_core.core import InputError, load_cluster
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement, price_statement
+
+HIDDEN, LAYERS, RANK = 512, 4, 8
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with an adapter of low rank beside it, as LoRA has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(HIDDEN, HIDDEN, bias=False).requires_grad_(False)
+        self.down, self.up = nn.Linear(HIDDEN, RANK, bias=False), nn.Linear(RANK, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.base(x) + self.up(self.down(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Adapted() for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().square().mean()
+
+
+def net() -> Net:
+    with torch.device("meta"):
+        return Net().bfloat16()
+
+
+X = torch.zeros(8, HIDDEN, dtype=torch.bfloat16)
+FROZEN = LAYERS * HIDDEN**2 * 2
+ADAPTERS = LAYERS * 2 * HIDDEN * RANK
+
+
+@pytest.mark.parametrize(
+    ("layout", "share", "adapters"),
+    [
+        ("fsdp=8", 8, 8),
+        ("dp=2,fsdp=4", 4, 4),
+        ("dp=8", 1, 1),
+        ("dp=8,zero=1", 1, 8),
+        ("dp=8,zero=2", 1, 8),
+        ("fsdp=4,tp=2", 8, 8),
+    ],
+)
+def test_frozen_weights_are_sharded_where_the_layout_shards_weights(layout: str, share: int, adapters: int) -> None:
+    """Without a float32 copy, moments or a gradient: 2 bytes an element, over the ranks that share weights. Stages 1 and 2 share what a
+    frozen weight does not have."""
+    priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout=layout, advise=False)
+    assert priced.plan is not None
+    memory = priced.plan.cost.memory_bytes
+    copies = {1: 4 + 2, 2: 2 + 4 / 8}.get(2 if "zero" in layout else 1 if layout == "dp=8" else 0, 4 / adapters)
+    assert memory["params"] == pytest.approx(FROZEN / share + copies * ADAPTERS, rel=0.02)
+    assert memory["optimizer"] == pytest.approx(8 * ADAPTERS / adapters, rel=0.02)
+
+
+def test_the_samples_of_example_inputs_are_taken_if_none_are_stated() -> None:
+    """A model of code has its samples, tokens and dtype; the defaults of options are not taken for a person's words."""
+    priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", advise=False)
+    assert (priced.stated.micro_batch, priced.stated.batch) == (4, 8)
+    assert priced.plan is not None and priced.plan.workload["dtype"] == "bfloat16"
+    with pytest.raises(InputError, match=r"have batch 8, and --micro-batch makes it 4; leave --micro-batch out"):
+        shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", micro_batch=2, advise=False)
+    with pytest.raises(InputError, match=r"8 samples, which cannot be dealt to the 16 data-parallel ranks of dp=16"):
+        shardscope.price(net(), inputs=(X,), cluster="2x8-h100", layout="dp=16", advise=False)
+
+
+def test_what_helps_keeps_the_samples_of_example_inputs() -> None:
+    priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="fsdp=8", accumulate=2)
+    assert priced.best is not None and priced.best.workload["batch"] == 16
+    assert {s.stated.graph_batch for s in priced.suggestions} <= {8}
+
+
+def test_a_file_of_a_person_is_priced_without_more_options(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\n\ndef build():\n"
+        "    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))\n    return net, (torch.zeros(4, 64),)\n"
+    )
+    priced = shardscope.price(f"{file}:build", cluster="1x8-h100:gpus=2", layout="tp=2", advise=False)
+    assert priced.plan is not None and priced.plan.workload["dtype"] == "float32" and priced.stated.micro_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "micro_batch", "operator", "way"),
+    [
+        ("fsdp=4,cp=2", 2, r"attn\.c_proj/view of GPT2Block \(\[8, 1024, 1600\] to \[8192, 1600\], which puts the tokens", "micro-batch 1, 2 of"),
+        ("fsdp=4,tp=2,sp", 2, r"25 attention heads cannot be dealt to tp=2 ranks; give a divisor of 25", ""),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_operator_that_decides_and_what_is_legal(
+    layout: str, micro_batch: int, operator: str, way: str
+) -> None:
+    """GPT-2's Conv1D flattens samples and tokens, so that context ranks would have several pieces of a row."""
+    made = Pricer("gpt2-xl", load_cluster("1x8-h100"))
+    stated = Statement(parse_layout(layout), micro_batch, seq=1024, layers=2)
+    priced = price_statement(made, stated, advise=False)
+    assert not priced.legal
+    assert re.search(operator, priced.reasons[0])
+    assert way in priced.reasons[0]
+    if way:
+        assert made.plan(stated.but(micro_batch=1, accumulate=micro_batch)) is not None
