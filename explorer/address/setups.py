@@ -44,6 +44,8 @@ def read(words: Sequence[str]) -> Stated:
     """The inverse of `Stated.write`. Raises InputError."""
     own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
     layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
+    if layout.pp > 1:
+        raise InputError(f"pp={layout.pp} is priced by the command price alone so far; leave pp out here")
     times, again = own.get("accumulate"), own.get("recompute", PLAIN)
     if times is not None and not (times.isdecimal() and 1 <= int(times) <= MOST_PARTS):
         raise InputError(f"accumulate is {short(times)}, but must be a whole number from 1; give e.g. accumulate=4")

@@ -18,10 +18,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from planner_core.core.cluster import timing
+from planner_core.core.errors import InputError
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Partial, Placement, Placements, Replicate, Shard, State
 
 PHASES = ("forward", "backward", "optimizer")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb", "zbv")
+"""The orders in which stages run their micro-batches (`cost.schedule.pipeline`)."""
+V_SHAPED, VIRTUAL_OF_V = "zbv", 2
+"""The order whose stages go there and back over the ranks, and how many stages each rank then has."""
+ONE_EACH = ("gpipe", "1f1b")
+"""The orders in which a rank has one stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +161,75 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How a model is cut into stages, and in which order the stages run their micro-batches.
+
+    `ranks`: the number of groups of GPUs between which the stages are dealt; each group is a mesh of the form `Plan.mesh`, and the
+    groups lie one behind the other on the cluster. `copies`: how many calls of repeated blocks each stage runs, in order. What stands
+    before the first call belongs to the first stage, what stands behind a call to the stage of that call.
+    """
+
+    ranks: int
+    schedule: str
+    copies: tuple[int, ...]
+
+    @property
+    def virtual(self) -> int:
+        """Stages of one rank."""
+        return len(self.copies) // self.ranks
+
+    def rank_of(self, stage: int) -> int:
+        """The group that runs a stage: stages go round, but in `zbv` there and back (a V)."""
+        turn, at = divmod(stage, self.ranks)
+        return self.ranks - 1 - at if self.schedule == V_SHAPED and turn % 2 else at
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a group runs, in order of the model."""
+        return tuple(s for s in range(len(self.copies)) if self.rank_of(s) == rank)
+
+    def calls(self, stage: int) -> tuple[int, int]:
+        """The first call of a stage, and the first one behind it."""
+        before = sum(self.copies[:stage])
+        return before, before + self.copies[stage]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Seconds and bytes of one stage on one of its GPUs.
+
+    `forward_s` and `backward_s`: of one micro-batch; `weight_s`: the part of backward that makes the gradients of weights. `first_s` and
+    `last_s`: what the first forward and the last backward of a step take more, since working copies are gathered and gradients summed
+    beside them. `step_s`: once a step, when all micro-batches are done. `send_s`: from the end of a forward until its results are with
+    the next stage, which gradients take as long to come back; `send_bytes` are those that one GPU sends. `peak_bytes`: of the fullest
+    moment of a GPU of the stage's rank, with the rank's other stages.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    first_s: float
+    last_s: float
+    step_s: float
+    send_s: float
+    send_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCost:
+    """What the stages of a plan take, and how they fit together: `bubble_s` is the time that a rank stands idle in a step, in the mean over
+    all ranks. `bound_s`: the closed form that no order of this schedule is faster than."""
+
+    stages: tuple[StageCost, ...]
+    bubble_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak.
-    `optimizer_time_s` is the update of the weights and what every step takes (`Timing.step_s`)."""
+    `optimizer_time_s` is the update of the weights and what every step takes (`Timing.step_s`). `pipeline`: of a plan with stages; the
+    other figures are then those of a GPU of the rank that works longest, and memory that of the fullest rank."""
 
     step_time_s: float
     compute_time_s: float
@@ -165,6 +238,7 @@ class Cost:
     traffic: tuple[Traffic, ...]
     memory_bytes: Mapping[str, int]
     optimizer_time_s: float = 0.0
+    pipeline: PipelineCost | None = None
 
     def seconds(self, objective: str) -> float:
         """The seconds that an objective minimises: the step time, or the communication alone."""
@@ -187,7 +261,8 @@ class Plan:
 
     `model`: name, source, params, loss and config. `workload`: batch, seq, dtype, optimizer, zero, recompute and so on. `cluster`: the
     whole description of the cluster. `assumptions`: the constants of the cost model, by name, with the values that they had when the
-    plan was made (see assets/timing.json).
+    plan was made (see assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's group of GPUs. None: one stage has
+    the whole model.
     """
 
     name: str
@@ -203,6 +278,12 @@ class Plan:
     fits: bool = True
     notes: tuple[str, ...] = ()
     assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(timing()))
+    pipeline: Pipeline | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs that the plan runs on."""
+        return self.mesh.num_devices * (self.pipeline.ranks if self.pipeline else 1)
 
     @property
     def chunks(self) -> int:
@@ -216,6 +297,14 @@ class Plan:
         made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
         sharded = [[at.dim for p in made if isinstance(at := p[a], Shard)] for a in range(len(self.mesh.axis_sizes))]
         return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
+
+
+def refuse_stages(plan: Plan, who: str, way: str) -> None:
+    """Raise InputError for a plan with pipeline stages: `who` cannot take one, and `way` says what would do."""
+    if plan.pipeline:
+        raise InputError(
+            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; {way}"
+        )
 
 
 def glob_name(prefixes: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,26 @@ from planner_core.core.files import is_file, is_there, write_file
 from planner_core.core.forms import SHOWN, wrong_field
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, format_placements, parse_placement, parse_placements, parse_state
-from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step, Traffic
+from planner_core.core.plan import (
+    ONE_EACH,
+    V_SHAPED,
+    VIRTUAL_OF_V,
+    BlockPlan,
+    Cost,
+    Edge,
+    ParamPlan,
+    Pipeline,
+    PipelineCost,
+    Plan,
+    SitePlan,
+    StageCost,
+    Step,
+    Traffic,
+)
 
-PLAN_SCHEMA = "shardscope.plan/2"
-
+PLAN_SCHEMA = "shardscope.plan/3"
+OLDER = ("shardscope.plan/2",)
+"""Forms that are read as well: /2 has no stages."""
 
 LARGEST_FILE_BYTES = 50_000_000
 
@@ -49,13 +65,15 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "memory_bytes": dict(plan.cost.memory_bytes),
             "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                         for t in plan.cost.traffic],
+            **({} if plan.cost.pipeline is None else {"pipeline": _lists(asdict(plan.cost.pipeline))}),
         },
+        **({} if plan.pipeline is None else {"pipeline": _lists(asdict(plan.pipeline))}),
     }  # fmt: skip
 
 
 def plan_from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
-    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") not in (PLAN_SCHEMA, *OLDER):
         found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
         raise InputError(f"not a plan: schema is {found!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`")
     wrong = wrong_field(data, "plan", "broken plan file", strict=True)
@@ -71,9 +89,9 @@ def plan_from_json(data: Any) -> Plan:
             step_time_s=float(cost["step_time_s"]), compute_time_s=float(cost["compute_time_s"]),
             comm_time_s=float(cost["comm_time_s"]), exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
             traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
-            optimizer_time_s=float(cost["optimizer_time_s"]),
+            optimizer_time_s=float(cost["optimizer_time_s"]), pipeline=_pipeline_cost(cost.get("pipeline")),
         ),
-        assumptions=dict(data.get("assumptions", {})),
+        assumptions=dict(data.get("assumptions", {})), pipeline=_pipeline(data.get("pipeline")),
     )  # fmt: skip
     wrong = next(_disagreements(plan), None)
     if wrong:
@@ -137,11 +155,43 @@ def _disagreements(plan: Plan) -> Iterator[str]:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
     if any(t.axis >= axes for t in costs.traffic):
         yield "traffic runs on a mesh axis that does not exist"
+    yield from _stages_amiss(plan)
     prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
     if len(set(prefixes)) != len(prefixes) or plan.blocks[""].prefixes != ("",):
         yield "two blocks are for the same part of the model, or the top block is not for the whole of it"
     for label, block in plan.blocks.items():
         yield from _off_the_mesh(label, block, axes)
+
+
+def _lists(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fields, tuples as lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def _pipeline(data: Mapping[str, Any] | None) -> Pipeline | None:
+    return None if data is None else Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]))
+
+
+def _pipeline_cost(data: Mapping[str, Any] | None) -> PipelineCost | None:
+    if data is None:
+        return None
+    return PipelineCost(tuple(StageCost(**s) for s in data["stages"]), float(data["bubble_s"]), float(data["bound_s"]))
+
+
+def _stages_amiss(plan: Plan) -> Iterator[str]:
+    """The faults of a plan's stages that a schema cannot express."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    if (cut is None) != (cost is None):
+        yield "it has stages without their cost, or a cost of stages that it does not have"
+    if cut is None or cost is None:
+        return
+    if len(cut.copies) % cut.ranks or len(cut.copies) != len(cost.stages):
+        yield f"{len(cut.copies)} stages on {cut.ranks} ranks, with the cost of {len(cost.stages)}"
+    calls = sum(len(block.prefixes) for label, block in plan.blocks.items() if label)
+    if sum(cut.copies) != calls:
+        yield f"its stages run {sum(cut.copies)} copies of blocks, and it has {calls}"
+    if (cut.schedule == V_SHAPED and cut.virtual != VIRTUAL_OF_V) or (cut.schedule in ONE_EACH and cut.virtual != 1):
+        yield f"a rank has {cut.virtual} stages, which {cut.schedule} does not run"
 
 
 def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:

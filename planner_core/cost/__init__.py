@@ -10,7 +10,16 @@ schedule/       the order of one rank's work: its events, its simulation, what o
 """
 
 from planner_core.cost.compute import check_offload, optimizer_bytes
-from planner_core.cost.model import SMALL_BYTES, CostModel, cost_model, cost_model_of, searched_stages
+from planner_core.cost.model import (
+    PIPE,
+    SMALL_BYTES,
+    CostModel,
+    cost_model,
+    cost_model_of,
+    pipe_link,
+    searched_stages,
+    whole_mesh,
+)
 from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
 from planner_core.cost.roles import (
     CONTEXT,
@@ -32,13 +41,19 @@ from planner_core.cost.schedule import (
     WAITED,
     Event,
     Exposed,
+    PipelineTime,
     beyond_compute,
+    check_micro_batches,
     cuttable,
+    even_copies,
     exposed_parts,
     in_chunks,
+    price_pipeline,
     scheduled,
     seconds_in_chunks,
     simulated,
+    simulated_pipeline,
+    stage_plans,
     weight_traffic,
 )
 from planner_core.cost.step import (
@@ -84,6 +99,7 @@ __all__ = [
     "NOT_HIDDEN",
     "NUM_COMPONENTS",
     "ONCE",
+    "PIPE",
     "SHARD",
     "SMALL_BYTES",
     "TENSOR",
@@ -97,6 +113,7 @@ __all__ = [
     "Event",
     "Exposed",
     "Message",
+    "PipelineTime",
     "Shares",
     "StepTime",
     "Unit",
@@ -104,11 +121,13 @@ __all__ = [
     "axis_roles",
     "beyond_compute",
     "block_of",
+    "check_micro_batches",
     "check_offload",
     "chunk_waits",
     "cost_model",
     "cost_model_of",
     "cuttable",
+    "even_copies",
     "exposed_parts",
     "in_chunks",
     "is_small",
@@ -121,13 +140,17 @@ __all__ = [
     "op_seconds",
     "ops_at_the_ends",
     "optimizer_bytes",
+    "pipe_link",
     "price",
+    "price_pipeline",
     "recomputed",
     "scheduled",
     "searched_stages",
     "seconds_in_chunks",
     "simulated",
+    "simulated_pipeline",
     "split_parts",
+    "stage_plans",
     "step_seconds",
     "touch_time",
     "unit_totals",
@@ -137,5 +160,6 @@ __all__ = [
     "weight_seconds",
     "weight_traffic",
     "weights_at_the_ends",
+    "whole_mesh",
     "zero_stage",
 ]  # fmt: skip

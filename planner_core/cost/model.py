@@ -15,6 +15,8 @@ from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
 
 Array = NDArray[np.float64]
+PIPE = "pipe"
+"""The name of the axis of the stages' ranks."""
 SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""
 
@@ -72,13 +74,25 @@ class CostModel:
         return StepTime(self.workload.accumulate, self.contention)
 
 
-def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload) -> CostModel:
-    """The prices on one mesh of one cluster."""
-    return CostModel(cluster, mesh, workload, axis_links(cluster, mesh), stages=searched_stages(workload.zero))
+def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, ranks: int = 1) -> CostModel:
+    """The prices on one mesh of one cluster; or on the mesh of one of the `ranks` of a pipeline, of which all are at work."""
+    links = axis_links(cluster, whole_mesh(mesh, ranks))[1 if ranks > 1 else 0 :]
+    return CostModel(cluster, mesh, workload, links, stages=searched_stages(workload.zero))
+
+
+def whole_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
+    """The mesh of a whole pipeline, whose ranks lie one behind the other: the axis `pipe` is the first."""
+    return mesh if ranks == 1 else DeviceMesh((PIPE, *mesh.axis_names), (ranks, *mesh.axis_sizes))
+
+
+def pipe_link(cluster: Cluster, mesh: DeviceMesh, ranks: int) -> AxisLink:
+    """The links between neighbouring ranks of a pipeline; `mesh` is that of one rank."""
+    return axis_links(cluster, whole_mesh(mesh, ranks))[0]
 
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
     """The prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
     known = {f.name for f in fields(Workload)}
     workload = Workload(**{key: value for key, value in plan.workload.items() if key in known})
-    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload)
+    ranks = plan.pipeline.ranks if plan.pipeline else 1
+    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload, ranks)

@@ -133,10 +133,10 @@ _PHASES = {"forward": 0, "backward": 1, "optimizer": 2}
 
 
 def units_of(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None, ends: Ends | None = None
 ) -> list[Unit]:  # fmt: skip
-    """Every block variant of a plan as a unit."""
-    ends = ops_at_the_ends(coarse or coarsen(graph))
+    """Every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
+    ends = ops_at_the_ends(coarse or coarsen(graph)) if ends is None else ends
     repeats = graph.num_repeats
     found = []
     for label, bp in blocks.items():

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import InputError, Plan, plan_to_json, write_file
+from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
 from planner_core.exporters.targets import TARGETS, Target
+
+WITH_STAGES = ("json",)
+"""The forms that hold pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,18 @@ def target_of(name: str) -> Target:
     return TARGETS[name]
 
 
+def _form_of(plan: Plan, name: str) -> Target:
+    """The form of this name, if it can hold the plan's stages. Raises InputError."""
+    form = target_of(name)
+    if name not in WITH_STAGES:
+        refuse_stages(plan, f"--to {name}", f"give --to {' or '.join(WITH_STAGES)}")
+    return form
+
+
 def export_text(plan: Plan, target: str) -> ExportedPlan:
     """The export as text. Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the
     nearest plan that it can hold, and its price."""
-    form = target_of(target)
+    form = _form_of(plan, target)
     try:
         return _written(plan, form)
     except InputError as error:
@@ -93,7 +104,7 @@ def _way(plan: Plan, form: Target) -> str | None:
 
 def nearest_text(plan: Plan, target: str) -> ExportedPlan:
     """The plan if the form can hold it, else Megatron-LM's plan instead, with its price. Raises InputError."""
-    form = target_of(target)
+    form = _form_of(plan, target)
     try:
         return _written(plan, form)
     except InputError as error:

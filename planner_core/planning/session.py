@@ -16,6 +16,7 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     InputError,
+    Pipeline,
     Plan,
     Workload,
     axis_names,
@@ -24,7 +25,16 @@ from planner_core.core import (
     parse_mesh,
     timing,
 )
-from planner_core.cost import CostModel, check_offload, cost_model, named_mesh, price
+from planner_core.cost import (
+    CostModel,
+    check_micro_batches,
+    check_offload,
+    cost_model,
+    named_mesh,
+    ops_at_the_ends,
+    price,
+    price_pipeline,
+)
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
@@ -134,9 +144,11 @@ class Planner:
         stages: tuple[int, ...] | None = None,
         joined: tuple[int, ...] | None = None,
         usual: bool = False,
+        ranks: int = 1,
     ) -> Problem:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
-        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks.
+        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks. `ranks`: those of a pipeline, of one of
+        which it is the mesh.
 
         Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
@@ -145,15 +157,15 @@ class Planner:
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
-        model = replace(cost_model(self.cluster, mesh, workload), joined=joined)
+        model = replace(cost_model(self.cluster, mesh, workload, ranks), joined=joined)
         model = model if stages is None else replace(model, stages=stages)
         model = _by_volume(model) if by_volume else model
-        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks)
+        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks, ranks)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
         with self.clock("network"):
             if key not in self.networks:
-                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks), {})
+                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks, ranks), {})
                 self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
             nets = self.networks[key]
 
@@ -196,7 +208,15 @@ class Planner:
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
         restrict = space.restriction(self.graph)
-        return self.problem(space.mesh, restrict, uniform=uniform, stages=space.stages, joined=space.joined, usual=True)
+        return self.problem(
+            space.mesh,
+            restrict,
+            uniform=uniform,
+            stages=space.stages,
+            joined=space.joined,
+            usual=True,
+            ranks=space.ranks,
+        )
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -215,29 +235,39 @@ class Planner:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
         if unseen(self.graph, layout):
             return None
+        pipeline = layout.pipeline(self.graph)
+        if pipeline:
+            check_micro_batches(pipeline, self.workload.accumulate)
         problem = self.of_space(layout.space())
         if problem.impossible:
             return None
-        answer = self.solve(problem, "time")
+        # A layout leaves no choice that trades time for memory, so the fastest plan of the whole model has the plans of its stages.
+        answer = search(problem, objective="time") if pipeline else self.solve(problem, "time")
         if answer.assignment is None:
             answer = search(problem, objective="time")
-        return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time")
+        return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline)
 
-    def plan(self, problem: Problem, answer: Answer, name: str, method: str, objective: str) -> Plan:
-        """The answer as a plan."""
+    def plan(
+        self, problem: Problem, answer: Answer, name: str, method: str, objective: str, pipeline: Pipeline | None = None
+    ) -> Plan:  # fmt: skip
+        """The answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = assemble(problem, answer.assignment)
+        ranks = pipeline.ranks if pipeline else 1
         model = cost_model(
-            self.cluster, problem.model.mesh, problem.model.workload
+            self.cluster, problem.model.mesh, problem.model.workload, ranks
         )  # with the real links, also if the plan was chosen by volume
-        cost = price(blocks, self.graph, model, self.coarse)
+        if pipeline:
+            cost = price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
+        else:
+            cost = price(blocks, self.graph, model, self.coarse)
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
             cluster=self.cluster.to_json(), mesh=named_mesh(model.mesh, blocks), blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_told(problem, answer),
+            notes=_told(problem, answer), pipeline=pipeline,
         )  # fmt: skip
 
     def value(self, plan: Plan) -> float:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner_core.core import InputError, Plan, plan_to_json
+from planner_core.core import InputError, Plan, plan_to_json, refuse_stages
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import refuse_silent_faults
 from planner_core.runtime.parallel import Parallel
@@ -63,6 +63,7 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
+    refuse_stages(plan, "apply", "give it a plan of one stage")
     parallel = Parallel(
         module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
     )

@@ -22,6 +22,7 @@ from planner_core.core import (
     PlannerError,
     Workload,
     divisors,
+    refuse_stages,
 )
 from planner_core.cost import cost_model
 from planner_core.models import capture_graph, graph_of, whole_config
@@ -73,6 +74,7 @@ def verify(
         >>> shardscope.verify(plan)["ok"]
         True
     """
+    refuse_stages(plan, "verify", "check it with --rules")
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
         return verify_fake(plan, graph=graph_of(plan), timeout_s=timeout_s)

@@ -156,7 +156,7 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("where", "to", "says"),
     [
-        (("schema",), "shardscope.plan/9", "schema is 'shardscope.plan/9', wanted 'shardscope.plan/2'"),
+        (("schema",), "shardscope.plan/9", "schema is 'shardscope.plan/9', wanted 'shardscope.plan/3'"),
         (("mesh", "sizes"), [2, 0], "0 is less than the minimum of 1, at mesh.sizes[1]"),
         (("mesh", "sizes"), [16], "do not name 1 axes"),
         (("workload", "zero"), 7, "7 is not one of [0, 1, 2, 3], at workload.zero"),

@@ -56,7 +56,7 @@ def test_the_journey(visit: Visit, tmp_path: Path) -> None:
         page.get_by_role("button", name="Download plan JSON").click()
     target = tmp_path / "plan.json"
     waiting.value.save_as(target)
-    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == "shardscope.plan/2"
+    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == "shardscope.plan/3"
 
 
 def test_a_shared_link_opens_the_same_view(visit: Visit) -> None:

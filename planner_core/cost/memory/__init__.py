@@ -13,11 +13,11 @@ at_peak                  the single tensors at the highest moment
 """
 
 from planner_core.cost.memory.at_peak import Held, tensors_at_peak
-from planner_core.cost.memory.deep import peak_memory
+from planner_core.cost.memory.deep import peak_memory, stage_moments
 from planner_core.cost.memory.forward import BlockMemory, Moment
-from planner_core.cost.memory.peak import Walk, block_memories, walk
+from planner_core.cost.memory.peak import Walk, at_work, block_memories, walk
 from planner_core.cost.memory.saved import Rerun, computes_again, kept_results, run_again, viewed
-from planner_core.cost.memory.standing import param_bytes
+from planner_core.cost.memory.standing import Standing, param_bytes
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
 __all__ = [
@@ -25,7 +25,9 @@ __all__ = [
     "Held",
     "Moment",
     "Rerun",
+    "Standing",
     "Walk",
+    "at_work",
     "block_memories",
     "computes_again",
     "has_working_copy",
@@ -33,6 +35,7 @@ __all__ = [
     "param_bytes",
     "peak_memory",
     "run_again",
+    "stage_moments",
     "tensors_at_peak",
     "viewed",
     "walk",

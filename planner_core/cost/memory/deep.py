@@ -13,13 +13,14 @@ Example: 1 000 layers keep 2 MB each. 12 of them are simulated, and 988 are left
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Graph, Op
+from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, CallMemory, Moment
 from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest, through
-from planner_core.cost.memory.standing import standing
+from planner_core.cost.memory.standing import Standing, standing
 from planner_core.cost.model import CostModel
 
 ENDS = 6
@@ -44,6 +45,23 @@ def peak_memory(
     return found.memory_bytes()
 
 
+def stage_moments(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, gradients: Mapping[int, int]
+) -> tuple[Standing, int, Moment, Moment]:
+    """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
+    moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value."""
+    top, gaps = shortened(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
+    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
+    given = {v: Gradient(size) for v, size in gradients.items()}
+
+    def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+        every = tuple(moments)
+        return highest(every), every[-1]
+
+    found = through(state, made, _forward(made[""], gaps), _backward(made[""], gaps, given), model, of=ends)
+    return state, found.forward[-1].kept, found.forward[0], found.backward[0]
+
+
 def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of forward, with what the copies left out keep."""
     more = [_kept(top, gap) for gap in gaps]
@@ -53,10 +71,11 @@ def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
         yield moment + Moment(kept) if kept else moment
 
 
-def _backward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
-    """The moments of backward, with what the copies left out keep until they run, and with their gradients after that."""
+def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None) -> Iterator[Moment]:
+    """The moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
+    gradients that arrive, if it does not begin with the loss."""
     more = [(_kept(top, gap), _gradients(top, gap)) for gap in gaps]
-    run = backward_of(top)
+    run = BackwardMemory(top, dict(given)) if given else backward_of(top)
     for gap in gaps:
         for reduction in _call(top, gap).unit.reductions:
             if reduction.late is not None:

@@ -5,6 +5,7 @@ events          what a rank issues and waits for, in order
 simulation      the seconds of that order, on two streams
 exposed         the parts of a step's exposed communication, by the form that the search minimises
 chunks          products in parts, each summed over GPUs beside the next (ATP)
+pipeline/       stages on groups of GPUs, one behind the other
 """
 
 from planner_core.cost.schedule.chunks import cuttable, in_chunks, seconds_in_chunks
@@ -19,6 +20,14 @@ from planner_core.cost.schedule.exposed import (
     exposed_parts,
     weight_traffic,
 )
+from planner_core.cost.schedule.pipeline import (
+    PipelineTime,
+    check_micro_batches,
+    even_copies,
+    price_pipeline,
+    simulated_pipeline,
+    stage_plans,
+)
 from planner_core.cost.schedule.simulation import simulated
 
 __all__ = [
@@ -28,12 +37,18 @@ __all__ = [
     "WAITED",
     "Event",
     "Exposed",
+    "PipelineTime",
     "beyond_compute",
+    "check_micro_batches",
     "cuttable",
+    "even_copies",
     "exposed_parts",
     "in_chunks",
+    "price_pipeline",
     "scheduled",
     "seconds_in_chunks",
     "simulated",
+    "simulated_pipeline",
+    "stage_plans",
     "weight_traffic",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
@@ -77,7 +78,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | No
     return {
         "name": plan.name, "method": plan.method,
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes), "roles": list(axis_roles(plan))},
-        "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
+        **_pipeline_summary(plan), "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
         "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
         "optimizer_time_s": c.optimizer_time_s, "micro_batch": micro_batch(plan),
         "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
@@ -85,6 +86,23 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | No
         **({} if reserved is None else {"memory_reserved": reserved.to_json()}), "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
         "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
+    }  # fmt: skip
+
+
+def _pipeline_summary(plan: Plan) -> dict[str, Any]:
+    """The stages of a plan, how long a rank stands idle in a step, and the closed form below the simulated step."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    if cut is None or cost is None:
+        return {}
+    stages = [
+        {"rank": cut.rank_of(k), "copies": n, **asdict(stage)}
+        for k, (n, stage) in enumerate(zip(cut.copies, cost.stages, strict=True))
+    ]
+    return {
+        "pipeline": {
+            "ranks": cut.ranks, "virtual": cut.virtual, "schedule": cut.schedule, "bubble_s": cost.bubble_s,
+            "bubble": cost.bubble_s / plan.cost.step_time_s, "bound_s": cost.bound_s, "stages": stages,
+        }
     }  # fmt: skip
 
 
@@ -161,7 +179,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
             p.name, str(p.mesh), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
             f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
             seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", _proven(p),
-            *([] if budget is None else budget.cells(speed, p.mesh.num_devices)),
+            *([] if budget is None else budget.cells(speed, p.num_gpus)),
         ])  # fmt: skip
     return table(rows, frozenset({*range(2, 11), 13, 14}))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Block, Call, Graph, Op, Plan
+from planner_core.core import Block, Call, Graph, Op, Plan, refuse_stages
 from planner_core.cost import (
     BESIDE,
     CostModel,
@@ -87,6 +87,7 @@ class _Segment:
 
 def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
     """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
+    refuse_stages(plan, "a trace of one rank", "price the plan, which says what every stage takes")
     return _Step(plan, graph).work()
 
 

@@ -8,6 +8,10 @@ are sharded by tokens. Over `cp` ranks every sample is sharded by tokens, throug
 heads are exchanged for tokens (`ulysses`), or keys and values are gathered (`gather`). These ranks store weights as the data-parallel
 ranks do, and `zero=3` shards weights over them alone. Over `ep` of the data-parallel ranks experts are dealt out, and tokens sent to them.
 The mesh has an axis for each degree above 1. The tensor axis is innermost, where links are fastest, then the context axis.
+
+    dp=8,tp=8,pp=8,vp=2,schedule=interleaved     512 GPUs: 16 stages of the model on 8 groups of 64 GPUs, which lie one behind the other
+
+`pp` groups of GPUs run stages of the model, `vp` each, in the order of `schedule`. All other degrees are those inside a group.
 """
 
 from __future__ import annotations
@@ -17,7 +21,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from planner_core.core import Cluster, DeviceMesh, Graph, InputError, Shard, Value, nearest, short
+from planner_core.core import (
+    ONE_EACH,
+    SCHEDULES,
+    V_SHAPED,
+    VIRTUAL_OF_V,
+    Cluster,
+    DeviceMesh,
+    Graph,
+    InputError,
+    Pipeline,
+    Shard,
+    Value,
+    nearest,
+    short,
+)
+from planner_core.cost import even_copies
 from planner_core.ops import CONTEXT, DISPATCH, RING, Kind
 from planner_core.planning.methods.restrictions import (
     BY_HEADS,
@@ -33,14 +52,14 @@ from planner_core.planning.methods.restrictions import (
 )
 from planner_core.search.network import AxisState
 
-DEGREES = ("dp", "fsdp", "tp", "cp", "ep")
+DEGREES = ("dp", "fsdp", "tp", "cp", "ep", "pp", "vp")
 CP_TYPES: Mapping[str, frozenset[str]] = {
     "ring": frozenset({RING}), "ulysses": frozenset({"heads"}), "gather": frozenset({CONTEXT, "queries"}),
 }  # fmt: skip
 """How attention runs on a context axis: the names of its rows. The first is the default, as in Megatron-LM."""
 PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
 """The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""
-WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type")
+WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type", "schedule")
 WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 SHARDED = 3
@@ -53,13 +72,15 @@ MOST_AXES = 4
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The plans of one mesh that follow a layout. `stages` and `joined` are those of `CostModel`."""
+    """The plans of one mesh that follow a layout. `stages` and `joined` are those of `CostModel`. `ranks`: those of the pipeline; the mesh
+    is that of one of them."""
 
     layout: Layout
     mesh: DeviceMesh
     restriction: Callable[[Graph], AxisRules]
     stages: tuple[int, ...]
     joined: tuple[int, ...] = ()
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +95,39 @@ class Layout:
     ep: int = 1
     zero: int = 0
     cp_type: str = "ring"
+    pp: int = 1
+    vp: int = 1
+    schedule: str = ""
 
     def __str__(self) -> str:
         words = [f"{name}={n}" for name in DEGREES if (n := getattr(self, name)) > 1] or ["dp=1"]
         words += ["sp"] if self.sp else []
         words += [f"cp_type={self.cp_type}"] if self.cp_type != "ring" else []
+        words += [f"schedule={self.schedule}"] if self.schedule else []
         return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
     def num_gpus(self) -> int:
         """The product of the degrees. Experts are sharded over ranks that also shard the batch, so `ep` is not a factor."""
-        return self.dp * self.fsdp * self.tp * self.cp
+        return self.dp * self.fsdp * self.tp * self.cp * self.pp
+
+    @property
+    def order(self) -> str:
+        """The schedule of its stages: the one that is stated, or the usual one for as many stages a rank."""
+        return self.schedule or ("interleaved" if self.vp > 1 else "1f1b")
+
+    def pipeline(self, graph: Graph) -> Pipeline | None:
+        """Its stages of a model, with equally many copies where they can be; None if it has one stage. Raises InputError if the model has
+        fewer copies than stages."""
+        calls, stages = sum(graph.num_repeats.values()), self.pp * self.vp
+        if self.pp == 1:
+            return None
+        if calls < stages:
+            raise InputError(
+                f"layout {self} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
+                f"give pp={max(1, calls // self.vp)} or fewer"
+            )
+        return Pipeline(self.pp, self.order, even_copies(calls, stages))
 
     @property
     def data(self) -> int:
@@ -132,7 +175,7 @@ class Layout:
 
     def space(self) -> Space:
         """The plans that follow the layout."""
-        return Space(self, self.mesh(), self.restriction, self.stages, self.joined)
+        return Space(self, self.mesh(), self.restriction, self.stages, self.joined, self.pp)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as `price --json` shows it."""
@@ -188,6 +231,19 @@ def _wrong(layout: Layout) -> str:
         return "sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"
     if layout.cp_type != "ring" and layout.cp == 1:
         return "cp_type says how attention runs over the context ranks; give cp=2 or more, or leave cp_type out"
+    return _wrong_stages(layout)
+
+
+def _wrong_stages(layout: Layout) -> str:
+    """What contradicts itself in the stages of a layout."""
+    if layout.pp == 1 and (layout.vp > 1 or layout.schedule):
+        return "vp and schedule say how the stages of pp ranks run; give pp=2 or more, or leave them out"
+    if layout.order in ONE_EACH and layout.vp > 1:
+        return f"schedule={layout.order} has one stage a rank; leave vp out, or give schedule=interleaved"
+    if layout.order == "interleaved" and layout.vp == 1:
+        return "schedule=interleaved has several stages a rank; give vp=2 or more, or schedule=1f1b"
+    if layout.order == V_SHAPED and layout.vp != VIRTUAL_OF_V:
+        return f"schedule=zbv has two stages a rank; give vp={VIRTUAL_OF_V}"
     return ""
 
 
@@ -208,15 +264,24 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
             if value not in ("", "1", "0"):
                 raise InputError(f"{where} takes no value; write sp, or leave it out")
             yield "sp", value != "0"
-        elif word == "cp_type":
-            if PEERS_TYPES.get(value, value) not in CP_TYPES:
-                raise InputError(f"{where} must be {', '.join(CP_TYPES)}, or Megatron-LM's p2p, a2a, all_gather")
-            yield "cp_type", PEERS_TYPES.get(value, value)
+        elif word in ("cp_type", "schedule"):
+            yield word, _kind(word, value, where)
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"
             raise InputError(f"{where} must be {wanted}, as in {EXAMPLE}")
         else:
             yield word, int(value)
+
+
+def _kind(word: str, value: str, where: str) -> str:
+    """The kind of attention on context ranks, or of schedule, that a word names. Raises InputError."""
+    if word == "schedule":
+        if value.lower() not in SCHEDULES:
+            raise InputError(f"{where} must be one of {', '.join(SCHEDULES)}")
+        return value.lower()
+    if PEERS_TYPES.get(value, value) not in CP_TYPES:
+        raise InputError(f"{where} must be {', '.join(CP_TYPES)}, or Megatron-LM's p2p, a2a, all_gather")
+    return PEERS_TYPES.get(value, value)
 
 
 def _in_range(word: str, value: int) -> bool:

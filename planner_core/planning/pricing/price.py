@@ -24,6 +24,7 @@ from planner_core.planning.session import STATED, Planner, prepare
 OWN_DTYPE = "own"
 """Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
+BUBBLE = "bubble"
 
 
 @dataclass
@@ -145,7 +146,13 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
 
 
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
-    """Seconds of a step by the resource for which it waits. They add up to the step's time."""
+    """Seconds of a step by the resource for which it waits. They add up to the step's time. Of a plan with stages the time in which a rank
+    waits for others is apart."""
+    if plan.cost.pipeline:
+        cost, bubble = plan.cost, plan.cost.pipeline.bubble_s
+        waits = max(0.0, cost.exposed_comm_time_s - bubble)
+        parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s}
+        return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)

@@ -1,0 +1,42 @@
+"""Pipeline stages: ranges of the model's copies on groups of GPUs, one behind the other.
+
+orders   what each rank runs in which order, by schedule
+stages   a stage as a model of its own
+timing   the seconds of a step, event by event, and the closed form below it
+memory   what a rank holds, with the micro-batches that are in flight
+price    the cost of a plan with stages
+"""
+
+from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, in_flight, rank_orders
+from planner_core.cost.schedule.pipeline.price import price_pipeline
+from planner_core.cost.schedule.pipeline.stages import (
+    RECEIVE,
+    StagePlan,
+    boundary_states,
+    cut_items,
+    even_copies,
+    stage_plans,
+    tied_weights,
+)
+from planner_core.cost.schedule.pipeline.timing import PipelineTime, Span, bound_s, simulated_pipeline
+
+__all__ = [
+    "RECEIVE",
+    "Order",
+    "Pass",
+    "PipelineTime",
+    "Span",
+    "StagePlan",
+    "Work",
+    "bound_s",
+    "boundary_states",
+    "check_micro_batches",
+    "cut_items",
+    "even_copies",
+    "in_flight",
+    "price_pipeline",
+    "rank_orders",
+    "simulated_pipeline",
+    "stage_plans",
+    "tied_weights",
+]

@@ -1,0 +1,109 @@
+"""The memory of a rank of a pipeline: weights of all its stages, and the micro-batches that are in flight in each of them.
+
+When a stage runs a forward, the micro-batches before it whose backward has not come hold what autograd kept of them, and what was sent on.
+So at each piece of a rank's work
+
+    bytes = weights and states of the rank's stages + their gradients so far
+          + micro-batches in flight, stage by stage, each times what one keeps
+          + the highest moment of this pass through its own stage
+
+Example: 1F1B with 4 ranks. Rank 0 holds 4 micro-batches when it runs the first backward, rank 3 holds 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner_core.core import Pipeline, State
+from planner_core.cost.memory import Moment, Standing, at_work, stage_moments
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import local_bytes
+from planner_core.cost.schedule.pipeline.orders import Order, Pass, rank_orders
+from planner_core.cost.schedule.pipeline.stages import RECEIVE, StagePlan, boundary_states
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it sent on.
+    `forward` and `backward`: the highest moments of one pass, with the micro-batch's own kept bytes."""
+
+    state: Standing
+    kept: int
+    forward: Moment
+    backward: Moment
+
+
+def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
+    """What each stage of a plan takes. Stages that are alike are walked once."""
+    known: dict[object, StageMemory] = {}
+    found = []
+    for number, stage in enumerate(stages):
+        following = boundary_states(stages[number + 1]) if number + 1 < len(stages) else {}
+        alike = (
+            tuple((label, len(block.prefixes)) for label, block in stage.blocks.items()), stage.graph.buffer_bytes,
+            tuple(item.name for item in stage.graph.top.ops if item.fn != RECEIVE), len(stage.takes), len(stage.gives),
+        )  # fmt: skip
+        if alike not in known:
+            known[alike] = _stage_memory(stage, following, model)
+        found.append(known[alike])
+    return tuple(found)
+
+
+def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostModel) -> StageMemory:
+    """`states`: how each tensor that it hands on lies on the mesh."""
+    top = stage.graph.top
+    gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
+    state, kept, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients)
+    sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
+    return StageMemory(state, kept + sent, forward, backward)
+
+
+def rank_memory(
+    pipeline: Pipeline, rank: int, memories: Sequence[StageMemory], order: Order, model: CostModel
+) -> dict[str, int]:
+    """Bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
+    mine = pipeline.stages_of(rank)
+    params, moments, grads, reduced = (
+        sum(getattr(memories[s].state, name) for s in mine) for name in ("params", "moments", "grads", "reduced")
+    )
+    largest = max(memories[s].state.largest_param for s in mine)
+    peak = Moment(0, reduced, at_work(model.workload) * largest)  # the optimizer's step
+    for moment in _moments(mine, memories, order, grads):
+        peak = max(peak, moment, key=lambda m: m.total)
+    return {
+        "params": params, "grads": peak.grads, "optimizer": moments, "activations": peak.kept,
+        "buffers": peak.flying + peak.ahead, "overlap": peak.ahead, "peak": params + moments + peak.total,
+    }  # fmt: skip
+
+
+def _moments(mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int) -> Sequence[Moment]:
+    """The highest moment of each different situation of a rank: a pass through a stage while so many micro-batches are in flight."""
+    held: Counter[int] = Counter()
+    seen: dict[tuple[object, ...], Moment] = {}
+    for work in order:
+        stage, forward = work.stage, work.what is Pass.FORWARD
+        others = tuple(held[s] - (s == stage and not forward) for s in mine)
+        if work.what is not Pass.WEIGHT and (at := (stage, forward, others)) not in seen:
+            now = memories[stage].forward if forward else memories[stage].backward
+            kept = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
+            # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
+            elsewhere = grads - memories[stage].state.grads
+            seen[at] = now + Moment(kept, elsewhere)
+        if forward:
+            held[stage] += 1
+        elif work.what is not Pass.INPUT:
+            held[stage] -= 1
+    return tuple(seen.values())
+
+
+def fullest_rank(
+    pipeline: Pipeline, memories: Sequence[StageMemory], model: CostModel
+) -> tuple[dict[str, int], tuple[int, ...]]:
+    """The bytes of the fullest rank by kind, and the peak of every rank."""
+    every = [
+        rank_memory(pipeline, rank, memories, order, model)
+        for rank, order in enumerate(rank_orders(pipeline, model.workload.accumulate))
+    ]
+    return max(every, key=lambda m: m["peak"]), tuple(m["peak"] for m in every)

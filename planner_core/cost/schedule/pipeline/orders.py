@@ -1,0 +1,189 @@
+"""The order in which each rank of a pipeline runs its work: which stage, which micro-batch, forward or backward.
+
+    gpipe         all forwards, then all backwards                                (Huang et al. 2019)
+    1f1b          some forwards, then one forward and one backward in turn        (PipeDream-Flush; Narayanan et al. 2021)
+    interleaved   the same with several stages a rank, micro-batches in rounds    (Megatron-LM; Narayanan et al. 2021)
+    zb            backward in two: gradients of operands at once, those of weights later, where a rank would wait (ZB-H1; Qi et al. 2024)
+    zbv           the same with two stages a rank that lie in a V                 (ZB-V; Qi et al. 2024)
+
+The orders are those that `torch.distributed.pipelining` runs (`tests/cost/test_pipeline.py` compares them), so a plan's prediction is
+of the order in which it runs. A rank does its work in order and waits where an operand is not there yet.
+
+Example: `1f1b`, 2 ranks, 3 micro-batches. Rank 0: F0 F1 B0 F2 B1 B2. Rank 1: F0 B0 F1 B1 F2 B2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from planner_core.core import InputError, Pipeline
+
+
+class Pass(Enum):
+    """What a rank does with a micro-batch in a stage. `INPUT` and `WEIGHT` are the two parts of `BACKWARD`: the gradients of the stage's
+    operands, and those of its weights."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One micro-batch's pass through one stage."""
+
+    stage: int
+    what: Pass
+    micro_batch: int
+
+
+Order = tuple[Work, ...]
+
+
+def rank_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
+    """By rank: its work in order. Raises InputError if the schedule cannot have so many micro-batches."""
+    check_micro_batches(pipeline, micro_batches)
+    one = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved, "zb": _zero_bubble, "zbv": _v_shaped}
+    return tuple(tuple(one[pipeline.schedule](pipeline, rank, micro_batches)) for rank in range(pipeline.ranks))
+
+
+def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
+    """Raise InputError if the schedule cannot have so many micro-batches."""
+    name, ranks = pipeline.schedule, pipeline.ranks
+    if name == "1f1b" and micro_batches < ranks:
+        raise InputError(
+            f"schedule 1f1b of {ranks} stages needs at least {ranks} micro-batches a step, not {micro_batches}; give --accumulate {ranks}"
+        )
+    rounds = max(1, micro_batches // ranks)
+    if name in ("interleaved", "zb") and micro_batches % rounds:
+        raise InputError(
+            f"schedule {name} runs micro-batches in rounds of about {ranks}, and {micro_batches} cannot be dealt to {rounds} equal rounds; "
+            f"give --accumulate {rounds * ranks}"
+        )
+
+
+def in_flight(order: Order) -> Counter[int]:
+    """By stage: the most micro-batches whose forward is done, or running, and whose backward is not."""
+    now, most = Counter[int](), Counter[int]()
+    for work in order:
+        if work.what is Pass.FORWARD:
+            now[work.stage] += 1
+            most[work.stage] = max(most[work.stage], now[work.stage])
+        elif work.what is not Pass.INPUT:
+            now[work.stage] -= 1
+    return most
+
+
+def _gpipe(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+    return [Work(rank, what, k) for what in (Pass.FORWARD, Pass.BACKWARD) for k in range(m)]
+
+
+def _one_f_one_b(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+    """A rank runs a forward for each rank behind it before its first backward comes back."""
+    ahead = min(m, pipeline.ranks - 1 - rank)
+    found = [Work(rank, Pass.FORWARD, k) for k in range(ahead)]
+    for k in range(m - ahead):
+        found += [Work(rank, Pass.FORWARD, ahead + k), Work(rank, Pass.BACKWARD, k)]
+    return found + [Work(rank, Pass.BACKWARD, k) for k in range(m - ahead, m)]
+
+
+def _interleaved(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+    return _in_rounds(pipeline, rank, m, hops=2, weights_after=None)
+
+
+def _zero_bubble(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+    """Gradients of weights begin `rank` backwards late: a rank further behind gets its first gradient sooner, and has less to fill."""
+    return _in_rounds(pipeline, rank, m, hops=1, weights_after=rank)
+
+
+def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: int | None) -> list[Work]:
+    """Rounds of micro-batches: a round goes through all stages of a rank before the next round begins. `hops`: how many more forwards a
+    rank runs ahead for each rank behind it. `weights_after`: after how many backwards those of weights begin; None: they are not apart."""
+    ranks, stages = pipeline.ranks, pipeline.virtual
+    each = m // max(1, m // ranks)
+    total = m * stages
+    ahead = min(total, (stages - 1) * each + hops * (ranks - 1 - rank))
+    back = Pass.BACKWARD if weights_after is None else Pass.INPUT
+    forward = _numbered(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
+    backward = _numbered(back, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
+    weight = _numbered(Pass.WEIGHT, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
+    found = [forward(k) for k in range(ahead)]
+    for k in range(total):
+        if ahead + k < total:
+            found.append(forward(ahead + k))
+        found.append(backward(k))
+        if weights_after is not None and k >= weights_after:
+            found.append(weight(k - weights_after))
+    late = min(weights_after or 0, total)
+    return found + [weight(k) for k in range(total - late, total)]
+
+
+def _numbered(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
+    """The k-th pass of a kind on a rank; each stage takes its micro-batches in order."""
+    seen: Counter[int] = Counter()
+
+    def work(k: int) -> Work:
+        stage = stage_of(k)
+        seen[stage] += 1
+        return Work(stage, what, seen[stage] - 1)
+
+    return work
+
+
+def _v_shaped(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
+    """Two stages a rank, one met on the way to the last rank and one on the way back. Fewer micro-batches than fill the V leave gaps."""
+    v = _V(rank, 2 * pipeline.ranks - 1 - rank, m)
+    v.fill(pipeline.ranks, rank)
+    v.steady(max(2 * pipeline.ranks - 1, m))
+    v.drain(pipeline.ranks, rank)
+    return v.found
+
+
+class _V:
+    """The work of one rank of a V: its stages are `down` and `up`. Micro-batches from `real` on are not there."""
+
+    def __init__(self, down: int, up: int, real: int) -> None:
+        self.down, self.up, self.real = down, up, real
+        self.made: Counter[tuple[int, Pass]] = Counter()
+        self.found: list[Work] = []
+
+    def run(self, stage: int, *passes: Pass) -> None:
+        for what in passes:
+            number = self.made[stage, what]
+            self.made[stage, what] += 1
+            if number < self.real:
+                self.found.append(Work(stage, what, number))
+
+    def fill(self, ranks: int, rank: int) -> None:
+        """Forwards until the first gradient comes; ranks further behind get it sooner."""
+        for _ in range(2 * (ranks - rank) - 1):
+            self.run(self.down, Pass.FORWARD)
+        for _ in range(rank):
+            self.run(self.up, Pass.FORWARD)
+            self.run(self.down, Pass.FORWARD)
+        for _ in range(ranks - rank):
+            self.run(self.up, Pass.FORWARD, Pass.INPUT, Pass.WEIGHT)
+
+    def steady(self, whole: int) -> None:
+        """One forward and one backward in turn, in both stages."""
+        done = self.made
+        while done[self.up, Pass.FORWARD] < done[self.down, Pass.FORWARD] or done[self.down, Pass.FORWARD] < whole:
+            if done[self.down, Pass.FORWARD] < whole:
+                self.run(self.down, Pass.FORWARD)
+            self.run(self.down, Pass.INPUT, Pass.WEIGHT)
+            self.run(self.up, Pass.FORWARD, Pass.INPUT, Pass.WEIGHT)
+
+    def drain(self, ranks: int, rank: int) -> None:
+        """Gradients of operands first, for which other ranks wait; those of weights fill the end."""
+        for _ in range(rank):
+            self.run(self.down, Pass.INPUT)
+            self.run(self.up, Pass.INPUT)
+        for _ in range(ranks - rank):
+            self.run(self.down, Pass.INPUT, Pass.WEIGHT)
+        for stage in (self.up, self.down):
+            while self.made[stage, Pass.WEIGHT] < self.made[stage, Pass.INPUT]:
+                self.run(stage, Pass.WEIGHT)

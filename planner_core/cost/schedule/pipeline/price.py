@@ -1,0 +1,164 @@
+"""The cost of a plan with stages: each stage by itself, then how they fit together.
+
+A stage's forward and backward take what `cost.step_time` says of its units, with the traffic that runs beside them in every micro-batch;
+the traffic of once a step runs beside its first forward and its last backward. Between stages every GPU sends its own part of what the next
+stage takes to the GPU of the same place there. A tensor that lies whole on several GPUs is sent by each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner_core.core import (
+    Block,
+    BlockPlan,
+    Cost,
+    Graph,
+    Op,
+    Pipeline,
+    PipelineCost,
+    SitePlan,
+    StageCost,
+    largest_part,
+)
+from planner_core.cost.communication.collectives import collective_time
+from planner_core.cost.communication.links import AxisLink
+from planner_core.cost.compute import has_kernels, kernel_seconds
+from planner_core.cost.model import CostModel, pipe_link
+from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
+from planner_core.cost.schedule.pipeline.memory import fullest_rank, stage_memories
+from planner_core.cost.schedule.pipeline.stages import (
+    StagePlan,
+    boundary_states,
+    stage_plans,
+    tied_weights,
+)
+from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
+from planner_core.cost.step import Unit, traffic_of, unit_totals, units_of
+from planner_core.cost.step_messages import messages, weight_item
+from planner_core.cost.step_time import Component, Floats
+from planner_core.cost.units import Ends
+
+
+def price_pipeline(
+    blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipeline, model: CostModel, ends: Ends
+) -> Cost:
+    """The cost of one step of a plan with stages.
+
+    Args:
+        blocks: The plan of every block of the whole model, by label.
+        graph: The whole model, with the global shapes of one micro-batch.
+        pipeline: Where it is cut, and the order of work.
+        model: The mesh of one rank of the pipeline, with the links as they are when all ranks are at work.
+        ends: The operators before and behind all units of the whole model.
+
+    Raises:
+        InputError: The schedule cannot have so many micro-batches, or plan and graph do not belong together.
+    """
+    stages, link = stage_plans(blocks, graph, pipeline), pipe_link(model.cluster, model.mesh, pipeline.ranks)
+    units = [units_of(stage.blocks, stage.own, model, ends=ends) for stage in stages]
+    whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
+    tied = _tied_seconds(stages, pipeline, model, link)
+    costs = tuple(
+        _stage_cost(stages, number, units[number], model, link, peaks[pipeline.rank_of(number)], tied[number],
+                    split=pipeline.schedule in SPLIT)
+        for number in range(len(stages))
+    )  # fmt: skip
+    time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
+    found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
+    busiest = max(range(pipeline.ranks), key=lambda r: _busy(pipeline, costs, r, m))
+    mine = pipeline.stages_of(busiest)
+    traffic = traffic_of((x for s in mine for x in messages(stages[s].blocks, stages[s].own, model)), model)
+    compute = m * sum(u.copies * (u.forward_s + u.backward_s) for s in mine for u in units[s])
+    optimizer = max(sum(u.copies * u.optimizer_s for u in units[s]) for s in mine)
+    return Cost(
+        step_time_s=time.step_s, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
+        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer), optimizer_time_s=optimizer, traffic=traffic,
+        memory_bytes=whole, pipeline=found,
+    )  # fmt: skip
+
+
+def _busy(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:
+    return sum(micro_batches * (costs[s].forward_s + costs[s].backward_s) for s in pipeline.stages_of(rank))
+
+
+def _stage_cost(
+    stages: Sequence[StagePlan], number: int, units: Sequence[Unit], model: CostModel, link: AxisLink, peak: int, tied_s: float,
+    *, split: bool,
+) -> StageCost:  # fmt: skip
+    totals = [(u.copies, unit_totals(u, model)) for u in units]
+    forward, first = _phase(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
+    backward, last = _phase(totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE)
+    num_bytes = _handed_on(stages, number, model)
+    stage = stages[number]
+    return StageCost(
+        forward_s=forward, backward_s=backward, weight_s=_weight_seconds(stage, model) if split else 0.0, first_s=first,
+        last_s=last, step_s=sum(n * float(t[Component.STEP]) for n, t in totals) + tied_s,
+        send_s=collective_time("send_recv", link.size * num_bytes, link)[0], send_bytes=num_bytes, peak_bytes=peak,
+    )  # fmt: skip
+
+
+def _phase(
+    totals: Sequence[tuple[int, Floats]], model: CostModel, compute: Component, traffic: Component, once: Component
+) -> tuple[float, float]:
+    """Seconds of a pass of every micro-batch, and what the one with the traffic of once a step takes more."""
+    k, steady, edge = model.contention, 0.0, 0.0
+    for copies, total in totals:
+        a, b, c = (float(total[part]) for part in (compute, traffic, once))
+        steady += copies * max(a + k * b, b)
+        edge += copies * max(a + k * (b + c), b + c)
+    return steady, edge - steady
+
+
+def _handed_on(stages: Sequence[StagePlan], number: int, model: CostModel) -> int:
+    """Bytes that one GPU sends to the next stage in one micro-batch."""
+    if number + 1 == len(stages):
+        return 0
+    following = stages[number + 1]
+    top = following.graph.top
+    return sum(local_bytes(top, v, state.forward, model) for v, state in boundary_states(following).items())
+
+
+def _tied_seconds(
+    stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink
+) -> dict[int, float]:
+    """Seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
+    found = dict.fromkeys(range(len(stages)), 0.0)
+    for name, users in tied_weights(stages).items():
+        ranks = {pipeline.rank_of(s) for s in users}
+        block = stages[users[0]].graph.top
+        value = next(i for i, v in enumerate(block.values) if v.kind == "parameter" and v.name == name)
+        if len(ranks) == 1 or not block.values[value].grad:
+            continue
+        param = stages[users[0]].blocks[""].params[name]
+        elements = float(np.prod(largest_part(block.values[value].meta.shape, param.gradient, model.sizes)))
+        between = replace(link, size=len(ranks), stages=())
+        seconds = collective_time("all_reduce", elements * weight_item(block, value, model), between)[0]
+        for stage in users:
+            found[stage] += seconds
+    return found
+
+
+# --- backward in two parts -------------------------------------------------------------------------------
+
+
+def _weight_seconds(stage: StagePlan, model: CostModel) -> float:
+    """Seconds of a micro-batch's backward that make the gradients of weights: the kernels that are not needed for the operands' own."""
+    total = 0.0
+    for label, plan in stage.blocks.items():
+        block = block_of(stage.own, label)
+        one = sum(_of_weights(block, op, plan.sites[op.name], model) for op in block.ops if has_kernels(op))
+        total += len(plan.prefixes) * one
+    return total * model.slowdown
+
+
+def _of_weights(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
+    weights = {v for v in op.inputs if block.values[v].kind == "parameter" and block.values[v].grad}
+    if not weights:
+        return 0.0
+    frozen = [replace(v, grad=False) if i in weights else v for i, v in enumerate(block.values)]
+    rows = rows_at(block, op, site)
+    return kernel_seconds(op, block.values, rows, model)[1] - kernel_seconds(op, frozen, rows, model)[1]

@@ -1,0 +1,150 @@
+"""A stage as a model of its own: the calls of its range and what stands around them, with the tensors that come from the stage before.
+
+    whole      embedding  block 0  block 1  block 2  block 3  norm  head  loss
+    stage 0    embedding  block 0  block 1                                          gives h
+    stage 1    takes h                      block 2  block 3  norm  head  loss
+
+A stage has the graph's own values, by their numbers, so a plan's blocks and sites stay as they are. An operator `receive` makes each
+tensor that comes from the stage before. What a later stage needs is handed on by every stage between (an encoder's output, for example):
+only neighbours talk.
+
+A weight that several stages use (tied embeddings) is in each of them, and its gradient is summed between them once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, Op, Pipeline, SitePlan, State
+from planner_core.cost.resolved_ops import block_of
+
+RECEIVE = "receive"
+"""The function of the operator that makes what comes from the stage before."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage: its graph, its part of the plan's blocks by label, and the tensors that it takes from the stage before and hands on to the
+    next one (by their numbers in the top block)."""
+
+    graph: Graph
+    blocks: Mapping[str, BlockPlan]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+    @property
+    def own(self) -> Graph:
+        """The stage's graph without what receives: the operators that have kernels, and collectives in the stage's mesh."""
+        top = self.graph.top
+        items = tuple(i for i in top.items if not (isinstance(i, Op) and i.fn == RECEIVE))
+        return replace(self.graph, top=replace(top, items=items))
+
+
+def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipeline) -> tuple[StagePlan, ...]:
+    """Every stage of a plan of the whole model, in order. Raises InputError if a cut is where the model has none."""
+    states = _Delivered(blocks, graph)
+    items = graph.top.items
+    cuts = cut_items(graph, pipeline)
+    crossing = [_crossing(graph.top, at) for at in cuts]
+    found = []
+    for stage in range(len(pipeline.copies)):
+        own = items[cuts[stage] : cuts[stage + 1]]
+        takes, gives = crossing[stage], crossing[stage + 1]
+        # Buffers are few bytes, and most are those of the whole model, so a rank counts all of them once.
+        buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
+        mine = replace(graph, top=_stage_top(graph.top, own, takes, gives), buffer_bytes=buffers)
+        found.append(StagePlan(mine, _stage_blocks(blocks, mine, states), takes, gives))
+    return tuple(found)
+
+
+def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
+    """The first item of each stage in the top block, and the number of all items. Raises InputError if the calls are not as many."""
+    at = [k for k, item in enumerate(graph.top.items) if isinstance(item, Call)]
+    if sum(pipeline.copies) != len(at):
+        raise InputError(
+            f"the stages run {sum(pipeline.copies)} copies of blocks, and {graph.name} has {len(at)}; plan this model again"
+        )
+    begins = [pipeline.calls(stage)[0] for stage in range(1, len(pipeline.copies))]
+    inner = [at[first] if first < len(at) else at[-1] + 1 for first in begins]
+    return (0, *inner, len(graph.top.items))
+
+
+def even_copies(calls: int, stages: int) -> tuple[int, ...]:
+    """Copies of each stage where all have as many, or one more: the first stages have more, since the last one has the model's head.
+    Example: 7 calls in 2 stages are 4 and 3."""
+    few, more = divmod(calls, stages)
+    return (few + 1,) * more + (few,) * (stages - more)
+
+
+def tied_weights(stages: Sequence[StagePlan]) -> dict[str, tuple[int, ...]]:
+    """The weights of the top block that several stages use, by name: the stages."""
+    users: dict[str, list[int]] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.blocks[""].params:
+            users.setdefault(name, []).append(number)
+    return {name: tuple(found) for name, found in users.items() if len(found) > 1}
+
+
+def boundary_states(stage: StagePlan) -> dict[int, State]:
+    """How each tensor that a stage takes lies on the mesh of its rank."""
+    sites = stage.blocks[""].sites
+    return {value: sites[f"{RECEIVE}.{value}"].outputs[0].dst for value in stage.takes}
+
+
+def _crossing(top: Block, at: int) -> tuple[int, ...]:
+    """The activations that are made before item `at` and used by it or behind it."""
+    made = {v for item in top.items[:at] for v in item.outputs if top.values[v].kind == "activation"}
+    used = [v for item in top.items[at:] for v in item.inputs]
+    return tuple(dict.fromkeys(v for v in used if v in made))
+
+
+def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives: tuple[int, ...]) -> Block:
+    values = list(top.values)
+    for v in takes:
+        values[v] = replace(values[v], storage=v)  # what arrives is a tensor of its own
+    received = tuple(Op(f"{RECEIVE}.{v}", RECEIVE, (), (v,), {}) for v in takes)
+    outputs = gives or top.outputs
+    return replace(top, values=tuple(values), items=(*received, *own), outputs=outputs)
+
+
+def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _Delivered) -> dict[str, BlockPlan]:
+    """The plan's blocks with the copies, sites and weights of one stage."""
+    top, calls = stage.top, {call.prefix for call in stage.calls()}
+    read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
+    whole = blocks[""]
+    sites = {
+        op.name: SitePlan((), (_arrives(states.of(op.outputs[0])),)) if op.fn == RECEIVE else whole.sites[op.name]
+        for op in top.ops
+    }
+    found = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
+    for label, block in blocks.items():
+        prefixes = tuple(p for p in block.prefixes if p in calls)
+        if label and prefixes:
+            found[label] = replace(block, prefixes=prefixes)
+    return found
+
+
+def _arrives(state: State) -> Edge:
+    return Edge(state, state)
+
+
+class _Delivered:
+    """The states in which activations of the top block are delivered."""
+
+    def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph) -> None:
+        self.blocks, self.graph = blocks, graph
+        self.labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
+        self.makers = {v: item for item in graph.top.items for v in item.outputs}
+
+    def of(self, value: int) -> State:
+        maker = self.makers[value]
+        if isinstance(maker, Op):
+            return self.blocks[""].sites[maker.name].outputs[maker.outputs.index(value)].dst
+        label = self.labels[maker.prefix]
+        block, plan = block_of(self.graph, label), self.blocks[label]
+        inner = block.outputs[maker.outputs.index(value)]
+        for op in block.ops:
+            if inner in op.outputs:
+                return plan.sites[op.name].outputs[op.outputs.index(inner)].dst
+        return self.of(maker.inputs[block.inputs.index(inner)])  # the block hands on what it was given

@@ -1,0 +1,154 @@
+"""The seconds of a pipeline's step, event by event.
+
+A rank does its work in the order of `orders`. A forward begins when the rank is free and the stage before has sent its results; a
+backward when the stage behind has sent the gradients. A send takes `StageCost.send_s` and does not hold the sender; between two stages
+of one rank nothing is sent. When a rank has done all micro-batches it does what is done once a step (`StageCost.step_s`). The step ends
+with the last rank.
+
+Example: 2 stages, forward 1 s, backward 2 s, sends 0 s, 3 micro-batches, `1f1b`. Stage 1 begins after 1 s and works without a pause until
+1 + 3 * 3 = 10 s. Stage 0 then has one backward left: 12 s. Each rank works for 9 s, so the bubble is 3 s.
+
+The closed form is a lower bound of every order. Rank r computes for W_r seconds. It cannot begin before the first micro-batch has come
+to its first stage, and when its last backward is done, the gradients must still go back to the first stage:
+
+    bound = max over ranks r of   start_r + W_r + end_r
+
+start_r: forwards and sends of the stages before the rank's first one; end_r: backwards and sends of those stages, and what is done once
+a step on the first rank; or what is done once a step on r, if that takes longer. Where gradients of weights are apart, nothing need
+follow a rank's own work but what it does once a step.
+
+In `1f1b` a rank r has at most n = ranks - r micro-batches in flight. So the forward of micro-batch k + n waits until the backward of k
+is back: n micro-batches take at least as long as one takes from r to the last rank and back, sends included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner_core.core import Pipeline, StageCost
+from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, rank_orders
+
+SPLIT = ("zb", "zbv")
+"""The schedules in which the gradients of weights are apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of work of a rank, in seconds from the begin of the step."""
+
+    rank: int
+    work: Work
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTime:
+    """A simulated step: what each rank does when; the seconds of the step; and the mean over ranks of the seconds in which one is idle."""
+
+    spans: tuple[Span, ...]
+    step_s: float
+    bubble_s: float
+
+
+def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
+    """One step of all ranks. Raises InputError if the schedule cannot have so many micro-batches."""
+    run = _Run(pipeline, stages, micro_batches)
+    run.all()
+    ends = [run.free[rank] + max(stages[s].step_s for s in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
+    step, busy = max(ends), sum(span.end_s - span.start_s for span in run.spans)
+    once = sum(end - free for end, free in zip(ends, run.free, strict=True))
+    return PipelineTime(tuple(run.spans), step, step - (busy + once) / pipeline.ranks)
+
+
+class _Run:
+    """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there."""
+
+    def __init__(self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> None:
+        self.pipeline, self.stages, self.micro_batches = pipeline, stages, micro_batches
+        self.last = len(stages) - 1
+        self.free = [0.0] * pipeline.ranks
+        self.there: dict[tuple[int, bool, int], float] = {(0, True, k): 0.0 for k in range(micro_batches)}
+        self.spans: list[Span] = []
+
+    def all(self) -> None:
+        """Run every rank as far as it comes, until all are done."""
+        todo: list[tuple[int, Order, int]] = [
+            (r, o, 0) for r, o in enumerate(rank_orders(self.pipeline, self.micro_batches))
+        ]
+        while todo:
+            before = len(self.spans)
+            todo = [(r, o, at) for r, o, begin in todo if (at := self._rank(r, o, begin)) < len(o)]
+            if todo and len(self.spans) == before:
+                raise AssertionError(f"{self.pipeline.schedule} waits for itself at {[o[at] for _, o, at in todo]}")
+
+    def _rank(self, rank: int, order: Order, at: int) -> int:
+        """Run a rank's work from `at` on, up to what waits for a rank that has not run so far. Returns where it stopped."""
+        while at < len(order):
+            work = order[at]
+            forward = work.what is Pass.FORWARD
+            ready = 0.0 if work.what is Pass.WEIGHT else self.there.get((work.stage, forward, work.micro_batch))
+            if ready is None:
+                break
+            start = max(self.free[rank], ready)
+            end = start + self._seconds(work)
+            self.free[rank] = end
+            self.spans.append(Span(rank, work, start, end))
+            self._send(work, end)
+            at += 1
+        return at
+
+    def _seconds(self, work: Work) -> float:
+        """Seconds of a pass. The first forward and the last backward of a stage have the traffic of once a step beside them."""
+        cost, k = self.stages[work.stage], work.micro_batch
+        if work.what is Pass.FORWARD:
+            return cost.forward_s + (cost.first_s if k == 0 else 0.0)
+        late = cost.last_s if k == self.micro_batches - 1 and work.what is not Pass.INPUT else 0.0
+        whole = {
+            Pass.BACKWARD: cost.backward_s,
+            Pass.INPUT: cost.backward_s - cost.weight_s,
+            Pass.WEIGHT: cost.weight_s,
+        }
+        return whole[work.what] + late
+
+    def _send(self, work: Work, end: float) -> None:
+        """Results go to the next stage, gradients to the one before. The last stage's own loss begins its backward."""
+        if work.what is Pass.WEIGHT:
+            return
+        step = 1 if work.what is Pass.FORWARD else -1
+        to = work.stage + step
+        if to > self.last:
+            self.there[self.last, False, work.micro_batch] = end
+        elif to >= 0:
+            near = self.pipeline.rank_of(to) == self.pipeline.rank_of(work.stage)
+            sent = 0.0 if near else self.stages[min(work.stage, to)].send_s
+            self.there[to, step > 0, work.micro_batch] = end + sent
+
+
+def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
+    """Seconds that no order of the schedule's work is below (see the head of the file)."""
+    apart, m = pipeline.schedule in SPLIT, micro_batches
+    once = [max(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
+    most = 0.0
+    for rank in range(pipeline.ranks):
+        mine = pipeline.stages_of(rank)
+        first = mine[0]  # it is also its rank, since the first turn goes from rank 0 on
+        work = sum(
+            m * (stages[s].forward_s + stages[s].backward_s) + stages[s].first_s + stages[s].last_s for s in mine
+        )
+        sends = sum(stages[s].send_s for s in range(first))
+        start = sends + sum(stages[s].forward_s + stages[s].first_s for s in range(first))
+        back = sends + sum(stages[s].backward_s + stages[s].last_s for s in range(first))
+        end = once[rank] if apart or not first else max(once[rank], back + once[0])
+        if pipeline.schedule == "1f1b":
+            work = max(work, _round_trips(stages[first:], m))
+        most = max(most, start + work + end)
+    return most
+
+
+def _round_trips(behind: Sequence[StageCost], micro_batches: int) -> float:
+    """Seconds of all micro-batches on the first of the ranks `behind`, if each but the first few waits for another one to come back."""
+    turns, late = divmod(micro_batches - 1, len(behind))
+    trip = sum(s.forward_s + s.backward_s for s in behind) + 2 * sum(s.send_s for s in behind[:-1])
+    return late * behind[0].forward_s + (turns + 1) * trip + behind[0].last_s

@@ -1,0 +1,241 @@
+"""Pipeline stages: the order of each schedule against torch's, the seconds of a step by hand and against their bound, what a rank holds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json
+from planner_core.cost import even_copies, simulated_pipeline, stage_plans
+from planner_core.cost.schedule.pipeline import (
+    RECEIVE,
+    bound_s,
+    boundary_states,
+    in_flight,
+    rank_orders,
+    tied_weights,
+)
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+
+TORCH = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
+}  # fmt: skip
+STAGES_OF = {"gpipe": (1,), "1f1b": (1,), "interleaved": (2, 3), "zb": (2, 3), "zbv": (2,)}
+CASES = [(name, ranks, v) for name in TORCH for ranks in (2, 3, 4, 8) for v in STAGES_OF[name]]
+
+
+def cut(schedule: str, ranks: int, virtual: int = 1) -> Pipeline:
+    return Pipeline(ranks, schedule, (1,) * (ranks * virtual))
+
+
+def stage(forward: float, backward: float, weight: float = 0.0, **more: float) -> StageCost:
+    usual = {"first_s": 0.0, "last_s": 0.0, "step_s": 0.0, "send_s": 0.0}
+    return StageCost(forward, backward, weight, **{**usual, **more}, send_bytes=0, peak_bytes=0)
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
+def test_the_order_is_that_of_torch(schedule: str, ranks: int, virtual: int) -> None:
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    for micro_batches in (ranks, ranks + 1, 2 * ranks, 3 * ranks, 4 * ranks + 1):
+        try:
+            told = visualizer.get_schedule_ops(TORCH[schedule], ranks, micro_batches, num_stages_per_rank=virtual)
+        except ValueError:
+            with pytest.raises(InputError):
+                rank_orders(cut(schedule, ranks, virtual), micro_batches)
+            continue
+        for mine, theirs in zip(rank_orders(cut(schedule, ranks, virtual), micro_batches), told, strict=True):
+            assert [(w.stage, w.what.value, w.micro_batch) for w in mine] == _numbered(theirs)
+
+
+def _numbered(actions: list) -> list[tuple[int, str, int]]:
+    """torch's actions. It prints the forwards of the last rank of 1F1B one too high; a stage takes its micro-batches in order."""
+    seen: Counter[tuple[int, str]] = Counter()
+    found = []
+    for a in filter(None, actions):
+        if one := re.fullmatch(r"(\d+)([FBIW])\d+", str(a)):
+            at = int(one[1]), one[2]
+            found.append((*at, seen[at]))
+            seen[at] += 1
+    return found
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
+def test_every_micro_batch_runs_once_through_every_stage(schedule: str, ranks: int, virtual: int) -> None:
+    whole = cut(schedule, ranks, virtual)
+    work = Counter(itertools.chain(*rank_orders(whole, 2 * ranks)))
+    passes = {"F", "I", "W"} if schedule in ("zb", "zbv") else {"F", "B"}
+    assert {(w.stage, w.what.value, w.micro_batch) for w in work} == {
+        (s, p, k) for s in range(len(whole.copies)) for p in passes for k in range(2 * ranks)
+    }
+    assert max(work.values()) == 1
+
+
+def test_micro_batches_in_flight() -> None:
+    one, all_of = rank_orders(cut("1f1b", 4), 8), rank_orders(cut("gpipe", 4), 8)
+    assert [in_flight(o)[r] for r, o in enumerate(one)] == [4, 3, 2, 1]
+    assert [in_flight(o)[r] for r, o in enumerate(all_of)] == [8, 8, 8, 8]
+
+
+def test_seconds_by_hand() -> None:
+    """The example of `timing`: 12 s, of which each rank works 9. With sends of 1 s stage 1 begins a second later, waits two for its third
+    micro-batch, which goes to and fro, and the last gradient comes a second later."""
+    two = [stage(1, 2), stage(1, 2)]
+    found = simulated_pipeline(cut("1f1b", 2), two, 3)
+    assert (found.step_s, found.bubble_s) == (12, 3)
+    assert simulated_pipeline(cut("1f1b", 2), [replace(s, send_s=1.0) for s in two], 3).step_s == 16
+    assert simulated_pipeline(cut("gpipe", 2), two, 3).step_s == 12
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 8), (4, 16), (8, 64)])
+def test_bubbles_are_those_of_the_papers(ranks: int, micro_batches: int) -> None:
+    """1F1B and GPipe (p-1)(f+b); interleaved 1/v of it (Narayanan et al. 2021); ZB-H1 (p-1)(f+b-2w); ZB-V none at f = b = w (Qi et al. 2024)."""
+
+    def bubble(schedule: str, virtual: int, f: float, b: float, w: float = 0.0) -> float:
+        costs = [stage(f / virtual, b / virtual, w / virtual)] * (ranks * virtual)
+        found = simulated_pipeline(cut(schedule, ranks, virtual), costs, micro_batches)
+        return found.step_s - micro_batches * (f + b)
+
+    assert bubble("1f1b", 1, 1, 2) == pytest.approx(3 * (ranks - 1))
+    assert bubble("gpipe", 1, 1, 2) == pytest.approx(3 * (ranks - 1))
+    assert bubble("interleaved", 2, 1, 2) == pytest.approx(3 * (ranks - 1) / 2)
+    assert bubble("zb", 1, 1, 2, 1) == pytest.approx(ranks - 1)
+    assert bubble("zbv", 2, 1, 2, 1) == pytest.approx((ranks - 1) / 2, abs=(ranks - 1) / 2)
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
+def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> None:
+    chance, whole = random.Random(1), cut(schedule, ranks, virtual)
+    for _ in range(20):
+        costs = [
+            stage(
+                chance.uniform(1, 2), b := chance.uniform(2, 4), b * chance.uniform(0.2, 0.5), first_s=chance.random(),
+                last_s=chance.random(), step_s=chance.random(), send_s=chance.choice([0, 0.1, 1]),
+            )
+            for _ in whole.copies
+        ]  # fmt: skip
+        found = simulated_pipeline(whole, costs, 2 * ranks)
+        assert found.step_s >= bound_s(whole, costs, 2 * ranks) * (1 - 1e-12)
+        lanes = [[s for s in found.spans if s.rank == rank] for rank in range(ranks)]
+        assert all(a.end_s <= b.start_s for lane in lanes for a, b in itertools.pairwise(lane))
+        assert max(s.end_s for s in found.spans) <= found.step_s
+
+
+@pytest.fixture(scope="module")
+def pricer() -> Pricer:
+    return Pricer("llama-3-8b", load_cluster("2x8-h100"))
+
+
+def stated(layout: str, accumulate: int = 16, **more: object) -> Statement:
+    return Statement(parse_layout(layout), 1, accumulate, 2048, layers=8, **more)
+
+
+def test_stages_have_all_work_of_the_model(pricer: Pricer) -> None:
+    """Two stages on the same mesh do together what the whole model does there: seconds, messages, weights."""
+    plan = pricer.plan(stated("dp=2,tp=4,pp=2,zero=1"))
+    assert plan is not None and plan.cost.pipeline is not None and plan.pipeline == Pipeline(2, "1f1b", (4, 4))
+    graph = pricer.planner(stated("dp=2,tp=4,pp=2,zero=1")).graph
+    first, last = stage_plans(plan.blocks, graph, plan.pipeline)
+    assert last.graph.top.ops[0].fn == RECEIVE and len(first.gives) == 1 and last.takes == first.gives
+    assert set(first.blocks[""].params) | set(last.blocks[""].params) == set(plan.blocks[""].params)
+    assert not tied_weights((first, last))
+    assert sum(len(b.prefixes) for s in (first, last) for label, b in s.blocks.items() if label) == 8
+
+
+def test_the_price_of_a_layout_with_stages(pricer: Pricer) -> None:
+    one, two, many, zb = (
+        pricer.plan(stated(words))
+        for words in (
+            "dp=8,tp=2,zero=1",
+            "dp=4,tp=2,pp=2,zero=1",
+            "dp=4,tp=2,pp=2,vp=2,zero=1",
+            "dp=4,tp=2,pp=2,zero=1,schedule=zb",
+        )
+    )
+    assert one and two and many and zb
+    assert two.cost.pipeline and many.cost.pipeline and zb.cost.pipeline
+    bound = two.cost.pipeline.bound_s
+    assert bound <= two.cost.step_time_s <= 1.01 * bound
+    # Interleaving and zero bubble have smaller bubbles; interleaving holds more.
+    assert many.cost.pipeline.bubble_s < two.cost.pipeline.bubble_s and zb.cost.step_time_s < two.cost.step_time_s
+    assert many.cost.memory_bytes["activations"] > two.cost.memory_bytes["activations"]
+    assert two.cost.memory_bytes["peak"] == max(s.peak_bytes for s in two.cost.pipeline.stages)
+    assert two.num_gpus == 16 and two.mesh.num_devices == 8
+    # A micro-batch of the residual stream, whole on both tensor ranks.
+    assert two.cost.pipeline.stages[0].send_bytes == 2048 * 4096 * 2
+
+
+def test_sequence_parallelism_sends_parts(pricer: Pricer) -> None:
+    plan = pricer.plan(stated("dp=4,tp=2,sp,pp=2,zero=1"))
+    assert plan and plan.cost.pipeline and plan.cost.pipeline.stages[0].send_bytes == 2048 * 4096
+
+
+def test_tied_weights_are_summed_between_stages() -> None:
+    pricer = Pricer("gpt2-xl", load_cluster("1x8-h100"))
+    words = Statement(parse_layout("dp=4,pp=2"), 1, 8, layers=4)
+    plan = pricer.plan(words)
+    assert plan and plan.pipeline and plan.cost.pipeline
+    tied = tied_weights(stage_plans(plan.blocks, pricer.planner(words).graph, plan.pipeline))
+    assert set(tied.values()) == {(0, 1)} and any("wte" in name for name in tied)
+    free = Pricer("llama-3-8b", load_cluster("1x8-h100"))
+    assert not tied_weights(stage_plans(*_of(free, Statement(parse_layout("dp=4,pp=2"), 1, 8, layers=4))))
+
+
+def _of(pricer: Pricer, words: Statement) -> tuple:
+    plan = pricer.plan(words)
+    assert plan is not None
+    return plan.blocks, pricer.planner(words).graph, plan.pipeline
+
+
+def test_seven_layers_on_two_stages(pricer: Pricer) -> None:
+    plan = pricer.plan(stated("dp=4,tp=2,pp=2").but(layers=7))
+    assert plan and plan.pipeline and plan.pipeline.copies == (4, 3) == even_copies(7, 2)
+
+
+@pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
+def test_other_models_have_stages(model: str) -> None:
+    """T5: the encoder's output goes through every stage behind it. ResNet: blocks that differ."""
+    pricer = Pricer(model, load_cluster("1x8-h100"))
+    blocks, graph, whole = _of(pricer, Statement(parse_layout("dp=2,pp=4"), 1, 8))
+    stages = stage_plans(blocks, graph, whole)
+    assert all(s.takes for s in stages[1:]) and all(a.gives == b.takes for a, b in itertools.pairwise(stages))
+    assert model != "t5-large" or len(stages[-1].takes) > 1
+    assert all(boundary_states(s) for s in stages[1:])
+
+
+def test_a_plan_file_has_stages_and_an_older_one_none(pricer: Pricer) -> None:
+    plan = pricer.plan(stated("dp=4,tp=2,pp=2,vp=2,zero=1"))
+    assert plan is not None
+    data = plan_to_json(plan)
+    assert plan_from_json(data) == plan
+    with pytest.raises(InputError, match="copies of blocks"):
+        plan_from_json({**data, "pipeline": {**data["pipeline"], "copies": [1, 2, 2, 2]}})
+    whole = plan_to_json(pricer.plan(stated("dp=8,tp=2,zero=1")))
+    assert "pipeline" not in whole
+    assert plan_from_json({**whole, "schema": "shardscope.plan/2"}).pipeline is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ("dp=4,vp=2", "give pp=2"), ("dp=4,schedule=zb", "give pp=2"), ("pp=2,vp=2,schedule=1f1b", "one stage a rank"),
+        ("pp=2,schedule=interleaved", "give vp=2"), ("pp=2,schedule=zbv", "give vp=2"), ("pp=2,schedule=dual", "must be one of gpipe"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_told(layout: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        parse_layout(layout)
+
+
+def test_what_a_schedule_cannot_have_is_told(pricer: Pricer) -> None:
+    with pytest.raises(InputError, match="at least 2 micro-batches"):
+        pricer.plan(stated("dp=4,tp=2,pp=2", 1))
+    with pytest.raises(InputError, match="copies of repeated blocks"):
+        pricer.plan(stated("pp=16", 16))
+    with pytest.raises(InputError, match="equal rounds"):
+        pricer.plan(stated("dp=4,tp=2,pp=2,vp=2", 5))
