@@ -27,7 +27,6 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     CostModel,
-    check_micro_batches,
     check_offload,
     cost_model,
     named_mesh,
@@ -207,16 +206,8 @@ class Planner:
 
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
-        restrict = space.restriction(self.graph)
-        return self.problem(
-            space.mesh,
-            restrict,
-            uniform=uniform,
-            stages=space.stages,
-            joined=space.joined,
-            usual=True,
-            ranks=space.ranks,
-        )
+        build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
+        return build(stages=space.stages, joined=space.joined, ranks=space.ranks)
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -235,15 +226,13 @@ class Planner:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
         if unseen(self.graph, layout):
             return None
-        pipeline = layout.pipeline(self.graph)
-        if pipeline:
-            check_micro_batches(pipeline, self.workload.accumulate)
+        pipeline = layout.pipeline(self.graph, self.workload.accumulate)
         problem = self.of_space(layout.space())
         if problem.impossible:
             return None
         # A layout leaves no choice that trades time for memory, so the fastest plan of the whole model has the plans of its stages.
-        answer = search(problem, objective="time") if pipeline else self.solve(problem, "time")
-        if answer.assignment is None:
+        answer = None if pipeline else self.solve(problem, "time")
+        if answer is None or answer.assignment is None:
             answer = search(problem, objective="time")
         return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline)
 
@@ -253,14 +242,13 @@ class Planner:
         """The answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = assemble(problem, answer.assignment)
-        ranks = pipeline.ranks if pipeline else 1
-        model = cost_model(
-            self.cluster, problem.model.mesh, problem.model.workload, ranks
-        )  # with the real links, also if the plan was chosen by volume
-        if pipeline:
-            cost = price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
-        else:
-            cost = price(blocks, self.graph, model, self.coarse)
+        # with the real links, also if the plan was chosen by volume
+        ranks, known = pipeline.ranks if pipeline else 1, problem.model
+        model = cost_model(self.cluster, known.mesh, known.workload, ranks)
+        cost = (
+            price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse)) if pipeline
+            else price(blocks, self.graph, model, self.coarse)
+        )  # fmt: skip
         return Plan(
             name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),

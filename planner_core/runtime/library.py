@@ -63,7 +63,6 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    refuse_stages(plan, "apply", "give it a plan of one stage")
     parallel = Parallel(
         module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
     )
@@ -109,6 +108,7 @@ def applied(module: nn.Module) -> Parallel:
 
 def _mesh(plan: Plan) -> DeviceMesh:
     """The plan's mesh over the default process group. Raises InputError."""
+    refuse_stages(plan, "apply", "give it a plan of one stage")
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "there is no process group to run a plan on; start the script with torchrun and call torch.distributed.init_process_group()"

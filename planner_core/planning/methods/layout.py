@@ -36,7 +36,7 @@ from planner_core.core import (
     nearest,
     short,
 )
-from planner_core.cost import even_copies
+from planner_core.cost import check_micro_batches, even_copies
 from planner_core.ops import CONTEXT, DISPATCH, RING, Kind
 from planner_core.planning.methods.restrictions import (
     BY_HEADS,
@@ -116,9 +116,9 @@ class Layout:
         """The schedule of its stages: the one that is stated, or the usual one for as many stages a rank."""
         return self.schedule or ("interleaved" if self.vp > 1 else "1f1b")
 
-    def pipeline(self, graph: Graph) -> Pipeline | None:
+    def pipeline(self, graph: Graph, micro_batches: int) -> Pipeline | None:
         """Its stages of a model, with equally many copies where they can be; None if it has one stage. Raises InputError if the model has
-        fewer copies than stages."""
+        fewer copies than stages, or the schedule cannot have so many micro-batches."""
         calls, stages = sum(graph.num_repeats.values()), self.pp * self.vp
         if self.pp == 1:
             return None
@@ -127,7 +127,9 @@ class Layout:
                 f"layout {self} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
                 f"give pp={max(1, calls // self.vp)} or fewer"
             )
-        return Pipeline(self.pp, self.order, even_copies(calls, stages))
+        cut = Pipeline(self.pp, self.order, even_copies(calls, stages))
+        check_micro_batches(cut, micro_batches)
+        return cut
 
     @property
     def data(self) -> int:
