@@ -27,3 +27,23 @@ def tokens_text(tokens: float) -> str:
     """A number of tokens as `tokens_of` reads it back: `15T`."""
     letter = next((x for x in "TBM" if tokens >= SIZES[x]), "")
     return f"{tokens / SIZES[letter]:.10g}{letter}"
+
+
+BATCH = re.compile(r"(\d+(?:[.,]\d+)?)\s*([kKmMbB]?)\s*(tokens?|tok|samples?)?", re.IGNORECASE)
+
+
+def batch_of(text: str, seq: int, num_gpus: int) -> int:
+    """Samples of a step from `256`, `256 samples` or `2M tokens`; tokens become the nearest number of samples that all GPUs share
+    evenly, or that is nearest where that is fewer than there are GPUs. Raises Unreadable."""
+    match = BATCH.fullmatch(text.replace("\u202f", "").replace(" ", "").strip())
+    if match is None:
+        raise Unreadable(f"“{text[:40]}” is not a batch such as 256 or 2M tokens.")
+    value = float(match[1].replace(",", "")) * SIZES[match[2].upper()]
+    if not (match[3] or "").lower().startswith("tok"):
+        if value != int(value) or not 1 <= value <= 1e6:
+            raise Unreadable(f"“{text[:40]}” is not a whole number of samples from 1 to 1 000 000.")
+        return int(value)
+    samples = value / seq
+    if not 0.5 <= samples <= 1e6:
+        raise Unreadable(f"“{text[:40]}” is no sample of {seq} tokens, or more than a million.")
+    return max(1, round(samples / num_gpus) * num_gpus or round(samples))

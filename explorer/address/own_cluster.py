@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,58 +62,9 @@ def fits(name: str) -> tuple[Fit, ...]:
     return fits_of(gpu) if isinstance(gpu, dict) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """A GPU as its data sheet has it: products in 16 bits without sparsity, memory, and how fast that is read."""
-
-    name: str
-    half_tflops: float
-    memory_gib: float
-    memory_gb_per_s: float
-    links: tuple[tuple[float, float], ...] = ()
-    """For each level, innermost first: GB/s that a unit sends, one way, and microseconds before the first byte."""
-
-
-def figures(cluster: Cluster) -> Figures:
-    """Those of the cluster's GPU."""
-    gpu = cluster.gpu
-    links = tuple((level.unit_bytes_per_s / 1e9, level.latency_s * 1e6) for level in cluster.levels)
-    peak = _half(dict(gpu.peak_flops)) / 1e12
-    return Figures(gpu.name, peak, gpu.memory_bytes / 2**30, gpu.memory_bytes_per_s / 1e9, links)
-
-
-def with_figures(
-    cluster: Cluster, wanted: Figures, gpu_sources: Mapping[str, str], levels: Sequence[Mapping[str, str]]
-) -> bytes:
-    """The cluster's file with these figures and the source of each, by its name in the file.
-
-    Other types than the 16-bit one are as much faster or slower as that one. The share of its peaks that the GPU reaches stays that of
-    the GPU before, since no data sheet says it.
-    """
-    data = cluster.to_json()
-    gpu = data["gpu"]
-    faster = wanted.half_tflops * 1e12 / _half(gpu["peak_flops"])
-    gpu |= {
-        "name": wanted.name.strip() or "GPU by its figures", "memory_bytes": round(wanted.memory_gib * 2**30),
-        "memory_bytes_per_s": wanted.memory_gb_per_s * 1e9,
-        "peak_flops": {dtype: peak * faster for dtype, peak in gpu["peak_flops"].items()},
-    }  # fmt: skip
-    gpu["sources"] = dict(gpu_sources)
-    now = figures(cluster)
-    for k, (level, sources) in enumerate(zip(data["levels"], levels, strict=True)):
-        level["sources"] = dict(sources)
-        if k < len(wanted.links) and wanted.links[k] != now.links[k]:
-            level["unit_bytes_per_s"], latency_us = wanted.links[k][0] * 1e9, wanted.links[k][1]
-            if latency_us != now.links[k][1]:
-                level["latency_s"] = latency_us / 1e6
-                del level["tree_latency_s"]  # a tree's step takes as long as a ring's where nothing else is known
-    about = f"{cluster.num_gpus} {gpu['name']}, by its figures; reaches the shares of its peaks that {cluster.gpu.name} does"
-    return json.dumps({**data, "description": about}).encode()
-
-
-def _half(peaks: Mapping[str, float]) -> float:
-    """The peak in 16 bits; older GPUs have no bf16."""
-    return peaks.get("bfloat16") or peaks["float16"]
+def text(cluster: Cluster) -> str:
+    """The cluster as a file that `keep` reads."""
+    return json.dumps(cluster.to_json(), indent=1)
 
 
 def path(name: str) -> Path:

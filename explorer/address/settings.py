@@ -6,6 +6,7 @@ default; the rest of the link is kept.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from planner_core.core import (
     InputError,
     cluster_names,
     gpu_names,
+    load_cluster,
 )
 from planner_core.exporters import TARGETS
-from planner_core.models import ZOO
+from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
 from planner_core.planning import Request, methods
 
 MODELS = {
@@ -60,7 +62,12 @@ STAGE_NAMES: dict[int | str, str] = {
 }
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
-TOOLS = {"": "any tool", **{tool: TARGETS[tool].title for tool in methods.TOOLS}}
+_FIRST = ("torchtitan", "fsdp2", "megatron", "deepspeed", "hf", "accelerate")
+TOOLS = {
+    "": "any tool",
+    **{tool: TARGETS[tool].title for tool in (*_FIRST, *(t for t in methods.TOOLS if t not in _FIRST))},
+    "hf": "transformers",
+}
 """The tools to whose settings the search can keep."""
 OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
 PHASES = ("all", "forward", "backward", "optimizer")
@@ -68,6 +75,7 @@ GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same pe
 FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
+MOST_SAMPLES = 10**6
 MAX_TEXT = 2000
 MAX_CORNERS = 40
 """Corners of a lasso that the address keeps."""
@@ -262,7 +270,7 @@ SETTINGS: dict[str, Setting] = {
     "intra": Setting(None, _decimal),
     "inter": Setting(None, _decimal),
     "gpu": Setting(None, _one_of(gpu_names(), "GPU")),
-    "batch": Setting(None, _number(1, 10**6)),
+    "batch": Setting(None, _number(1, MOST_SAMPLES)),
     "seq": Setting(None, _number(1, 10**6)),
     "layers": Setting(None, _number(1, 1000)),
     "dtype": Setting("bfloat16", _one_of(DTYPES, "number format")),
@@ -367,6 +375,52 @@ def cluster(values: Mapping[str, Value]) -> str:
     return f"{base}:{changes}" if changes else base
 
 
+def _batch(values: Mapping[str, Value]) -> int | None:
+    """The batch to plan: None stays the model's own where that is what a step has."""
+    return values["batch"] or (work(values)[0] if _times(values) > 1 else None)
+
+
+GPUS_OF_A_BATCH = 16
+"""The zoo's batches are for so many GPUs; on more of them they grow as they do."""
+
+
+def work(values: Mapping[str, Value]) -> tuple[int, int]:
+    """(samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
+    model = ZOO.get(values["model"])
+    batch, seq = (model.batch, model.seq) if model else (DEFAULT_BATCH, DEFAULT_SEQ)
+    return values["batch"] or batch * _times(values), values["seq"] or seq
+
+
+def _times(values: Mapping[str, Value]) -> int:
+    try:
+        return max(1, load_cluster(cluster(values)).num_gpus // GPUS_OF_A_BATCH)
+    except InputError:
+        return 1
+
+
+def most_tokens(model: str) -> int | None:
+    """Tokens that a sample may have at most, where the model learns a vector for each position; None elsewhere."""
+    known = ZOO.get(model)
+    if known is None:
+        return None
+    if known.seq == 1:
+        return 1
+    learned = known.config.get("n_positions")
+    if learned is None and known.config.get("model_type") == "bert":
+        learned = known.config["max_position_embeddings"]
+    return None if learned is None else int(learned)
+
+
+def mesh_gpus(mesh: str) -> int:
+    """GPUs of a mesh: 16 of `2x8`."""
+    return math.prod(map(int, mesh.split("x")))
+
+
+def model_words(name: str) -> str:
+    """The model as people call it; one of somebody's own by its name in the address."""
+    return MODELS.get(name, name)
+
+
 def answer(values: Mapping[str, Value]) -> dict[str, str]:
     """The address of the first page: nothing in it asks for the graph."""
     return {key: text for key, text in write(values).items() if key not in GRAPH_KEYS}
@@ -380,7 +434,7 @@ def request(values: Mapping[str, Value]) -> Request:
         model=values["model"],
         cluster=cluster(values),
         mesh=values["mesh"],
-        batch=values["batch"],
+        batch=_batch(values),
         seq=values["seq"],
         dtype=values["dtype"],
         precision=values["precision"],

@@ -7,6 +7,7 @@ fsdp=2,cp=8,cp_type=ulysses              FSDP over 16 GPUs, of which eight share
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import RECOMPUTE, InputError, short
-from planner_core.planning.methods import Layout, parse_layout
+from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
 
 NAME = "our-current-setup"
@@ -39,6 +40,20 @@ class Stated:
         more += [f"recompute={self.recompute}"] if self.recompute != PLAIN else []
         return (*str(self.layout).split(","), *more)
 
+    def line(self, batch: int) -> str:
+        """As people write it, for a step of `batch` samples: `FSDP 8 × TP 8, mbs 1, selective`."""
+        x = self.layout
+        data = f"ZeRO-{x.zero}" if x.zero in (1, 2) else "DP"
+        degrees = [(data, x.dp), ("FSDP", x.fsdp), ("CP", x.cp), ("TP", x.tp)]
+        parts = [" × ".join(f"{word} {n}" for word, n in degrees if n > 1) or "DP 1"]
+        parts += [f"EP {x.ep}"] if x.ep > 1 else []
+        parts += ["SP"] if x.sp else []
+        parts += [x.cp_type] if x.cp > 1 and x.cp_type != "ring" else []
+        if self.accumulate:
+            each = batch / (x.dp * x.fsdp * self.accumulate)
+            parts += [f"mbs {each:g}" if each == int(each) else f"{self.accumulate} micro-batches"]
+        return ", ".join([*parts, *([self.recompute] if self.recompute != PLAIN else [])])
+
 
 def read(words: Sequence[str]) -> Stated:
     """The inverse of `Stated.write`. Raises InputError."""
@@ -53,6 +68,52 @@ def read(words: Sequence[str]) -> Stated:
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
         raise InputError(f"recompute is {short(again)}, but must be one of {kinds}")
     return Stated(layout, None if times is None else int(times), again)
+
+
+DEGREE = re.compile(
+    r"(hsdp|fsdp2?|zero-?3|zero-?[12]|ddp|dp|tp|cp|ep|mbs|accumulate)[ =-]*(\d+)(?:x(\d+))?|(\d+) *micro-?batch(?:es)?"
+)
+"""One part of a line, in small letters: a kind and its ranks."""
+RANKS = {"ddp": "dp", "fsdp2": "fsdp", "zero3": "fsdp"}
+PARTS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
+NONE = ("no recomputation", "none", "no recompute")
+
+
+def of_line(text: str, batch: int) -> Stated:
+    """What a line such as `FSDP 8 x TP 8, mbs 1, selective` states, for a step of `batch` samples. Raises InputError for the first part
+    that is not understood."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in PARTS.split(text.lower()))):
+        found |= _part(part)
+    again, times, each = (found.pop(k, None) for k in ("recompute", "accumulate", "mbs"))
+    layout = Layout(**found)
+    if each is not None:
+        ranks = layout.dp * layout.fsdp
+        times = batch // (each * ranks) if each and batch % (each * ranks) == 0 else 0
+        if not times:
+            raise InputError(
+                f"mbs {each} on {ranks} ranks does not divide a batch of {batch}; give a divisor of {batch // ranks}"
+            )
+    return read(Stated(layout, times, again or PLAIN).write())
+
+
+def _part(part: str) -> dict[str, Any]:
+    """What one part of a line states, by the names of `Layout` and of `Stated`; `mbs` is a size."""
+    if part in (*RECOMPUTE, *NONE) and part != "auto":
+        return {"recompute": PLAIN if part in NONE else part}
+    if part == "sp" or part in CP_TYPES:
+        return {"sp": True} if part == "sp" else {"cp_type": part}
+    match = DEGREE.fullmatch(part)
+    if match is None:
+        raise InputError(f"{short(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")
+    if match[4]:
+        return {"accumulate": int(match[4])}
+    kind, ranks = match[1].replace("-", ""), int(match[2])
+    if kind == "hsdp":
+        return {"dp": ranks, "fsdp": int(match[3] or 1)}
+    if kind in ("zero1", "zero2"):
+        return {"dp": ranks, "zero": int(kind[-1])}
+    return {RANKS.get(kind, kind): ranks}
 
 
 def of_file(name: str, content: bytes, num_gpus: int) -> tuple[Stated, Mapping[str, Any], tuple[str, ...]]:

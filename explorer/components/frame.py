@@ -19,6 +19,7 @@ from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
 from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
+from planner_core.planning.analysis import unknown_ops
 
 LABELLED = 68
 """Pixels of a list with its label."""
@@ -30,13 +31,14 @@ CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale
 
 def open_page(name: str, *, short: Callable[[], None] = lambda: None, head: Callable[[], None] | None = None) -> Result:
     """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no
-    plan; `short` says what would do where nothing fits. A page with a `head` above the sentence tells little below it."""
+    plan; `short` says what would do where nothing fits."""
     state.begin(name)
     if head:
         head()
     sentence.sentence()
     result = state.result(short)
-    sentence.figures(result, brief=head is not None)
+    if result.unknown_ops:
+        st.warning(unknown_ops(result))
     return result
 
 
@@ -72,12 +74,13 @@ def chips(cell: str) -> str:
 
 def phases() -> tuple[str, ...]:
     """The control: which part of the step; returns its phases."""
-    widget = state.seed("w_phase", state.value("phase"))
+    widget = state.shown("w_phase", state.value("phase"))
     with st.container(key="labelled_phase"):
         st.segmented_control(
             "Part of the step",
             list(settings.PHASES),
             format_func=lambda p: {"all": "whole step"}.get(p, p),
+            default=state.value("phase"),
             key=widget,
             required=True,
             on_change=state.from_widget,
@@ -146,7 +149,13 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
 
 def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
     """Download the data of the drawing beside it as rows, made when a button is pressed."""
-    with st.popover("Data", type="tertiary", icon=":material/table_view:", help=f"Download {what} as CSV or JSON"):
+    with st.popover(
+        "Data",
+        type="tertiary",
+        icon=":material/table_view:",
+        help=f"Download {what} as CSV or JSON",
+        key=f"data_{file}",
+    ):
         for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
             st.download_button(
                 f"{what[:1].upper() + what[1:]} as {kind.upper()}", lambda write=write: write(rows()),  # type: ignore[misc]

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from explorer.address import edits, pins, settings
+from explorer.address import carry, edits, pins, settings
 from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
 from explorer.graph.scene import Scene, scene
@@ -34,12 +34,6 @@ ANSWER = "answer"
 EDITED_KEPT = 100
 PATIENCE_S = 0.4
 """Planning that takes longer says what it does and can be stopped."""
-OF_THE_MODEL = {
-    "batch": None, "seq": None, "accumulate": None, "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "",
-    "compare": (), "candidate": None, "differs": (), "whatif": (), "edit": (), "beside": "", "way": "",
-    "held": (),
-}  # fmt: skip
-"""Settings that belong to one model: a new one forgets them."""
 
 
 def begin(page: str) -> None:
@@ -53,6 +47,7 @@ def begin(page: str) -> None:
     changed = state.pop("changed", False)
     if "values" not in state or (known != written and not bare and not changed):
         state["values"], state["problems"] = settings.read(known)
+        state["stamp"], state["told"] = stamp() + 1, ()
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
     wanted = _wanted()
@@ -98,26 +93,28 @@ def value(key: str) -> Any:
 
 
 def change(**new: Any) -> None:
-    """Set some settings; the address follows at the head of the next run. A new model forgets what belonged to the old."""
+    """Set some settings; the address follows at the head of the next run. What was not set stays; where it cannot, `told` says so."""
     current = values()
-    if "model" in new and new["model"] != current["model"]:
-        new = {**OF_THE_MODEL, **new}
-    if "cluster" in new and new["cluster"] != current["cluster"]:
-        new = {
-            "mesh": None,
-            "memory": None,
-            "bandwidth": (),
-            "latency": (),
-            **dict.fromkeys(settings.CLUSTER_KEYS),
-            **new,
-        }
-    if any(k in new and new[k] != current[k] for k in ("nodes", "gpus")):
-        new = {"mesh": None, **new}
-    if any(k in new and new[k] != current[k] for k in settings.REQUEST_KEYS):
-        new = {"lasso": (), "among": (), **new}
-    current.update(new)
+    after, told_of = carry.change(current, new)
+    if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
+        after |= {k: () for k in ("lasso", "among") if k not in new}
+        st.session_state["told"] = told_of
+    if after != current:
+        st.session_state["stamp"] = stamp() + 1
+    current.update(after)
     st.session_state["changed"] = True
     st.session_state["problems"] = []
+
+
+def told() -> tuple[str, ...]:
+    """What the last edit changed beside what was edited, a sentence each."""
+    said: tuple[str, ...] = st.session_state.get("told", ())
+    return said
+
+
+def stamp() -> int:
+    """A number for the settings as they stand: fields that show them are drawn anew once it is another."""
+    return int(st.session_state.get("stamp", 0))
 
 
 def follow() -> None:
@@ -126,9 +123,25 @@ def follow() -> None:
     st.session_state["changed"] = False
 
 
+def shown(widget: str, current: Any) -> str:
+    """The key under which a widget shows `current` as its default.
+
+    A widget keeps in the browser what it last held, also while it is not drawn. Once the setting changed elsewhere, the widget takes
+    another key, and so begins anew: else the browser would send the old value back as if it had just been chosen.
+    """
+    known = st.session_state.setdefault("widgets", {})
+    number, before = known.get(widget, (0, current))
+    known[widget] = number + (before != current), current
+    return f"{widget}~{known[widget][0]}" if known[widget][0] else widget
+
+
 def from_widget(key: str, widget: str) -> None:
-    """Callback: the setting takes what the widget holds."""
-    change(**{key: st.session_state[widget]})
+    """Callback: the setting takes what the widget holds, whose key is one of `shown`."""
+    new = st.session_state[widget]
+    known, name = st.session_state.get("widgets", {}), widget.partition("~")[0]
+    if name in known:
+        known[name] = known[name][0], new
+    change(**{key: new})
 
 
 def seed(widget: str, current: Any) -> str:
@@ -187,7 +200,7 @@ def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
 def beside_model(model: str) -> Result | None:
     """The plans of another model of the zoo on the same cluster, at its own batch and sequence; None, told in place, where
     there are none."""
-    own = {**values(), **OF_THE_MODEL, "model": model, "mesh": None}
+    own = carry.change(values(), {"model": model, "batch": None, "seq": None, "mesh": None})[0]
     try:
         with st.spinner(f"Planning {model}", show_time=True):
             return plan(settings.request(own))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from explorer.address import own_cluster, settings
-from explorer.components import cluster_editor
 from explorer.text import commands
 from planner_core.cli.main import main
 from planner_core.core import InputError, load_cluster
@@ -59,46 +57,6 @@ def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) ->
 def test_a_file_that_is_no_cluster_is_refused_with_a_sentence(content: bytes, said: str, name: str) -> None:
     with pytest.raises(InputError, match=said):
         own_cluster.keep(content)
-
-
-def test_a_gpu_by_its_figures_takes_the_place_of_the_clusters(name: str) -> None:
-    here = load_cluster(own_cluster.path(name))
-    mine = own_cluster.Figures("B300", 2500.0, 268.0, 8000.0)
-    there = load_cluster(
-        own_cluster.path(own_cluster.keep(own_cluster.with_figures(here, mine, {}, [{}] * len(here.levels))))
-    )
-    gpu = there.gpu
-    assert (gpu.name, gpu.memory_bytes, gpu.memory_bytes_per_s) == ("B300", 268 * 2**30, 8000e9)
-    peaks, before = dict(gpu.peak_flops), dict(here.gpu.peak_flops)
-    assert peaks["bfloat16"] == pytest.approx(2500e12)
-    assert peaks["float32"] / peaks["bfloat16"] == pytest.approx(before["float32"] / before["bfloat16"])
-    assert gpu.flops_efficiency == here.gpu.flops_efficiency and there.levels == here.levels
-    assert own_cluster.figures(there) == replace(mine, links=own_cluster.figures(here).links)
-
-
-def test_the_page_plans_on_a_gpu_by_its_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    at = open_page("answer", model="gpt2-xl", layers="2", cluster=name)
-    at.text_input(key="w_gpu_name").set_value("Card")
-    at.number_input(key="w_gpu_half_tflops").set_value(100.0)
-    at.number_input(key="w_link_1_rate").set_value(25.0)
-    at.text_input(key="w_figures_source").set_value("our own runs")
-    at.button(key="FormSubmitter:own_gpu-Plan on these figures").click().run()
-    assert not at.exception and not at.error
-    shown = [c.value for c in at.caption]
-    assert "100: our own runs" in shown and "25.0: our own runs" in shown and "300: mine" in shown
-    assert any("nvidia-smi" in c for c in shown)
-    values = settings.read({"cluster": at.selectbox(key="w_cluster").value})[0]
-    monkeypatch.setattr(cluster_editor.state, "values", lambda: values)
-    file = json.loads(cluster_editor.file(load_cluster(settings.cluster(values))))
-    assert file["gpu"]["sources"]["peak_flops"] == file["levels"][1]["sources"]["unit_bytes_per_s"] == "our own runs"
-    assert load_cluster(file) == load_cluster(settings.cluster(values))
-    assert load_cluster(own_cluster.path(at.selectbox(key="w_cluster").value)).levels[1].unit_bytes_per_s == 25e9
-    mine = load_cluster(own_cluster.path(at.selectbox(key="w_cluster").value))
-    assert (mine.gpu.name, mine.num_gpus) == ("Card", 8) and dict(mine.gpu.peak_flops)["bfloat16"] == pytest.approx(
-        100e12
-    )
-    assert mine.gpu.memory_bytes == load_cluster(own_cluster.path(name)).gpu.memory_bytes
-    assert "Card" in words(at)
 
 
 def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from planner_core.cli.main import main
 from planner_core.core import RECOMPUTE, InputError, load_plan
 from planner_core.planning.methods import CP_TYPES, Layout
 from tests.pages.test_app import open_page, words
+from tests.pages.test_edits_stay import SCRIPT as SENTENCE
+from tests.pages.test_edits_stay import field, plan
+from tests.support.app_test import AppTest
 
 TOML = b"""
 [parallelism]
@@ -109,24 +112,36 @@ def test_the_smallest_machine_and_the_fewest_gpus_for_some_days_are_found() -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "there"), [("llama-3-8b", {"cp"}), ("mixtral-8x7b", {"cp", "ep"}), ("resnet50-100k", set())]
+    ("line", "stated"),
+    [
+        ("FSDP 8 x TP 8, mbs 1, selective", setups.Stated(Layout(fsdp=8, tp=8), 32, "selective")), ("fsdp=8,tp=8", setups.Stated(Layout(fsdp=8, tp=8))),
+        ("HSDP 2x8, full", setups.Stated(Layout(dp=2, fsdp=8), None, "full")), ("DDP 64", setups.Stated(Layout(dp=64))),
+        ("ZeRO-1 8 × TP 8, SP, 4 micro-batches", setups.Stated(Layout(dp=8, tp=8, sp=True, zero=1), 4)),
+        ("fsdp2 8 + cp 8, ulysses", setups.Stated(Layout(fsdp=8, cp=8, cp_type="ulysses"))),
+    ],
+)  # fmt: skip
+def test_a_setup_is_a_line_of_text(line: str, stated: setups.Stated) -> None:
+    assert setups.of_line(line, 256) == stated
+    assert setups.of_line(stated.line(256), 256) == stated
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("FSDP eight", "fsdp eight"), ("FSDP 8, mbs 3", "does not divide"), ("SP, DP 8", "sp splits")]
 )
-def test_the_form_asks_for_what_the_model_can_take(model: str, there: set[str]) -> None:
-    at = open_page("answer", model=model, batch="32", mesh="2x8")  # one mesh is planned at once
-    asked = {f.key.removeprefix("w_own_") for f in at.number_input if f.key and f.key.startswith("w_own_")}
-    assert asked & {"cp", "ep"} == there
-    assert any(s.key == "w_own_cp_type" for s in at.selectbox) == ("cp" in there)
+def test_a_line_that_states_no_setup_is_refused(line: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        setups.of_line(line, 256)
 
 
-def test_the_form_takes_context_ranks() -> None:
-    at = open_page("answer", model="llama-3-8b", batch="2", seq="32768")
-    for key, value in (("fsdp", 2), ("cp", 8)):
-        at.number_input(key=f"w_own_{key}").set_value(value)
-    at.selectbox(key="w_own_cp_type").set_value("ulysses")
-    next(b for b in at.button if b.label == "Measure against it").click().run(timeout=60)
-    assert not at.exception
-    assert at.query_params["setup"] in ("fsdp=2,cp=8,cp_type=ulysses", ["fsdp=2,cp=8,cp_type=ulysses"])
-    assert "Our current setup" in words(at)
+def test_the_field_of_the_page_takes_it_and_checks_the_gpus() -> None:
+    at = AppTest.from_string(SENTENCE, default_timeout=60).run()
+    field(at, "setup").set_value("FSDP 8 x TP 4")
+    plan(at, "setup")
+    assert "8 × 4 is 32 GPUs, but there are 16" in at.warning[0].value and not at.session_state["values"]["setup"]
+    field(at, "setup").set_value("FSDP 8 x TP 2, mbs 1")
+    plan(at, "setup")
+    assert not at.warning and at.session_state["values"]["setup"] == ("fsdp=8", "tp=2", "accumulate=2")
+    assert field(at, "setup").value == "FSDP 8 × TP 2, mbs 1"
 
 
 OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,zero=1,accumulate=2,recompute=full"}

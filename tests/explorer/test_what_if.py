@@ -111,7 +111,7 @@ def test_a_slider_plans_again_and_the_settings_stay() -> None:
     assert not at.exception
     assert at.query_params["batch"] == "64" and at.query_params["recompute"] == "full"
     assert "whatif" not in at.query_params
-    assert at.number_input(key="w_batch").value == 64
+    assert at.session_state["values"]["batch"] == 64
 
 
 def test_one_node_that_is_given_several_gets_a_link() -> None:

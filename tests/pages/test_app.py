@@ -11,6 +11,7 @@ import pytest
 
 from explorer.jobs import code as coding
 from explorer.jobs import export as exporting
+from tests.pages.test_edits_stay import field, plan
 from tests.support.app_test import AppTest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,8 @@ def test_a_batch_that_is_too_large_runs_in_micro_batches() -> None:
     at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
     assert not at.exception
     assert re.search(r"<h2 class='recipe'>.*\b(?:[2-9]|\d\d+) micro-batches</span>, ", words(at))
-    at.number_input(key="w_accumulate").set_value(3).run()
+    field(at, "accumulate").set_value(3)
+    plan(at, "batch")
     assert at.query_params["accumulate"] == "3"
     assert "Number of micro-batches 3 does not divide" in at.error[0].value
 
@@ -163,14 +165,15 @@ def test_address_sets_the_page() -> None:
     assert not at.exception
     assert at.selectbox(key="w_model").value == "gpt2-xl"
     assert at.selectbox(key="w_cluster").value == "1x8-h100"
-    assert at.number_input(key="w_batch").value == 64
+    assert field(at, "batch").value == "64"
     assert at.selectbox(key="w_plan:fsdp").value == "fsdp"
 
 
 def test_memory_is_set_in_gib_and_kept_in_the_command_lines_unit() -> None:
     at = open_page("fold", model="gpt2-xl", layers="2", memory="40")
-    assert at.number_input(key="w_memory").value == pytest.approx(40e9 / 2**30)
-    at.number_input(key="w_memory").set_value(32.0).run()
+    assert field(at, "memory").value == pytest.approx(40e9 / 2**30, rel=0.01)
+    field(at, "memory").set_value(32.0)
+    plan(at, "cluster")
     assert not at.exception
     assert float(at.query_params["memory"]) == pytest.approx(32 * 2**30 / 1e9)
 
@@ -327,7 +330,7 @@ def test_sessions_share_no_settings() -> None:
     one.selectbox(key="w_cluster").set_value("1x8-h100").run()
     two.run()
     assert two.selectbox(key="w_cluster").value == "2x8-h100"
-    assert two.number_input(key="w_batch").value is None
+    assert field(two, "batch").value == "16"
 
 
 def test_the_search_keeps_to_what_a_tool_can_be_told() -> None:

@@ -10,7 +10,6 @@ import streamlit as st
 from explorer.address import setups
 from explorer.analysis import answer
 from explorer.components import frame
-from explorer.components.answers import setup
 from explorer.components.answers.answer import COMPARE, turn
 from explorer.session import state, stated
 from explorer.text import recipe, units, words
@@ -48,7 +47,6 @@ def why(result: Result, plans: Mapping[str, Plan], run: str, fastest: str) -> No
     st.html(steps(found, with_own, names, setups.NAME if setups.NAME in others else rival, {run: "This plan"}))
     with st.container(horizontal=True):
         turn("Compare them in full", COMPARE, "answer_compare", compare=tuple(names))
-        setup.control(result)
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)

@@ -1,0 +1,86 @@
+"""What one edit does to the other settings: what still stands stays, what cannot is let go and told. No Streamlit here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.address import settings
+from explorer.text import units
+from planner_core.core import InputError, load_cluster
+
+OF_THE_MODEL: Mapping[str, Any] = {
+    "layers": None, "node": "", "open": None, "depth": None, "block": "", "plan": "", "compare": (), "candidate": None,
+    "whatif": (), "edit": (), "held": (), "lit": (),
+}  # fmt: skip
+"""Settings that name parts of one model: a new one forgets them."""
+
+
+def change(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The settings after an edit of `new`, and a sentence for each other setting that could not stay as it was.
+
+    Sizes stay with another model or cluster: batch and tokens where the model has the positions, a mesh where it has as many GPUs,
+    and a limit of memory where the GPU has more. Of a cluster taken by name, the changes of the one before do not stay.
+    """
+    after = {**current, **new}
+    told: list[str] = []
+    if after["model"] != current["model"]:
+        after.update({k: v for k, v in OF_THE_MODEL.items() if k not in new})
+        _keep_tokens(current, after, told)
+    if after["cluster"] != current["cluster"]:
+        after.update({k: None for k in settings.CLUSTER_KEYS if k not in new})
+    if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):
+        _keep_grid(after, told)
+        _tell_grown(current, after, told)
+    return after, tuple(told)
+
+
+def _keep_tokens(current: Mapping[str, Any], after: dict[str, Any], told: list[str]) -> None:
+    """Batch and tokens of a sample for the new model, so that a step has as many tokens where it can."""
+    (batch, seq), most = settings.work(current), settings.most_tokens(after["model"])
+    given = current["batch"] is not None or current["seq"] is not None
+    now = settings.work(after)
+    if not given:
+        if now != (batch, seq):
+            told.append(
+                f"{settings.model_words(after['model'])} starts at its own {_size(*now)}; it was {_size(batch, seq)}."
+            )
+        return
+    if (seq == 1) != (now[1] == 1):  # pictures have no tokens
+        after.update(batch=None, seq=None)
+        told.append(
+            f"{settings.model_words(after['model'])} starts at its own {_size(*settings.work(after))}: samples are not alike."
+        )
+        return
+    after.update(batch=batch, seq=seq)
+    if most is not None and seq > most:
+        after.update(batch=min(settings.MOST_SAMPLES, max(1, batch * seq // most)), seq=most)
+        name = settings.model_words(after["model"])
+        told.append(
+            f"{name} has {units.whole(most)} positions: {_size(*settings.work(after))}, it was {_size(batch, seq)}."
+        )
+
+
+def _keep_grid(after: dict[str, Any], told: list[str]) -> None:
+    """The mesh and the limit of memory, where the cluster has room for them."""
+    try:
+        cluster = load_cluster(settings.cluster(after))
+    except InputError:
+        return
+    if after["mesh"] and settings.mesh_gpus(after["mesh"]) != cluster.num_gpus:
+        told.append(f"The mesh {after['mesh']} is left open: there are {cluster.num_gpus} GPUs now.")
+        after["mesh"] = None
+    if after["memory"] and after["memory"] * 1e9 > cluster.gpu.memory_bytes:
+        told.append(f"The limit of memory is left out: a GPU has {units.memory(cluster.gpu.memory_bytes)} now.")
+        after["memory"] = None
+
+
+def _tell_grown(current: Mapping[str, Any], after: Mapping[str, Any], told: list[str]) -> None:
+    """Say that a batch that nobody set grew with the cluster."""
+    (before, _), (now, _) = settings.work(current), settings.work(after)
+    if after["model"] == current["model"] and after["batch"] is None and now != before:
+        told.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
+
+
+def _size(batch: int, seq: int) -> str:
+    return f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"

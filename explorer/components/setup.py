@@ -1,0 +1,86 @@
+"""What the visitor runs now, as one line of text or the tool's own file; it stands among the plans, and they are measured against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from explorer.address import settings, setups
+from explorer.components.fields import Form
+from explorer.session import state
+from explorer.text.words import text as plain
+from planner_core.core import Cluster, InputError
+from planner_core.planning.methods import check_layout
+
+FILES = ["toml", "json", "yaml", "yml", "sh", "txt"]
+LINE_HELP = (
+    "Degrees (DP, FSDP, ZeRO-1, TP, SP, CP, EP), the samples of a micro-batch (mbs), and recomputation (none, selective, full); "
+    "DP beside FSDP is HSDP"
+)
+
+
+def setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
+    """The chip that says what is run now, and opens the field that sets it."""
+    batch, _ = settings.work(v)
+    now = setups.read(v["setup"]).line(batch) if v["setup"] else ""
+    st.markdown("instead of" if now else "·", width="content")
+    with st.popover(now or "what you run now", type="tertiary", key=f"chip_setup~{state.stamp()}"):
+
+        def take(text: str) -> dict[str, Any]:
+            st.session_state["setup_notes"] = ()
+            if not text.strip():
+                return {"setup": ()}
+            stated = setups.of_line(text, batch)
+            _check(stated, cluster)
+            return {"setup": stated.write()}
+
+        with Form("setup") as form:
+            form.line(
+                f"What you run now on these {cluster.num_gpus} GPUs",
+                "setup",
+                now,
+                take,
+                empty="FSDP 8 x TP 8, mbs 1, selective",
+                help=LINE_HELP,
+            )
+        _file(v, cluster)
+        for note in st.session_state.get("setup_notes", ()):
+            st.caption(plain(note))
+
+
+def _check(stated: setups.Stated, cluster: Cluster) -> None:
+    """Raise InputError unless the layout takes all GPUs of the cluster; the words are those of the page."""
+    if stated.layout.num_gpus != cluster.num_gpus:
+        degrees = " × ".join(
+            str(n) for n in (stated.layout.dp, stated.layout.fsdp, stated.layout.tp, stated.layout.cp) if n > 1
+        )
+        raise InputError(f"{degrees or 1} is {stated.layout.num_gpus} GPUs, but there are {cluster.num_gpus}")
+    check_layout(stated.layout, cluster)
+
+
+def _file(v: dict[str, Any], cluster: Cluster) -> None:
+    file = st.file_uploader(
+        "Or your tool’s own file", type=FILES, key="own_setup_file",
+        help="torchtitan’s TOML, Megatron-LM’s arguments, DeepSpeed’s JSON, accelerate’s YAML, or a tp_plan of transformers; read as data",
+    )  # fmt: skip
+    if file is not None:
+        args = (file.name, file.getvalue(), v, cluster)
+        st.button("Measure against this file", key="take_setup_file", on_click=_take_file, args=args)
+    if problem := st.session_state.pop("setup_problem", ""):
+        st.warning(problem)
+
+
+def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -> None:
+    """Callback: the setup is what the file says, and so is the work of a step in the sentence."""
+    try:
+        stated, work, notes = setups.of_file(name, content, cluster.num_gpus)
+        _check(stated, cluster)
+    except InputError as error:
+        st.session_state["setup_problem"] = state.in_words(str(error))
+        return
+    if v["model"].startswith("own-"):
+        work = {k: value for k, value in work.items() if k != "seq"}
+    state.change(setup=stated.write(), **work)
+    told = ", ".join(f"{k} {value}" for k, value in work.items())
+    st.session_state["setup_notes"] = (f"Read from {name}: {told}.", *notes)

@@ -1,0 +1,178 @@
+"""Random sequences of edits: what was not edited stays as it was, or the page says what became of it."""
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from explorer.address import carry, settings
+from planner_core.core import InputError, load_cluster
+from tests.support.app_test import AppTest
+from tests.support.visiting import Visit
+
+SCRIPT = """
+from explorer.components import sentence
+from explorer.session import state
+state.begin("plans")
+sentence.sentence()
+"""
+AT_ONCE = {
+    "model": ("llama-3-8b", "gpt2-xl", "bert-large", "t5-large", "vit-large"), "cluster": ("2x8-h100", "1x8-h100", "8x8-h100", "1x4-a100-pcie"),
+    "tool": ("", "torchtitan", "megatron"),
+}  # fmt: skip
+FORMS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "cluster": {"nodes": (1, 3, 4), "gpus": (2, 8), "gpu": ("h200-sxm", "a100-80gb-sxm"), "intra": (300.0,), "inter": (12.5, 40.0), "memory": (30.0,)},
+    "batch": {"batch": ("96", "1M tokens", "7"), "seq": (512, 2048), "accumulate": (1, 4), "price": (2.5,)},
+    "numbers": {"dtype": ("float16", "bfloat16"), "optimizer": ("sgd", "adamw"), "recompute": ("full", "auto"), "zero": (1, 3)},
+}  # fmt: skip
+
+
+def field(at: AppTest, name: str, kind: str = "f") -> Any:
+    """The widget of a setting, whatever number its key has come to."""
+    found = [
+        w
+        for w in (*at.selectbox, *at.number_input, *at.text_input)
+        if re.fullmatch(rf"{kind}_{name}(~\d+)?", str(w.key))
+    ]
+    return found[-1] if found else None
+
+
+def plan(at: AppTest, form: str) -> None:
+    next(b for b in at.button if str(b.key).startswith(f"plan_{form}~")).click().run()
+
+
+def shown(at: AppTest) -> dict[str, Any]:
+    """What every field of the page shows."""
+    names = [*(("w", n) for n in AT_ONCE), *(("f", n) for fields in FORMS.values() for n in fields)]
+    return {n: w.value for kind, n in names if (w := field(at, n, kind)) is not None}
+
+
+SAID = {"batch": "batch|samples|tokens", "seq": "tokens|samples", "memory": "memory"}
+"""What a sentence about a setting holds."""
+LEAD = {
+    "nodes": {"cluster"},
+    "gpus": {"cluster"},
+    "gpu": {"cluster"},
+    "intra": {"cluster"},
+    "inter": {"cluster", "nodes"},
+    "memory": {"cluster", "gpu"},
+}
+"""Settings of a cluster that another choice of cluster, or of its GPU, sets anew: they are what it is."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
+    draw = random.Random(seed)
+    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    for _ in range(12):
+        before = shown(at)
+        if draw.random() < 0.4:
+            name = draw.choice(list(AT_ONCE))
+            new = draw.choice(AT_ONCE[name])
+            field(at, name, "w").set_value(new).run()
+            edited = {name}
+        else:
+            form = draw.choice(list(FORMS))
+            some = [n for n in draw.sample(list(FORMS[form]), k=2) if field(at, n) is not None]
+            for name in some:
+                field(at, name).set_value(draw.choice(FORMS[form][name]))
+            plan(at, form)
+            edited = set(some)
+        assert not at.exception
+        after, said = shown(at), " ".join(at.session_state["told"])
+        for name in set(before) & set(after) - edited:
+            if before[name] != after[name] and not (LEAD.get(name, set()) & edited):
+                assert re.search(SAID.get(name, "$ never"), said), (edited, name, before[name], after[name], said)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rule_of_an_edit_keeps_every_setting_that_it_can(seed: int) -> None:
+    """The same for the rule alone, with many more edits: a step keeps its tokens, and what goes is told."""
+    draw = random.Random(seed)
+    values, _ = settings.read({"batch": "64", "seq": "2048", "mesh": "2x8", "memory": "60"})
+    for _ in range(30):
+        key = draw.choice(("model", "cluster", "nodes", "batch", "seq", "dtype", "mesh", "tool"))
+        new = {
+            key: draw.choice(
+                {
+                    **AT_ONCE,
+                    "nodes": (2, 4),
+                    "batch": (16, 100),
+                    "seq": (512, 4096),
+                    "dtype": ("float16",),
+                    "mesh": ("4x4", None),
+                }[key]
+            )
+        }
+        after, told = carry.change(values, new)
+        gone = {k for k in settings.REQUEST_KEYS if k not in new and after[k] != values[k]}
+        own = set(settings.CLUSTER_KEYS) if key == "cluster" else {"layers"} if key == "model" else set()
+        assert not (gone - own) or told, (new, gone)
+        if (
+            key == "model"
+            and values["batch"]
+            and settings.most_tokens(after["model"]) != 1
+            and settings.work(values)[1] != 1
+        ):
+            (b, s), (c, t) = settings.work(values), settings.work(after)
+            assert c * t <= b * s < (c + 1) * t or (b, s) == (c, t) or c == settings.MOST_SAMPLES
+        assert settings.read(settings.write(after))[0] == after
+        values = after
+
+
+def test_a_changed_model_says_what_became_of_the_tokens() -> None:
+    values, _ = settings.read({"batch": "64", "seq": "8192"})
+    after, told = carry.change(values, {"model": "gpt2-xl"})
+    assert settings.work(after) == (512, 1024) and "1\u202f024 positions" in told[0]
+    after, told = carry.change(values, {"model": "llama-3-70b"})
+    assert settings.work(after) == (64, 8192) and not told
+
+
+def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
+    values, _ = settings.read({})
+    after, told = carry.change(values, {"cluster": "8x8-h100"})
+    assert (settings.work(values)[0], settings.work(after)[0]) == (16, 64) and "goes with the GPUs" in told[0]
+    assert settings.request(values).batch is None and settings.request(after).batch == 64
+
+
+def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:
+    at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+    per_gpu = field(at, "inter").value
+    field(at, "gpus").set_value(4)
+    plan(at, "cluster")
+    assert field(at, "inter").value == per_gpu
+    with pytest.raises(InputError):
+        load_cluster("1x4-a100-pcie:nodes=2")
+    field(at, "cluster", "w").set_value("1x4-a100-pcie").run()
+    field(at, "nodes").set_value(2)
+    plan(at, "cluster")
+    assert load_cluster(settings.cluster(at.session_state["values"])).num_gpus == 8
+
+
+def test_in_the_browser_an_edit_does_not_undo_another(visit: Visit) -> None:
+    """As the review found it: change the model, open the cluster, and it was another one."""
+    page = visit.page
+    visit.open("/?layers=2")
+    page.locator("[class*='st-key-chip_model'] button").first.click()
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name="GPT-2 XL").click()
+    visit.settle()
+    page.locator("[class*='st-key-chip_cluster'] button").first.click()
+    assert page.get_by_role("combobox", name="Start from").input_value().startswith("2 nodes × 8 H100")
+    nodes = page.get_by_role("spinbutton", name="Nodes", exact=True)
+    assert nodes.input_value() == "2"
+    nodes.fill("1")
+    page.locator("[class*='st-key-plan_cluster'] button").click()
+    visit.settle()
+    visit.asks(lambda query: "nodes=1" in query and "model=gpt2-xl" in query and "cluster=" not in query)
+    page.locator("[class*='st-key-chip_batch'] button").first.click()
+    field = page.get_by_role("textbox", name="Batch of a step")
+    assert field.input_value() == "32"
+    field.fill("96")
+    page.locator("[class*='st-key-plan_batch'] button").click()
+    visit.settle()
+    visit.asks(lambda query: all(x in query for x in ("nodes=1", "model=gpt2-xl", "batch=96")))
+    assert "1 node × 8 H100" in page.locator(".st-key-sentence").inner_text()
+    page.locator("[class*='st-key-chip_batch'] button").first.click()
+    assert page.get_by_role("spinbutton", name="Tokens of a sample").input_value() in ("1024", "1,024")
