@@ -7,15 +7,15 @@ default; the rest of the link is kept.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from explorer.address import own_cluster, setups
+from explorer.address import own_cluster, parse
 from explorer.address.amounts import Unreadable as Unreadable
 from explorer.address.amounts import tokens_of as tokens_of
 from explorer.address.amounts import tokens_text as tokens_text
+from explorer.address.parse import AUTO as AUTO
+from explorer.address.parse import STAGE_NAMES as STAGE_NAMES
+from explorer.address.parse import Setting, Value
 from explorer.text.recipe import RECOMPUTED
 from planner_core.core import (
     CHUNKS,
@@ -24,7 +24,6 @@ from planner_core.core import (
     PRECISIONS,
     RECOMPUTE,
     InputError,
-    cluster_names,
     gpu_names,
     load_cluster,
 )
@@ -52,14 +51,6 @@ OPTIMIZER_NAMES = {
 }
 RECOMPUTE_NAMES = {"auto": "recomputation as needed", **RECOMPUTED}
 MOMENTS_NAMES = {"gpu": "moments on the GPU", "host": "moments in the host’s memory"}
-AUTO = "auto"
-STAGE_NAMES: dict[int | str, str] = {
-    AUTO: "stage as the search finds best",
-    0: "weights, gradients and states kept (0)",
-    1: "states may be sharded (1)",
-    2: "states and gradients may be sharded (2)",
-    3: "weights may be sharded too, gathered at use (3)",
-}
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 _FIRST = ("torchtitan", "fsdp2", "megatron", "deepspeed", "hf", "accelerate")
@@ -76,12 +67,6 @@ FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
 MOST_SAMPLES = 10**6
-MAX_TEXT = 2000
-MAX_CORNERS = 40
-"""Corners of a lasso that the address keeps."""
-MAX_EDITS = 40
-EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
-EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
 TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
 SWEPT = ("inter", "intra", "batch", "nodes")
@@ -95,242 +80,75 @@ CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 GRAPH_KEYS = ("node", "open", "show", "beside", "way", "least", "depth")
 """Settings of the graph's page. A link to "/" that holds one is of the time when the graph stood there."""
 
-Value = Any
-Parse = Callable[[str], Value]
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One entry of the address."""
-
-    default: Value
-    parse: Parse
-    write: Callable[[Value], str] | None = None
-
-    def format(self, value: Value) -> str:
-        """The text that `parse` reads back."""
-        if self.write is not None:
-            return self.write(value)
-        if isinstance(value, float):
-            return f"{value:.10g}"
-        return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _one_of(known: Iterable[str], what: str) -> Parse:
-    names = tuple(known)
-
-    def parse(text: str) -> str:
-        if text not in names:
-            raise Unreadable(f"is not a known {what}; known are {', '.join(filter(None, names))}")
-        return text
-
-    return parse
-
-
-def _number(least: int, most: int) -> Parse:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise Unreadable("is not a whole number") from None
-        if not least <= value <= most:
-            raise Unreadable(f"is not between {least} and {most}")
-        return value
-
-    return parse
-
-
-def _decimal(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise Unreadable("is not a number") from None
-    if not 0 < value < 1e6:
-        raise Unreadable("is not between 0 and 1 000 000")
-    return value
-
-
-def _mesh(text: str) -> str:
-    parts = text.lower().replace("×", "x").split("x")
-    if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
-        raise Unreadable("is not of the form 8 or 2x8")
-    return "x".join(parts)
-
-
-def _zero(text: str) -> int | str:
-    if text not in map(str, STAGE_NAMES):
-        raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
-    return text if text == AUTO else int(text)
-
-
-def _text(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        raise Unreadable(f"is longer than {MAX_TEXT} characters")
-    return text
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(t for t in _text(text).split(",") if t)
-
-
-def _corners(text: str) -> tuple[str, ...]:
-    parts = _list(text)
-    if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
-        raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
-    for part in parts:
-        try:
-            finite = abs(float(part)) < 1e12
-        except ValueError:
-            finite = False
-        if not finite:
-            raise Unreadable("holds something that is not a number")
-    return parts
-
-
-def _some_of(known: Sequence[str], least: int) -> Parse:
-    def parse(text: str) -> tuple[str, ...]:
-        parts = _list(text)
-        if len(set(parts)) != len(parts) or not least <= len(parts) <= 2 or not set(parts) <= set(known):
-            raise Unreadable(f"is not {'one or ' if least < 2 else ''}two of {', '.join(known)}")
-        return parts
-
-    return parse
-
-
-def _factors(text: str) -> tuple[str, ...]:
-    """`1,0.25`: a factor per level of links."""
-    parts = text.split(",")
-    for part in parts:
-        try:
-            factor = float(part)
-        except ValueError:
-            raise Unreadable("is not a list of factors such as 1,0.25") from None
-        if not 1e-3 <= factor <= 1e3:
-            raise Unreadable("has a factor that is not between 0.001 and 1000")
-    return tuple(parts)
-
-
-def _edit(text: str) -> tuple[str, ...]:
-    """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
-    head, *rest = _list(text) or ("",)
-    if not EDIT_HEAD.fullmatch(head) or not rest:
-        raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
-    if len(rest) > MAX_EDITS:
-        raise Unreadable(f"holds more than {MAX_EDITS} edits")
-    for one in rest:
-        if not EDIT_ONE.fullmatch(one):
-            raise Unreadable("holds something that is not of the form Block/weight:R.S(0)")
-    return (head, *rest)
-
-
-def _setup(text: str) -> tuple[str, ...]:
-    """The setup that a team runs now: see `explorer.address.setups`."""
-    try:
-        return setups.read(_list(text)).write()
-    except InputError as error:
-        raise Unreadable(f"is not a layout: {error}") from None
-
-
-def _beside(text: str) -> str:
-    """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
-    kind, mark, name = _text(text).partition(":")
-    if mark and "@" not in kind and (kind != "model" or name not in ZOO):
-        raise Unreadable(f"is neither a plan nor model: and one of {', '.join(ZOO)}")
-    return text
-
-
-def _grown(text: str) -> tuple[str, ...]:
-    names = tuple(t for t in text.split(",") if t)
-    known = cluster_names()
-    for name in names:
-        if name not in known:
-            raise Unreadable(f"names a cluster that is not there; known are {', '.join(known)}")
-    return names
-
-
-def _model(text: str) -> str:
-    if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
-        return text
-    raise Unreadable(f"is not a model of the zoo; known are {', '.join(ZOO)}")
-
-
-def _cluster_name(text: str) -> str:
-    if own_cluster.is_own(text):
-        if not own_cluster.path(text).is_file():
-            raise Unreadable("names a cluster of somebody’s own, which is not on this machine; upload its file again")
-        return text
-    return str(_one_of(cluster_names(), "cluster")(text))
-
-
 SETTINGS: dict[str, Setting] = {
-    "model": Setting("llama-3-8b", _model),
-    "cluster": Setting("2x8-h100", _cluster_name),
-    "nodes": Setting(None, _number(1, 10_000)),
-    "gpus": Setting(None, _number(1, 1_000)),
-    "intra": Setting(None, _decimal),
-    "inter": Setting(None, _decimal),
-    "gpu": Setting(None, _one_of(gpu_names(), "GPU")),
-    "batch": Setting(None, _number(1, MOST_SAMPLES)),
-    "seq": Setting(None, _number(1, 10**6)),
-    "layers": Setting(None, _number(1, 1000)),
-    "dtype": Setting("bfloat16", _one_of(DTYPES, "number format")),
-    "precision": Setting(DEFAULT_PRECISION, _one_of(PRECISIONS, "precision")),
-    "optimizer": Setting("adamw", _one_of(OPTIMIZERS, "optimizer")),
-    "accumulate": Setting(None, _number(1, 10**6)),
-    "chunks": Setting(1, lambda text: int(_one_of([*map(str, CHUNKS)], "number of chunks")(text))),
-    "moments": Setting("gpu", _one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
-    "recompute": Setting("auto", _one_of(RECOMPUTE, "way of recomputation")),
-    "zero": Setting(3, _zero),
-    "memory": Setting(None, _decimal),
-    "mesh": Setting(None, _mesh),
-    "method": Setting("exact", _one_of(METHODS, "method")),
-    "objective": Setting("time", _one_of(OBJECTIVES, "objective")),
-    "tool": Setting("", _one_of(TOOLS, "tool")),
+    "model": Setting("llama-3-8b", parse.model),
+    "cluster": Setting("2x8-h100", parse.cluster_name),
+    "nodes": Setting(None, parse.number(1, 10_000)),
+    "gpus": Setting(None, parse.number(1, 1_000)),
+    "intra": Setting(None, parse.decimal),
+    "inter": Setting(None, parse.decimal),
+    "gpu": Setting(None, parse.one_of(gpu_names(), "GPU")),
+    "batch": Setting(None, parse.number(1, MOST_SAMPLES)),
+    "seq": Setting(None, parse.number(1, 10**6)),
+    "layers": Setting(None, parse.number(1, 1000)),
+    "dtype": Setting("bfloat16", parse.one_of(DTYPES, "number format")),
+    "precision": Setting(DEFAULT_PRECISION, parse.one_of(PRECISIONS, "precision")),
+    "optimizer": Setting("adamw", parse.one_of(OPTIMIZERS, "optimizer")),
+    "accumulate": Setting(None, parse.number(1, 10**6)),
+    "chunks": Setting(1, lambda text: int(parse.one_of([*map(str, CHUNKS)], "number of chunks")(text))),
+    "moments": Setting("gpu", parse.one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
+    "recompute": Setting("auto", parse.one_of(RECOMPUTE, "way of recomputation")),
+    "zero": Setting(3, parse.zero),
+    "memory": Setting(None, parse.decimal),
+    "mesh": Setting(None, parse.mesh),
+    "method": Setting("exact", parse.one_of(METHODS, "method")),
+    "objective": Setting("time", parse.one_of(OBJECTIVES, "objective")),
+    "tool": Setting("", parse.one_of(TOOLS, "tool")),
     "tokens": Setting(None, tokens_of, tokens_text),
-    "price": Setting(None, _decimal),
-    "days": Setting(None, _decimal),
-    "machines": Setting("", _one_of(("", "yes"), "answer to whether machines are worked out")),
-    "setup": Setting((), _setup),
-    "plan": Setting("", _text),
-    "compare": Setting((), _list),
-    "node": Setting("", _text),
-    "open": Setting(None, _list),
-    "show": Setting("graph", _one_of(OVERLAYS, "overlay")),
-    "beside": Setting("", _beside),
-    "way": Setting("", _text),
-    "least": Setting(2, _number(2, 1001)),
-    "depth": Setting(None, _number(1, 100)),
-    "block": Setting("", _text),
-    "phase": Setting("all", _one_of(PHASES, "phase")),
-    "target": Setting("", _text),
-    "axis": Setting("step", _one_of(TIMES, "axis")),
-    "candidate": Setting(None, _number(0, 10**6)),
-    "lasso": Setting((), _corners),
-    "among": Setting((), _list),
-    "fits": Setting("all", _one_of(("all", "only"), "filter by memory")),
-    "meshes": Setting((), _list),
-    "methods": Setting((), _list),
-    "differs": Setting((), _list),
-    "whatif": Setting((), _list),
-    "edit": Setting((), _edit),
-    "sweep": Setting((), _some_of(ALONE, 1)),
-    "measure": Setting("tokens", _one_of(MEASURES, "measure of a sweep")),
-    "map": Setting(("inter", "batch"), _some_of(SWEPT, 2)),
+    "price": Setting(None, parse.decimal),
+    "days": Setting(None, parse.decimal),
+    "machines": Setting("", parse.one_of(("", "yes"), "answer to whether machines are worked out")),
+    "setup": Setting((), parse.setup),
+    "plan": Setting("", parse.short),
+    "compare": Setting((), parse.texts),
+    "node": Setting("", parse.short),
+    "open": Setting(None, parse.texts),
+    "show": Setting("graph", parse.one_of(OVERLAYS, "overlay")),
+    "beside": Setting("", parse.beside),
+    "way": Setting("", parse.short),
+    "least": Setting(2, parse.number(2, 1001)),
+    "depth": Setting(None, parse.number(1, 100)),
+    "block": Setting("", parse.short),
+    "phase": Setting("all", parse.one_of(PHASES, "phase")),
+    "target": Setting("", parse.short),
+    "axis": Setting("step", parse.one_of(TIMES, "axis")),
+    "candidate": Setting(None, parse.number(0, 10**6)),
+    "lasso": Setting((), parse.corners),
+    "among": Setting((), parse.texts),
+    "fits": Setting("all", parse.one_of(("all", "only"), "filter by memory")),
+    "meshes": Setting((), parse.texts),
+    "methods": Setting((), parse.texts),
+    "differs": Setting((), parse.texts),
+    "whatif": Setting((), parse.texts),
+    "edit": Setting((), parse.edit),
+    "sweep": Setting((), parse.some_of(ALONE, 1)),
+    "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
+    "map": Setting(("inter", "batch"), parse.some_of(SWEPT, 2)),
     # Compare and Topology
-    "lit": Setting((), _list),
-    "held": Setting((), _list),
-    "rows": Setting("differing", _one_of(("differing", "all"), "choice of rows")),
-    "rungs": Setting("", _one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
-    "bandwidth": Setting((), _factors),
-    "latency": Setting((), _factors),
-    "grow": Setting((), _grown),
+    "lit": Setting((), parse.texts),
+    "held": Setting((), parse.texts),
+    "rows": Setting("differing", parse.one_of(("differing", "all"), "choice of rows")),
+    "rungs": Setting("", parse.one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
+    "bandwidth": Setting((), parse.factors),
+    "latency": Setting((), parse.factors),
+    "grow": Setting((), parse.grown),
     # Measured
-    "left_out": Setting("groups", _one_of(FITS, "choice of fitted runs")),
-    "from_source": Setting((), _list),
-    "on_gpu": Setting((), _list),
-    "of_kind": Setting((), _list),
-    "on_nodes": Setting((), _list),
-    "grow_batch": Setting("fixed", _one_of(GROW_BATCH, "way to choose the batch")),
+    "left_out": Setting("groups", parse.one_of(FITS, "choice of fitted runs")),
+    "from_source": Setting((), parse.texts),
+    "on_gpu": Setting((), parse.texts),
+    "of_kind": Setting((), parse.texts),
+    "on_nodes": Setting((), parse.texts),
+    "grow_batch": Setting("fixed", parse.one_of(GROW_BATCH, "way to choose the batch")),
 }
 REQUEST_KEYS = (
     "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",

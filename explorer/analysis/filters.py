@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.address.settings import MAX_CORNERS
+from explorer.address.parse import MAX_CORNERS
 from explorer.text import words
 from planner_core.core import Plan, Shard
 from planner_core.planning.methods import BASELINES

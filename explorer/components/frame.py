@@ -10,7 +10,7 @@ from typing import Literal
 import streamlit as st
 
 from explorer.address import settings
-from explorer.components import sentence
+from explorer.components.asking import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
 from explorer.text.glossary import GLOSSARY, PLAN_WORDS, axis_told, define

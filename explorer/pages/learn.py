@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from explorer.address import settings
-from explorer.components import frame, sentence
+from explorer.components import frame
+from explorer.components.asking import sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
 from explorer.learn.files import export, routes, written

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorer.address import pins, settings
+from explorer.address import parse, pins, settings
 from explorer.address.settings import Unreadable
 from explorer.analysis import breakdown as parts
 from explorer.analysis import filters as choosing
@@ -173,7 +173,7 @@ def test_inside_a_box_and_a_star() -> None:
 def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
     turn = np.linspace(0, 2 * np.pi, 700)
     region = choosing.corners({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
-    assert 6 <= len(region) <= 2 * settings.MAX_CORNERS
+    assert 6 <= len(region) <= 2 * parse.MAX_CORNERS
     assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
     assert choosing.inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
         True,

@@ -12,7 +12,7 @@ from tests.support.app_test import AppTest
 from tests.support.visiting import Visit
 
 SCRIPT = """
-from explorer.components import sentence
+from explorer.components.asking import sentence
 from explorer.session import state
 state.begin("plans")
 sentence.sentence()

@@ -13,7 +13,7 @@ from explorer.address.settings import TOOLS
 from explorer.analysis import answer
 from explorer.components import frame
 from explorer.components.answers import money
-from explorer.components.sentence import cluster_words_of, model_name
+from explorer.components.asking.sentence import cluster_words_of, model_name
 from explorer.session import state
 from explorer.text import recipe, units, words
 from planner_core.core import Graph, Plan

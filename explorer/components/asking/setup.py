@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import settings, setups
-from explorer.components.fields import Form
+from explorer.components.asking.fields import Form
 from explorer.session import state
 from explorer.text.words import text as plain
 from planner_core.core import Cluster, InputError

@@ -11,8 +11,8 @@ import streamlit as st
 from explorer.address import amounts, own_cluster, settings
 from explorer.address.amounts import Unreadable
 from explorer.components import address
-from explorer.components.fields import Form
-from explorer.components.setup import setup_chip
+from explorer.components.asking.fields import Form
+from explorer.components.asking.setup import setup_chip
 from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
 from explorer.session import state
 from explorer.text import units

@@ -1,0 +1,208 @@
+"""What a text in the address may be: a parser for each kind of setting. No Streamlit here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.address import own_cluster, setups
+from explorer.address.amounts import Unreadable
+from planner_core.core import InputError, cluster_names
+from planner_core.models import ZOO
+
+MAX_TEXT = 2000
+MAX_CORNERS = 40
+"""Corners of a lasso that the address keeps."""
+MAX_EDITS = 40
+EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
+EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
+AUTO = "auto"
+STAGE_NAMES: dict[int | str, str] = {
+    AUTO: "stage as the search finds best",
+    0: "weights, gradients and states kept (0)",
+    1: "states may be sharded (1)",
+    2: "states and gradients may be sharded (2)",
+    3: "weights may be sharded too, gathered at use (3)",
+}
+
+Value = Any
+Parse = Callable[[str], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One entry of the address."""
+
+    default: Value
+    parse: Parse
+    write: Callable[[Value], str] | None = None
+
+    def format(self, value: Value) -> str:
+        """The text that `parse` reads back."""
+        if self.write is not None:
+            return self.write(value)
+        if isinstance(value, float):
+            return f"{value:.10g}"
+        return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def one_of(known: Iterable[str], what: str) -> Parse:
+    """A parser of one of the known names."""
+    names = tuple(known)
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise Unreadable(f"is not a known {what}; known are {', '.join(filter(None, names))}")
+        return text
+
+    return parse
+
+
+def number(least: int, most: int) -> Parse:
+    """A parser of a whole number."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise Unreadable("is not a whole number") from None
+        if not least <= value <= most:
+            raise Unreadable(f"is not between {least} and {most}")
+        return value
+
+    return parse
+
+
+def decimal(text: str) -> float:
+    """A positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise Unreadable("is not a number") from None
+    if not 0 < value < 1e6:
+        raise Unreadable("is not between 0 and 1 000 000")
+    return value
+
+
+def mesh(text: str) -> str:
+    """Sizes of a mesh: `2x8`."""
+    parts = text.lower().replace("×", "x").split("x")
+    if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
+        raise Unreadable("is not of the form 8 or 2x8")
+    return "x".join(parts)
+
+
+def zero(text: str) -> int | str:
+    """A stage of ZeRO."""
+    if text not in map(str, STAGE_NAMES):
+        raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
+    return text if text == AUTO else int(text)
+
+
+def short(text: str) -> str:
+    """Any text that is not too long."""
+    if len(text) > MAX_TEXT:
+        raise Unreadable(f"is longer than {MAX_TEXT} characters")
+    return text
+
+
+def texts(text: str) -> tuple[str, ...]:
+    """Texts between commas."""
+    return tuple(t for t in short(text).split(",") if t)
+
+
+def corners(text: str) -> tuple[str, ...]:
+    """Corners of a region, x and y in turn."""
+    parts = texts(text)
+    if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
+        raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
+    for part in parts:
+        try:
+            finite = abs(float(part)) < 1e12
+        except ValueError:
+            finite = False
+        if not finite:
+            raise Unreadable("holds something that is not a number")
+    return parts
+
+
+def some_of(known: Sequence[str], least: int) -> Parse:
+    """A parser of one or two of the known names."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        parts = texts(text)
+        if len(set(parts)) != len(parts) or not least <= len(parts) <= 2 or not set(parts) <= set(known):
+            raise Unreadable(f"is not {'one or ' if least < 2 else ''}two of {', '.join(known)}")
+        return parts
+
+    return parse
+
+
+def factors(text: str) -> tuple[str, ...]:
+    """`1,0.25`: a factor per level of links."""
+    parts = text.split(",")
+    for part in parts:
+        try:
+            factor = float(part)
+        except ValueError:
+            raise Unreadable("is not a list of factors such as 1,0.25") from None
+        if not 1e-3 <= factor <= 1e3:
+            raise Unreadable("has a factor that is not between 0.001 and 1000")
+    return tuple(parts)
+
+
+def edit(text: str) -> tuple[str, ...]:
+    """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
+    head, *rest = texts(text) or ("",)
+    if not EDIT_HEAD.fullmatch(head) or not rest:
+        raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
+    if len(rest) > MAX_EDITS:
+        raise Unreadable(f"holds more than {MAX_EDITS} edits")
+    for one in rest:
+        if not EDIT_ONE.fullmatch(one):
+            raise Unreadable("holds something that is not of the form Block/weight:R.S(0)")
+    return (head, *rest)
+
+
+def setup(text: str) -> tuple[str, ...]:
+    """The setup that a team runs now: see `explorer.address.setups`."""
+    try:
+        return setups.read(texts(text)).write()
+    except InputError as error:
+        raise Unreadable(f"is not a layout: {error}") from None
+
+
+def beside(text: str) -> str:
+    """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
+    kind, mark, name = short(text).partition(":")
+    if mark and "@" not in kind and (kind != "model" or name not in ZOO):
+        raise Unreadable(f"is neither a plan nor model: and one of {', '.join(ZOO)}")
+    return text
+
+
+def grown(text: str) -> tuple[str, ...]:
+    """Names of clusters."""
+    names = tuple(t for t in text.split(",") if t)
+    known = cluster_names()
+    for name in names:
+        if name not in known:
+            raise Unreadable(f"names a cluster that is not there; known are {', '.join(known)}")
+    return names
+
+
+def model(text: str) -> str:
+    """A model of the zoo, or the name of somebody's own."""
+    if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
+        return text
+    raise Unreadable(f"is not a model of the zoo; known are {', '.join(ZOO)}")
+
+
+def cluster_name(text: str) -> str:
+    """A cluster of the list, or the name of somebody's own."""
+    if own_cluster.is_own(text):
+        if not own_cluster.path(text).is_file():
+            raise Unreadable("names a cluster of somebody’s own, which is not on this machine; upload its file again")
+        return text
+    return str(one_of(cluster_names(), "cluster")(text))
