@@ -14,12 +14,12 @@ FIRST = "Draw before you go on: "
 
 def memory_by_gpus(
     peaks: Mapping[int, float], room: tuple[float, str], shared: str, whole: float, activations: float
-) -> list[Step]:
+) -> str:
     """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes). `shared` says where the largest number comes from,
-    `whole` are bytes that every GPU keeps whole, `activations` those of one GPU."""
+    `whole` are bytes that every GPU keeps whole, `activations` those of one GPU. Empty where there is but one."""
     one, more = peaks[1], [n for n in peaks if n > 1]
     if not more:
-        return []
+        return ""
     gib, last = units.GIB, more[-1]
     even = (
         abs(whole + (one - whole) / last - peaks[last]) < 0.05 * peaks[last]
@@ -40,11 +40,7 @@ def memory_by_gpus(
         tuple(Handle(f"each of {n} GPUs", 0.8 * one / gib, peaks[n] / gib) for n in more),
         why, tuple(slips),
     )  # fmt: skip
-    says = (
-        f"{FIRST}one GPU needs {units.memory(one)} at its fullest moment. How much does each GPU need when 2 or more share the work? "
-        f"Half as much on twice as many, or not?"
-    )
-    return [Step("Draw it: memory of each GPU", says, bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1])))]
+    return bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1]))
 
 
 def waits_by_tokens(
