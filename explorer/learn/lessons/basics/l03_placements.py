@@ -16,12 +16,12 @@ from explorer.figures.svg_tensors import (
     owned,
     replicated,
     row,
-    svg,
     table,
 )
 from explorer.learn import links
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Values
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, board
 from explorer.learn.pictures.board import Move as Sending
 from explorer.learn.pictures.film import Film
@@ -33,32 +33,6 @@ SIZE, ITEM = 4, 4
 CASES = (
     ("P", "R"), ("P", "S(0)"), ("S(0)", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(1)"), ("S(1)", "R"), ("R", "S(1)"), ("S(1)", "S(0)"),
 )  # fmt: skip
-DOES = {
-    "all_reduce": "every device ends with the sum of all terms",
-    "reduce_scatter": "the sum is taken, and each device ends with one slice of it",
-    "all_gather": "every device ends with the slices of all",
-    "all_to_all": "each device sends a different slice to each other one",
-    "": "nothing is sent: each device cuts its own slice out of the whole",
-}
-CODE = """\
-# two processes, one per GPU: torchrun --nproc-per-node 2 placements.py
-import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
-
-dist.init_process_group("gloo")  # on GPUs: "nccl"
-rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
-whole = torch.arange(16.0).reshape(4, 4)
-
-sharded = DTensor.from_local(whole.chunk(2)[rank], mesh, [Shard(0)])
-gathered = sharded.redistribute(placements=[Replicate()]).to_local()  # all_gather
-term = DTensor.from_local(whole * [0.25, 0.75][rank], mesh, [Partial()])  # the terms sum to the whole
-part = term.redistribute(placements=[Shard(0)]).to_local()  # reduce_scatter
-summed = term.redistribute(placements=[Replicate()]).to_local()  # all_reduce
-wrong = [(gathered - whole), (part - whole.chunk(2)[rank]), (summed - whole)]
-print(f"rank {rank}: differences {[x.abs().max().item() for x in wrong]}")
-dist.destroy_process_group()
-"""
 
 
 @lru_cache(maxsize=64)
@@ -102,37 +76,30 @@ def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) 
     return wire_bytes(kind, num_bytes, devices) if kind else 0
 
 
-STATES = (
-    ("R", "Replicate", "Each of {n} devices holds all {count} numbers, {size} bytes. Grey, because nobody owns it."),
-    ("S(0)", "Shard", "Each of {n} devices holds {count} of the 16 numbers, {size} bytes: here some rows. Solid, in the device's colour."),
-    (
-        "P", "Partial",
-            "Each of {n} devices holds {count} numbers, {size} bytes, and none of them is final: the tensor is the sum of "
-            "all. Hatched, and labelled “not summed yet”.",
-    ),
-)  # fmt: skip
-
-
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """The three states, then a drawn case before and after, then all moves."""
     n, case = int(values["devices"]), int(values["case"]) % len(CASES)
     src, dst = CASES[case]
     whole, before = hold(src, n, case + 1)
-    moved, count, size = collective(src, dst) or "slice", sent(src, dst, n), SIZE * SIZE * ITEM
-    steps = []
-    for letter, title, words in STATES:
-        pieces = hold(letter, n, case + 1)[1]
-        held = column(_devices(pieces, letter), legend(letter[0]), gap=14)
-        says = words.format(n=n, count=pieces[0].numel(), size=pieces[0].numel() * ITEM)
-        steps.append(Step(f"{title}, {letter}", says, svg(held, f"A tensor held as {letter} by {n} GPUs")))
-    says = f"The tensor is **{src}**, and the next operation wants it as **{dst}**. What has to be sent?"
-    steps.append(Step(f"The case: {src} to {dst}", says, svg(_devices(before, src), f"{n} GPUs hold {src}")))
-    says = f"`{moved}`: {DOES[collective(src, dst)]}. Each device sends **{count} bytes** of this {size}-byte tensor."
-    film = motion(before, parse_placement(src), parse_placement(dst), whole)
-    steps.append(Step("What is sent", says, film.markup(f"{moved} turns {src} into {dst}")))
-    says = f"For a tensor of B bytes on n devices, here B = {size} and n = {n}. Look for the moves that send 0 bytes: a good plan has many of these. No operation wants a tensor as P, so moves into P are left out."
-    steps.append(Step("All moves", says, _moves(n, (src, dst))))
-    return Scene(tuple(steps), {"sent": count, "bytes": size, "total": float(whole.sum())}, reveal=4)
+    states = {letter[0]: hold(letter, n, case + 1)[1] for letter in ("R", "S(0)", "P")}
+    pictures: dict[str, Picture] = {
+        letter: column(_devices(pieces, "S(0)" if letter == "S" else letter), legend(letter), gap=14)
+        for letter, pieces in states.items()
+    }
+    pictures["before"] = _devices(before, src)
+    pictures["motion"] = motion(before, parse_placement(src), parse_placement(dst), whole)
+    pictures["moves"] = _moves(n, (src, dst))
+    count, size = sent(src, dst, n), SIZE * SIZE * ITEM
+    facts = {
+        "src": src,
+        "dst": dst,
+        "item": ITEM,
+        "holds": {letter: pieces[0].numel() for letter, pieces in states.items()},
+        "collective": collective(src, dst),
+        "sent": count,
+        "size": size,
+    }
+    return Live(facts, pictures, {"sent": count, "bytes": size, "total": float(whole.sum())})
 
 
 def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Film:
@@ -210,45 +177,4 @@ def _moves(n: int, here: tuple[str, str]) -> str:
     return table(("from", "to", "collective", "each device sends", f"bytes, n = {n}"), rows, CASES.index(here))
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """Which collective does the drawn case need?"""
-    src, dst = CASES[int(values["case"]) % len(CASES)]
-    right = collective(src, dst)
-    names = {k: k or "Nothing is sent" for k in DOES}
-    is_wrong = {
-        "all_reduce": "all_reduce adds terms up and gives everyone the whole sum.", "reduce_scatter": "reduce_scatter adds terms up and leaves each device a slice.",
-        "all_gather": "all_gather collects slices; nothing is added.", "all_to_all": "all_to_all exchanges slices; nobody ends with more than before.",
-        "": "A local slice is enough only where every device already has the whole.",
-    }  # fmt: skip
-    have = {"P": "only terms of a sum", "R": "the whole already"}.get(src, "one slice each")
-    want = {"R": "the whole"}.get(dst, f"a slice along dim {dst[2:3]}")
-    wrong = tuple(
-        (names[k], f"{is_wrong[k]} Here the devices have {have}, and want {want}.") for k in DOES if k != right
-    )
-    return asked(
-        f"Devices hold {src}, the next operation wants {dst}. What is needed?",
-        (names[right], f"{DOES[right][:1].upper()}{DOES[right][1:]}."),
-        wrong,
-        list(DOES).index(right),
-    )
-
-
-LESSON = Lesson(
-    3, "placements", "Replicate, Shard, Partial", "Three ways a tensor can lie on devices, and the price of going from one to another.",
-    (
-        "A plan says for every tensor how it lies on the devices. Where two operations disagree, a message "
-        "between the devices must put it right. Draw cases until you know them.",),
-    (
-        ("Placement", "how a tensor lies on the devices: Replicate, Shard or Partial"),
-        ("Plan", "a placement for every tensor of a model, and the messages that follow from it"),
-        ("Collective", "a message in which a whole group of devices takes part. The next four are PyTorch's; a text may write them with a hyphen, as all-gather"),
-        ("all_reduce", "every device ends with the sum of what all of them had"),
-        ("reduce_scatter", "the sum is taken, and each device ends with one slice of it"),
-        ("all_gather", "every device ends with the slices of all"),
-        ("all_to_all", "each device sends a different slice to each other one"),
-        ("Redistribution", "going from one placement to another"),
-    ),
-    (Control("devices", "Devices", (2, 4), 2), Control("case", "Draw another case", tuple(range(len(CASES))), 1, kind="draw")),
-    scene, question, CODE, ("fold", "Placements and messages in this model's graph"),
-    focus=links.placements,
-)  # fmt: skip
+LESSON = read_lesson("03-placements", live, focus=links.placements)
