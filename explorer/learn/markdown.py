@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from jinja2 import Environment, StrictUndefined
 
-from explorer.figures.svg_tensors import Drawing, difference, number, svg
+from explorer.figures.svg_tensors import Drawing, amount, difference, number, svg
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked, typed
@@ -96,9 +96,11 @@ def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _control(told: dict[str, Any]) -> Control:
-    """A control; TOML has no keys but strings, so names are matched to options by their text."""
-    names = told.pop("names", {})
-    options = tuple(told.pop("options"))
+    """A control. Its `names` are words by option (TOML has no keys but strings), or the filter that writes an option."""
+    names, options = told.pop("names", {}), tuple(told.pop("options"))
+    if isinstance(names, str):
+        write = _environment().filters[names]
+        return Control(options=options, names={o: write(o) for o in options}, **told)
     return Control(options=options, names={o: names[str(o)] for o in options if str(o) in names}, **told)
 
 
@@ -180,7 +182,13 @@ def _environment() -> Environment:
         units.flops,
     ):
         made.filters[write.__name__] = write
-    made.filters |= {"number": number, "difference": difference, "plural": _plural, "gpus": lambda n: _plural(n, "GPU")}
+    made.filters |= {
+        "amount": amount,
+        "number": number,
+        "difference": difference,
+        "plural": _plural,
+        "gpus": lambda n: _plural(n, "GPU"),
+    }
     return made
 
 

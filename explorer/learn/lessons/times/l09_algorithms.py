@@ -10,7 +10,6 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount, svg, table, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
-from explorer.learn.lessons.basics.l04_collectives import SIZES
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
@@ -22,6 +21,7 @@ LARGE = 2**23
 """Bytes from which on the transfer of a collective counts more than its hops."""
 SHOWN = 8
 """Members of the pictures."""
+SIZES = (2**14, 2**17, 2**20, 2**23, 2**26, 2**29)
 CODE = """\
 import math
 
