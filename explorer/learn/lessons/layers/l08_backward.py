@@ -13,16 +13,15 @@ from explorer.figures.svg_tensors import (
     device,
     legend,
     matrix,
-    number,
     owned,
     replicated,
     row,
-    svg,
     table,
 )
 from explorer.learn import links
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Values
+from explorer.learn.markdown import Live, Picture, read_lesson
 
 N = 2
 
@@ -31,7 +30,6 @@ N = 2
 class Cut:
     """How Y = X W is cut: placements of X, W, Y and of the gradients of X and W as each device makes them."""
 
-    name: str
     x: str
     w: str
     y: str
@@ -41,30 +39,11 @@ class Cut:
 
 
 WAYS = {
-    "data": Cut("batch split: data parallel", "S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
-    "column": Cut("weight by columns", "R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
-    "row": Cut(
-        "weight by rows", "S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"
-    ),
-    "fsdp": Cut("FSDP", "S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
+    "data": Cut("S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
+    "column": Cut("R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
+    "row": Cut("S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"),
+    "fsdp": Cut("S(0)", "R", "S(0)", "S(0)", "P", "reduce_scatter of the weight's gradient"),
 }
-CODE = """\
-import torch
-
-same = torch.Generator().manual_seed(2)  # the numbers of the picture
-X, W = (torch.randint(-2, 3, (4, 4), generator=same).double() for _ in range(2))
-(X @ W.requires_grad_()).square().sum().backward()  # the whole batch on one device
-
-terms = []
-for x in X.chunk(2):  # two devices, half of the batch each
-    w = W.detach().clone().requires_grad_()
-    (x @ w).square().sum().backward()
-    terms.append(w.grad)  # Partial: a term of the gradient
-print("top left of W's gradient:", " + ".join(f"{t[0, 0]:g}" for t in terms), f"= {W.grad[0, 0]:g}")
-print("difference", (sum(terms) - W.grad).abs().max().item())  # the all_reduce of data parallelism
-
-mine = sum(terms).chunk(2)  # FSDP: a reduce_scatter leaves each device one slice
-"""
 
 
 @lru_cache(maxsize=64)
@@ -105,31 +84,24 @@ def _join(pieces: list[Any], placement: str) -> Any:
     return torch.cat(pieces, int(placement[2])) if placement[0] == "S" else torch.stack(pieces).sum(0)
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
-    way = str(values["way"])
+    way, names = str(values["way"]), LESSON.controls[0].names
     cut, c = WAYS[way], compute(way, int(values["seed"]))
-    stored = (
-        " Each device stores only a slice of W and gathers the rest just before use (all_gather)."
-        if way == "fsdp"
-        else ""
-    )
-    steps = [
-        Step("Forward", f"{cut.name[:1].upper() + cut.name[1:]}. X is {cut.x}, W is {cut.w}, so Y is {cut.y}.{stored}", svg(column(*(_held(r, (("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y))) for r in range(N)), gap=10), "Forward on two GPUs")),
-        Step("Backward, on each device",
-            f"Each device runs its own backward pass. The gradient of X comes out as {cut.grad_x}, that of W as "
-            f"{cut.grad_w}.", svg(column(*(_held(r, (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))) for r in range(N)), gap=10), "Backward on two GPUs")),
-        Step("Who sums",
-            f"To put right: {cut.fix}. Against autograd on one GPU the largest difference is "
-            f"**{number(c['error'])}**.", svg(_sum(way, c), "The partial gradient is summed")),
-        Step("One algebra",
-            "Used whole while the work is split: its gradient is a sum of terms. That one rule is data "
-            "parallelism, tensor parallelism and FSDP. Shardscope's planner applies it to every operation of a model. Pipeline "
-            "stages, which deal out whole layers, are not in this course.", table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), [(w.name, w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for w in WAYS.values()], list(WAYS).index(way))),
-    ]  # fmt: skip
-    return Scene(
-        tuple(steps), {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}, reveal=1
-    )
+    forward = [(("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y)) for r in range(N)]
+    gradients = [
+        (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))
+        for r in range(N)
+    ]
+    rows = [(names[key], w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for key, w in WAYS.items()]
+    pictures: dict[str, Picture] = {
+        "forward": column(*(_held(r, what) for r, what in enumerate(forward)), gap=10),
+        "backward": column(*(_held(r, what) for r, what in enumerate(gradients)), gap=10),
+        "sum": _sum(way, c),
+        "ways": table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), rows, list(WAYS).index(way)),
+    }
+    numbers = {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}
+    return Live({"cut": cut, "name": names[way], "error": c["error"]}, pictures, numbers)
 
 
 def _style(r: int, placement: str) -> Any:
@@ -166,55 +138,4 @@ def _sum(way: str, c: dict[str, Any]) -> Drawing:
     )
 
 
-def _mistake(said: str, cut: Cut) -> str:
-    """Why the gradient that an answer names is not Partial, or which Partial gradient it forgets."""
-    if not said:
-        return "One of them is a term: somebody sees only a part. "
-    placement = cut.grad_w if said == "W" else cut.grad_x
-    return f"Each device owns its {'slice' if placement[0] == 'S' else 'copy'} of {said} and finishes its gradient. "
-
-
-def question(learner: Learner, values: Values) -> Question:
-    """Which gradient is partial?"""
-    cut = WAYS[str(values["way"])]
-    right = "W" if cut.grad_w == "P" else "X" if cut.grad_x == "P" else ""
-    name = {"W": "That of W", "X": "That of X", "": "Neither"}
-    why = {
-        "W":
-            "W is used whole by both devices on different rows of X, so each device's gradient of W misses the "
-            "other rows. What is used whole while the work is split gets a gradient in terms.",
-        "X":
-            "X is used whole by both devices with different columns of W, so each device's gradient of X misses "
-            "the other columns.",
-        "":
-            "X and W are both cut along the inner dimension, and each device owns its slices: their gradients "
-            "are finished.",
-    }  # fmt: skip
-    hint = "What does every device use whole, while the work is split?" if right else "Is anything used whole here?"
-    wrong = tuple((name[k], _mistake(k, cut) + hint) for k in name if k != right)
-    return asked(
-        f"{cut.name[:1].upper() + cut.name[1:]}. In the backward pass, which gradient is only a term of a sum "
-        "(Partial) on each device?",
-        (name[right], why[right]),
-        wrong,
-        list(name).index(right),
-    )
-
-
-LESSON = Lesson(
-    8, "backward", "Backward", "How forward is split decides which gradient is finished on each device, and which is not.",
-    (
-        "Every product runs three times: forward, for the gradient of its input, for the gradient of its weight. "
-        "Each has its own placement. The loss here is the sum of the squares of Y's numbers, so the gradient of Y is 2 Y, and gradients of two halves of a batch add up. (Of a mean they would be averaged: DDP and FSDP divide by the number of devices.) **Data parallelism** splits the batch "
-        "and keeps W whole. **FSDP** does too, but each device stores a slice of W only, and gathers the others' slices just before it uses W.",),
-    (
-        ("Data parallelism", "every device has all weights and a part of the batch; DDP in PyTorch"),
-        ("FSDP, ZeRO-3", "data parallelism in which each device stores a slice of the weights and gathers them when used"),
-    ),
-    (
-        Control("way", "Split", tuple(WAYS), "data", {k: w.name for k, w in WAYS.items()}),
-        Control("seed", "Other numbers", tuple(range(6)), 2, kind="draw"),
-    ),
-    scene, question, CODE, ("compare", "Data parallelism, FSDP and Megatron-LM for this model"),
-    focus=links.ways,
-)  # fmt: skip
+LESSON = read_lesson("08-backward", live, focus=links.ways)

@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import svg, table
+from explorer.figures.svg_tensors import Drawing, table
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Values
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import Line, plot, timeline
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
@@ -20,39 +21,12 @@ NAMES = {
     "sum": "The gradients are not summed over the data groups",
     "kv": "One GPU uses the other's key-value head",
     "order": "The pieces are put together in the wrong rank order",
-    "none": "Nothing: it is rounding",
 }
 WIDTH, HEADS, KV, HEAD, SAMPLES, TURNS, RATE = 8, 4, 2, 4, 24, 60, 0.05
 FLOAT_BYTES = 8
 KERNELS = {"forward": 11, "backward": 22, "update": 8}
 """Launches of a step on one GPU: three products of the input, three kernels for each of two heads, their joining and the output's product;
 twice as many in backward; two for each of four weights."""
-CODE = """\
-import torch
-
-gen = torch.Generator().manual_seed(5)
-sizes = ((8, 16), (8, 8), (8, 8), (16, 8))  # q, k, v, o: 4 heads and 2 key-value heads, of 4 numbers each
-goal = [torch.randn(s, generator=gen, dtype=torch.float64) / s[0] ** 0.5 for s in sizes]
-samples = torch.randn(24, 8, generator=gen, dtype=torch.float64)
-checkpoint = [(w + 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64)).requires_grad_() for w in goal]
-
-def forward(x, q, k, v, o, key_value_heads=(0, 0, 1, 1), order=(0, 1, 2, 3)):
-    heads = []
-    for head, kv in enumerate(key_value_heads):
-        mine, keys = slice(4 * head, 4 * head + 4), slice(4 * kv, 4 * kv + 4)
-        scores = (x @ q[:, mine]) @ (x @ k[:, keys]).T / 4**0.5
-        heads.append(torch.softmax(scores, dim=1) @ (x @ v[:, keys]))
-    return torch.cat([heads[i] for i in order], dim=1) @ o
-
-def loss(x, **fault):
-    return (forward(x, *checkpoint, **fault) - forward(x, *goal)).square().mean()
-
-groups = samples.chunk(2)  # two data groups
-for name, fault in {"one GPU": {}, "kv": {"key_value_heads": (0, 0, 0, 0)}, "order": {"order": (2, 3, 0, 1)}}.items():
-    print(f"{name}: first loss {sum(loss(x, **fault) for x in groups) / 2:.4f}")
-grads = [torch.autograd.grad(loss(x), checkpoint) for x in groups]  # not summed: each group steps by its own
-print(f"sum: groups apart by {max(0.05 * (a - b).abs().max() for a, b in zip(*grads)):.3g} before step 2")
-"""
 
 
 def forward(x: Any, weights: list[Any], fault: str) -> Any:
@@ -154,41 +128,57 @@ def trace(cluster: Cluster, fault: str) -> list[Span]:
     return found
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """Losses, weights, messages, a trace; then the fault, and how each shows."""
     fault = FAULTS[int(values["case"])]
     sick, well = trained(fault), trained("")
-    steps = (
-        _losses(sick, well), _weights(sick), _messages(sick, well), _trace(learner.cluster, fault), _found(fault, sick, well), _signs(),
-    )  # fmt: skip
     numbers = {
-        "first": sick["loss"][0], "last": sick["loss"][-1], "well_first": well["loss"][0], "well_last": well["loss"][-1], "apart": sick["apart"][-1],
-        "bytes": sum(m[2] for m in sick["messages"]), "well_bytes": sum(m[2] for m in well["messages"]), "messages": len(sick["messages"]),
-    }  # fmt: skip
-    return Scene(steps, numbers, reveal=4)
+        "first": sick["loss"][0],
+        "last": sick["loss"][-1],
+        "well_first": well["loss"][0],
+        "well_last": well["loss"][-1],
+        "apart": sick["apart"][-1],
+        "bytes": _bytes(sick),
+        "well_bytes": _bytes(well),
+        "messages": len(sick["messages"]),
+    }
+    facts = numbers | {
+        "fault": fault,
+        "names": NAMES,
+        "heads": HEADS,
+        "kv": KV,
+        "well_messages": len(well["messages"]),
+        "gpu": learner.cluster.gpu.name,
+        "time": trace(learner.cluster, fault)[-1].end,
+        "planned_time": trace(learner.cluster, "")[-1].end,
+    }
+    apart = [(units.whole(i + 1), f"{sick['apart'][i]:.3g}") for i in (0, 1, 9, 29, TURNS - 1)]
+    pictures: dict[str, Picture] = {
+        "losses": _losses(sick, well),
+        "weights": table(("before step", "largest difference between the data groups"), apart),
+        "messages": table(
+            ("phase", "message", "bytes"), [(phase, what, f"{b} B") for phase, what, b in sick["messages"]]
+        ),
+        "trace": _trace(learner.cluster, fault),
+        "fault": _compared(sick, well),
+        "signs": _signs(),
+    }
+    return Live(facts, pictures, numbers)
 
 
-def _losses(sick: dict[str, Any], well: dict[str, Any]) -> Step:
+def _bytes(run: dict[str, Any]) -> int:
+    return sum(m[2] for m in run["messages"])
+
+
+def _losses(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
     lines = [
         Line("four GPUs", tuple((float(i + 1), v) for i, v in enumerate(sick["loss"])), COMMUNICATION),
         Line("one GPU", tuple((float(i + 1), v) for i, v in enumerate(well["loss"])), COMPUTE, "7 4"),
     ]
-    says = (
-        f"A small attention layer goes on training from a checkpoint: two data groups, in each the {HEADS} heads and {KV} key-value heads dealt to two GPUs. "
-        f"Somebody changed a line, and no error came. First loss **{sick['loss'][0]:.4f}**, on one GPU {well['loss'][0]:.4f}; last {sick['loss'][-1]:.4f}, "
-        f"on one GPU {well['loss'][-1]:.4f}. Both fall. What is wrong?"
-    )
-    picture = plot(lines, "step", "loss on all samples", units.whole, "{:.3g}".format)
-    return Step("The losses", says, svg(picture, "Losses of the run and of one GPU"))
+    return plot(lines, "step", "loss on all samples", units.whole, "{:.3g}".format)
 
 
-def _weights(sick: dict[str, Any]) -> Step:
-    rows = [(units.whole(i + 1), f"{sick['apart'][i]:.3g}") for i in (0, 1, 9, 29, TURNS - 1)]
-    says = "The two data groups must hold equal weights at every step. Here is how far they lie apart: the largest difference of any weight, before each step."
-    return Step("The weights", says, table(("before step", "largest difference between the data groups"), rows))
-
-
-def _trace(cluster: Cluster, fault: str) -> Step:
+def _trace(cluster: Cluster, fault: str) -> Drawing:
     """The step in time, beside the plan's."""
     colours = {"forward": COMPUTE, "backward": DEVICES[4], "update": DEVICES[2]}
     tracks, end = [], 0.0
@@ -198,105 +188,33 @@ def _trace(cluster: Cluster, fault: str) -> Step:
         for stream in ("compute", "messages"):
             here = [(s.start, s.end, s.words, colours.get(s.words, COMMUNICATION)) for s in spans if s.stream == stream]
             tracks.append((f"{name}: {stream}", here))
-    own, planned = (trace(cluster, which) for which in (fault, ""))
-    says = (
-        f"The same step in time, as four {cluster.gpu.name} of one node would run it, and the plan's above it. So small a layer is all launches and latency: {units.seconds(own[-1].end)}, planned "
-        f"{units.seconds(planned[-1].end)}. In a real trace, too, look first for what is **missing**, then at the bytes of each message, and last at times. Losses, weights, messages, trace: you have seen all four. Decide."
-    )
-    picture = timeline(tracks, units.seconds, end)
-    return Step("The trace", says, svg(picture, "A step of the plan and of this run on two streams"))
+    return timeline(tracks, units.seconds, end)
 
 
-def _messages(sick: dict[str, Any], well: dict[str, Any]) -> Step:
-    rows = [(phase, what, f"{size} B") for phase, what, size in sick["messages"]]
-    planned = sum(m[2] for m in well["messages"])
-    says = (
-        f"What the second GPU of a tensor group sends in one step: {len(sick['messages'])} messages, {sum(m[2] for m in sick['messages'])} bytes. "
-        f"The plan has {len(well['messages'])} messages and {planned} bytes."
-    )
-    return Step("The messages", says, table(("phase", "message", "bytes"), rows))
-
-
-CURES = {
-    "sum": "`loss.backward()` was called, and nobody summed the gradients over the data groups: a model not wrapped in DDP, or `no_sync()` in every part of the batch. Each group learns "
-    "from its own samples only. The loss still falls, and the weights part.",
-    "kv": "With 2 key-value heads on 2 GPUs each must have one. The second GPU took head 0: its queries meet keys that are not theirs, and head 1 is never trained. Check that the "
-    "slice of k_proj and v_proj goes by the rank (lesson 6).",
-    "order": "The heads of rank 1 were put before those of rank 0: every message has the right size, and every number is in the wrong place. It happens where a mesh is built by hand, or "
-    "a checkpoint is cut in another order. Trained from nothing the model would learn it that way and nobody would see it; a loaded checkpoint shows it in its first loss.",
-}  # fmt: skip
-
-
-def _found(fault: str, sick: dict[str, Any], well: dict[str, Any]) -> Step:
+def _compared(sick: dict[str, Any], well: dict[str, Any]) -> str:
     rows = [
-        ("first loss", f"{sick['loss'][0]:.4f}", f"{well['loss'][0]:.4f}"), ("last loss", f"{sick['loss'][-1]:.4f}", f"{well['loss'][-1]:.4f}"),
+        ("first loss", f"{sick['loss'][0]:.4f}", f"{well['loss'][0]:.4f}"),
+        ("last loss", f"{sick['loss'][-1]:.4f}", f"{well['loss'][-1]:.4f}"),
         ("groups apart at the end", f"{sick['apart'][-1]:.3g}", f"{well['apart'][-1]:.3g}"),
-        ("bytes of a step", f"{sum(m[2] for m in sick['messages'])}", f"{sum(m[2] for m in well['messages'])}"),
-    ]  # fmt: skip
-    return Step(
-        f"The fault: {NAMES[fault][0].lower()}{NAMES[fault][1:]}",
-        CURES[fault],
-        table(("", "this run", "as it should be"), rows),
-    )
+        ("bytes of a step", f"{_bytes(sick)}", f"{_bytes(well)}"),
+    ]
+    return table(("", "this run", "as it should be"), rows)
 
 
-def _signs() -> Step:
+def _signs() -> str:
+    """How each fault shows: in the first loss, in copies of weights, in messages."""
     well, rows = trained(""), []
     for fault in FAULTS:
         run = trained(fault)
         starts = "right" if _close(run["loss"][0], well["loss"][0]) else "wrong"
-        sizes = [sum(m[2] for m in x["messages"]) for x in (run, well)]
-        sent = (
-            "as planned"
-            if sizes[0] == sizes[1]
-            else "one message missing"
-            if len(run["messages"]) < len(well["messages"])
-            else "too few bytes"
-        )
+        fewer = len(run["messages"]) < len(well["messages"])
+        sent = "as planned" if _bytes(run) == _bytes(well) else "one message missing" if fewer else "too few bytes"
         rows.append((NAMES[fault], starts, "they part" if run["apart"][-1] > 0 else "equal", sent))
-    says = (
-        "Three checks find most faults: the **first loss** of a checkpoint against one GPU, **weights that must be equal**, and the **messages** of a step against the plan. The planner exports "
-        "a plan with every message and its bytes, and can hold a recorded run against it."
-    )
-    return Step("What each fault shows", says, table(("fault", "first loss", "copies of weights", "messages"), rows))
+    return table(("fault", "first loss", "copies of weights", "messages"), rows)
 
 
 def _close(a: float, b: float) -> bool:
     return abs(a - b) < 1e-9 * max(a, b)
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """Which fault is it?"""
-    fault = FAULTS[int(values["case"])]
-    run, well = trained(fault), trained("")
-    first = f"The first loss is {run['loss'][0]:.4f} instead of {well['loss'][0]:.4f}"
-    equal = "the copies of the weights stay equal, so their gradients are summed"
-    against = {
-        "sum": f"{first}, before any gradient was taken, and {equal}.",
-        "kv": {
-            "sum": f"Then the first loss would be off. It is right, {run['loss'][0]:.4f}: forward is what it should be.",
-            "order": "Then the second GPU would have no gradients of keys and values, and send fewer bytes. Every message has its size.",
-        }.get(fault, ""),
-        "order": {
-            "sum": "Then the first loss would be off. It is right: forward is what it should be.",
-            "kv": "Then every message would have its size. The gradients are smaller than planned: some weights have none.",
-        }.get(fault, ""),
-        "none": f"Rounding changes the sixteenth figure of these 64-bit numbers (in bf16 it would be the third or fourth). {first}." if fault != "sum" else f"Rounding changes the sixteenth figure of these 64-bit numbers (in bf16 it would be the third or fourth). The groups' weights are {run['apart'][-1]:.2g} apart.",
-    }  # fmt: skip
-    signs = {
-        "sum": "The first loss is right, so forward is; the groups part, and the trace has no message over the data groups.",
-        "kv": "The first loss is wrong, the copies are equal, and the gradients have fewer bytes than planned: weights are missing.",
-        "order": "The first loss is wrong, yet copies are equal and every message has its size: right pieces in the wrong places.",
-    }
-    wrong = tuple((NAMES[k], why) for k, why in against.items() if k != fault)
-    return asked("Which fault is it?", (NAMES[fault], signs[fault]), wrong, int(values["case"]))
-
-
-LESSON = Lesson(
-    11, "debug", "Break it and debug it", "No error comes, and the loss falls: find the fault all the same.",
-    (
-        "A parallel run can be wrong without a crash. You get what an engineer gets: losses, weights, messages, a trace. Draw another case when you have found this one.",),
-    (("Trace", "the list of what a GPU did in a step, with times and sizes"),),
-    (Control("case", "Draw another fault", tuple(range(len(FAULTS))), 0, kind="draw"),),
-    scene, question, CODE, ("export", "A plan with every message, to hold a run against"),
-)  # fmt: skip
+LESSON = read_lesson("11-debug", live)
