@@ -20,7 +20,7 @@ from explorer.learn.files import export, sheet
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.basics import l01_memory, l02_cuts, l03_placements, l04_collectives
+from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_backward
 from explorer.learn.lessons.planners import l10_topology, l12_experts, l13_choose, l22_two_dims
 from explorer.learn.visit import address
@@ -210,7 +210,7 @@ def test_5_gelu_may_follow_columns_and_not_a_partial_sum(seed: int) -> None:
     assert found["error"] > 0.01 and found["mended"] < 1e-12
 
 
-@pytest.mark.parametrize("t", l06_heads.DEGREES)
+@pytest.mark.parametrize("t", LESSONS[5].controls[0].options)
 def test_6_heads_divide_or_not(t: int) -> None:
     found = numbers(6, t=t)
     even = 32 % t == 0 and 8 % t == 0
@@ -756,7 +756,7 @@ def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.
     misses = recent._shown.cache_info().misses
     for lesson in some[1:]:
         recent.shown(lesson.number, learner, lesson.defaults())
-    for batch in l01_memory.BATCHES:
+    for batch in next(c.options for c in LESSONS[0].controls if c.key == "batch"):
         recent.shown(1, learner, {**LESSONS[0].defaults(), "batch": batch})
     assert recent._shown.cache_info().misses == misses
 

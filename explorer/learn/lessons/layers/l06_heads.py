@@ -17,8 +17,6 @@ from explorer.learn.pictures.block import block as drawn
 from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
-DEGREES = (2, 3, 4, 6, 8, 16)
-
 
 @lru_cache(maxsize=32)
 def attention(heads: int, kv_heads: int, devices: int) -> float:
@@ -121,7 +119,7 @@ def _dealt(kinds: tuple[int, ...], t: int) -> Drawing:
 
 
 def _table(heads: int, kv: int, t: int) -> str:
-    degrees = sorted({*DEGREES, 1})
+    degrees = [1, *map(int, LESSON.controls[0].options)]
     rows = [
         (str(d), _share(heads, d), _share(kv, d), "works" if heads % d == 0 and kv % d == 0 else "does not divide")
         for d in degrees
