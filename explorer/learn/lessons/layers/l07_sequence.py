@@ -138,23 +138,28 @@ def live(learner: Learner, values: Values) -> Live:
         "gather": gather,
         "gathered": gathered,
         "room": learner.cluster.gpu.memory_bytes,
+        "words": words,
+        "stands_in": note,
+    }
+    facts |= {
         "tokens": TOKENS,
         "shown_words": VOCAB,
-        "words": words,
         "split_loss": c["got"],
         "loss_error": c["error"],
         "has_block": block is not None,
-        "stands_in": note,
     }
-    pictures: dict[str, Picture] = {
+    return Live(facts, _pictures(n, numbers, gathered) | ({"block": drawn(block)} if block else {}), numbers)
+
+
+def _pictures(n: int, numbers: dict[str, float], gathered: int) -> dict[str, Picture]:
+    return {
         "region": _region(n),
         "motion": in_motion(n),
-        "bytes": _bytes(reduce, scatter, gather),
-        "memory": _memory(plain, split, gathered),
-        "lookup": _lookup(e, n),
-        "vocabulary": _vocabulary(c, n),
+        "bytes": _bytes(*(int(numbers[kind]) for kind in ("all_reduce", "reduce_scatter", "all_gather"))),
+        "memory": _memory(int(numbers["plain"]), int(numbers["split"]), gathered),
+        "lookup": _lookup(embedding(n), n),
+        "vocabulary": _vocabulary(loss(n), n),
     }
-    return Live(facts, pictures | ({"block": drawn(block)} if block else {}), numbers)
 
 
 def shown(learner: Learner, values: Values) -> Arranged | None:
