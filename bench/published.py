@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.support.published import memory as published_memory
 from bench.support.published import pairs as published_pairs
-from bench.support.published.fit import PRIORS
+from bench.support.published.fit import OF_STACKS, PRIORS
 from bench.support.published.runs import Run, priced, runs
 from bench.support.published.table import bands, document, predictions
 from planner_core.core import ASSETS, Gpu, InputError, Plan
@@ -105,6 +105,9 @@ def changed(model: CostModel, name: str, factor: float) -> CostModel:
     if constant:
         gpu = _changed_gpu(model.cluster.gpu, constant, factor)
         return replace(model, cluster=replace(model.cluster, gpu=gpu))
+    if name in OF_STACKS:
+        software = replace(model.software, **{name: getattr(model.software, name) * factor})
+        return replace(model, software=software)
     timing = replace(model.timing, **{name: getattr(model.timing, name) * factor})
     return replace(model, timing=timing, contention=timing.contention)
 

@@ -15,6 +15,8 @@ from planner_core.planning.methods import BASELINES
 OWN = "layout"
 """The method of a plan whose layout somebody stated."""
 COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
+OUTSIDE = "outside"
+"""Seconds in which the GPU has no work. They are a line of a step, and the same in all plans, so they are no reason."""
 PARTS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
 LESS = {
     COMPUTE: ("computes {} less", "computes {} longer"),
@@ -57,7 +59,7 @@ def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s - again, AGAIN: again, WAITS: waits,
-        WEIGHTS: sum(e.seconds for e in shown) - waits, OPTIMIZER: plan.cost.optimizer_time_s,
+        WEIGHTS: sum(e.seconds for e in shown) - waits, OPTIMIZER: plan.cost.optimizer_time_s, OUTSIDE: plan.cost.outside_time_s,
     }  # fmt: skip
 
 

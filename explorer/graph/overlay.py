@@ -8,7 +8,7 @@ from typing import Any
 from explorer.graph.scene import Node, Scene
 from explorer.text import units, words
 from planner_core.core import BlockPlan, Cluster, Graph, Plan, Workload
-from planner_core.cost import Message, cost_model, messages
+from planner_core.cost import Message, MessageSource, cost_model, messages
 
 
 def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:
@@ -100,8 +100,14 @@ def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
     return by_site | {name: n.id for n in nodes for name, _ in n.weights}
 
 
+WHERE = {
+    MessageSource.RESULT: "after", MessageSource.OPERAND: "before", MessageSource.WEIGHT: "weight", MessageSource.INSIDE: "weight",
+}  # fmt: skip
+"""Where a message is drawn at its node."""
+
+
 def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
-    where = "after" if "result" in m.what else "before" if "operand" in m.what else "weight"
+    where = WHERE[m.source]
     return {
         "phase": m.phase,
         "kind": m.kind,

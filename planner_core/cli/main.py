@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
-from planner_core.cli.options import Parser, shortened
+from planner_core.cli.options import Parser, add_software, shortened
 from planner_core.cli.pricing import OFFLOAD, add_budget, add_price, budget_of, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
     RECOMPUTE,
+    SOFTWARE,
     ZERO,
     Graph,
     InputError,
@@ -180,6 +181,7 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
     )
     p.add_argument("--offload", action="store_true", help=OFFLOAD)
+    add_software(p)
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
@@ -195,7 +197,8 @@ def _stage(text: str) -> int | None:
 
 def _request(args: argparse.Namespace) -> Request:
     names = [f.name for f in fields(Request)]
-    return Request(**{n: getattr(args, n) for n in names if hasattr(args, n)})
+    given = {n: getattr(args, n) for n in names if hasattr(args, n)}
+    return Request(**{n: v for n, v in given.items() if v is not None or n not in SOFTWARE})
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from planner_core.core import ATTENTION, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
+
 USAGE_ERROR = 2
 LIKE = 0.7
 """How much an option must be like the wrong one to be named, from 0 to 1: --batch is like --micro-batch, --nodes is not like --tokens."""
@@ -28,6 +30,28 @@ class Parser(argparse.ArgumentParser):
             known = f", but {near[0]} is" if near else ""
             self.error(f"{' '.join(unknown)} is not an option of this command{known}")
         return found, unknown
+
+
+def add_software(p: argparse.ArgumentParser) -> None:
+    """Add what a run may state of its software (`core.Software`). What is not given is None."""
+    p.add_argument(
+        "--stack", help=f"the program that trains: {' | '.join(stack_names())}; default torch, as plans and exported scripts run"
+    )  # fmt: skip
+    p.add_argument(
+        "--attention", help=f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
+        "which is what scaled_dot_product_attention takes on this GPU",
+    )  # fmt: skip
+    p.add_argument(
+        "--optimizer-kernels",
+        help=f"{' | '.join(OPTIMIZER_KERNELS)}: how weights are updated; default the stack's: fused",
+    )
+    speed = p.add_mutually_exclusive_group()
+    speed.add_argument(
+        "--compile", dest="compiled", action="store_true", default=None, help="torch.compile fuses what is bound by memory"
+    )  # fmt: skip
+    speed.add_argument(
+        "--eager", dest="compiled", action="store_false", default=None, help="operator by operator (the default)"
+    )  # fmt: skip
 
 
 def shortened(text: str) -> str:

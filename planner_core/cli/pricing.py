@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from planner_core.core import RECOMPUTE, InputError, load_cluster
+from planner_core.cli.options import add_software
+from planner_core.core import RECOMPUTE, SOFTWARE, InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
 from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
@@ -31,19 +32,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
     p.add_argument("--accumulate", type=int, help="micro-batches of a step; default 1")
     p.add_argument("--seq", type=int, help="tokens per sample")
     p.add_argument("--recompute", help=f"{' | '.join(RECOMPUTE)}; default none")
-    speed = p.add_mutually_exclusive_group()
-    speed.add_argument(
-        "--compile",
-        dest="compiled",
-        action="store_true",
-        default=None,
-        help="torch.compile fuses what is bound by memory",
-    )
-    speed.add_argument("--eager", dest="compiled", action="store_false", help="operator by operator (the default)")
-    p.add_argument(
-        "--attention",
-        help="flash1 | flash2 | cudnn | flash3: the attention kernel; default flash2, flash1 for GPT-NeoX-like models",
-    )
+    add_software(p)
     p.add_argument(
         "--rank-by-rank", action="store_true", default=None, help="ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by "
         "rank, as nanotron and InternEvo do; the default is buckets, as in Megatron-LM and DeepSpeed",
@@ -107,6 +96,6 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 
 _OPTIONS: tuple[str, ...] = (
-    "micro_batch", "accumulate", "seq", "recompute", "compiled", "attention", "optimizer", "dtype", "precision", "layers",
+    "micro_batch", "accumulate", "seq", "recompute", *SOFTWARE, "optimizer", "dtype", "precision", "layers",
     "rank_by_rank", "expert_imbalance", "offload",
 )  # fmt: skip

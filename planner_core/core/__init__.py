@@ -85,6 +85,17 @@ from planner_core.core.plan import (
     states_by_pattern,
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
+from planner_core.core.software import (
+    ATTENTION,
+    OPTIMIZER_KERNELS,
+    PUBLISHED_STACKS,
+    SOFTWARE,
+    TORCH_ATTENTION,
+    Software,
+    Stack,
+    load_stack,
+    stack_names,
+)
 from planner_core.core.workload import (
     CHUNKS,
     DEFAULT_PRECISION,
@@ -98,6 +109,7 @@ from planner_core.core.workload import (
 
 __all__ = [
     "ASSETS",
+    "ATTENTION",
     "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
@@ -105,12 +117,16 @@ __all__ = [
     "NO_GRADIENT",
     "ONE_EACH",
     "OPTIMIZERS",
+    "OPTIMIZER_KERNELS",
     "PER_CALL",
     "PHASES",
     "PLAN_SCHEMA",
     "PRECISIONS",
+    "PUBLISHED_STACKS",
     "RECOMPUTE",
     "SCHEDULES",
+    "SOFTWARE",
+    "TORCH_ATTENTION",
     "VIRTUAL_OF_V",
     "V_SHAPED",
     "ZERO",
@@ -144,6 +160,8 @@ __all__ = [
     "Shard",
     "ShardingError",
     "SitePlan",
+    "Software",
+    "Stack",
     "StageCost",
     "State",
     "Step",
@@ -172,6 +190,7 @@ __all__ = [
     "load_cluster",
     "load_gpu",
     "load_plan",
+    "load_stack",
     "local_shape",
     "nearest",
     "params_by_pattern",
@@ -187,6 +206,7 @@ __all__ = [
     "save_plan",
     "short",
     "slow_numbers",
+    "stack_names",
     "states_by_pattern",
     "timing",
     "unequal_dims",

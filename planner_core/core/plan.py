@@ -228,8 +228,8 @@ class PipelineCost:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak.
-    `optimizer_time_s` is the update of the weights and what every step takes (`Timing.step_s`). `pipeline`: of a plan with stages; the
-    other figures are then those of a GPU of the rank that works longest, and memory that of the fullest rank."""
+    `optimizer_time_s` is the update of the weights. In `outside_time_s` the GPU has no work (`Stack.outside_s`). `pipeline`: of a plan with
+    stages; the other figures are then those of a GPU of the rank that works longest, and memory that of the fullest rank."""
 
     step_time_s: float
     compute_time_s: float
@@ -238,6 +238,7 @@ class Cost:
     traffic: tuple[Traffic, ...]
     memory_bytes: Mapping[str, int]
     optimizer_time_s: float = 0.0
+    outside_time_s: float = 0.0
     pipeline: PipelineCost | None = None
 
     def seconds(self, objective: str) -> float:

@@ -62,6 +62,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
             "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
             "optimizer_time_s": plan.cost.optimizer_time_s,
+            **({"outside_time_s": plan.cost.outside_time_s} if plan.cost.outside_time_s else {}),
             "memory_bytes": dict(plan.cost.memory_bytes),
             "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                         for t in plan.cost.traffic],
@@ -89,7 +90,8 @@ def plan_from_json(data: Any) -> Plan:
             step_time_s=float(cost["step_time_s"]), compute_time_s=float(cost["compute_time_s"]),
             comm_time_s=float(cost["comm_time_s"]), exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
             traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
-            optimizer_time_s=float(cost["optimizer_time_s"]), pipeline=_pipeline_cost(cost.get("pipeline")),
+            optimizer_time_s=float(cost["optimizer_time_s"]), outside_time_s=float(cost.get("outside_time_s", 0.0)),
+            pipeline=_pipeline_cost(cost.get("pipeline")),
         ),
         assumptions=dict(data.get("assumptions", {})), pipeline=_pipeline(data.get("pipeline")),
     )  # fmt: skip

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import ITEM_BYTES
+from planner_core.core.software import Software
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
@@ -15,22 +16,26 @@ PRECISIONS = ("mixed", "pure")
 all is in compute dtype."""
 DEFAULT_PRECISION = "mixed"
 """The precision of what is asked without one: what people train with."""
-ATTENTION = ("flash1", "flash2", "cudnn", "flash3")
-"""Attention kernels whose rates a GPU's file may hold; flash2 is what stock PyTorch runs."""
 DTYPES = ("bfloat16", "float16", "float32")
 ZERO = (0, 1, 2, 3)
 RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "full")
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
-USUAL = {"expert_imbalance": 1, "rank_by_rank": False, "chunks": 1, "offload": False}
+USUAL = {
+    "expert_imbalance": 1,
+    "rank_by_rank": False,
+    "chunks": 1,
+    "offload": False,
+    **{f.name: f.default for f in fields(Software) if f.name != "compiled"},
+}
 """Fields that plain data leaves out while they have these values."""
 MOST_IMBALANCE = 1000
 CHUNKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Software):
     """What a training step does, and in which precision it keeps its state.
 
     `batch`: samples of one step over all GPUs. `seq`: tokens of a sample. A step runs forward and backward for `accumulate`
@@ -51,8 +56,6 @@ class Workload:
     recompute: str = "none"
     accumulate: int = 1
     precision: str = "pure"
-    compiled: bool = False
-    attention: str = "flash2"
     expert_imbalance: float = 1.0
     rank_by_rank: bool = False
     chunks: int = 1
@@ -75,8 +78,9 @@ class Workload:
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
             ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
             ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
-            ("attention", self.attention, ATTENTION), ("chunks", self.chunks, CHUNKS),
+            ("chunks", self.chunks, CHUNKS),
         )  # fmt: skip
+        self.check_software()
         for name, value, allowed in choices:
             if value not in allowed:
                 shown = repr(value[:100]) if isinstance(value, str) else str(value)

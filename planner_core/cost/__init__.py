@@ -9,6 +9,7 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
+from planner_core.cost.as_run import as_run, kernels_taken
 from planner_core.cost.compute import check_offload, optimizer_bytes
 from planner_core.cost.model import (
     PIPE,
@@ -72,6 +73,7 @@ from planner_core.cost.step_messages import (
     ONCE,
     WAIT,
     Message,
+    MessageSource,
     message_time,
     message_waits,
     messages,
@@ -113,11 +115,13 @@ __all__ = [
     "Event",
     "Exposed",
     "Message",
+    "MessageSource",
     "PipelineTime",
     "Shares",
     "StepTime",
     "Unit",
     "all_seconds",
+    "as_run",
     "axis_roles",
     "beyond_compute",
     "block_of",
@@ -131,6 +135,7 @@ __all__ = [
     "exposed_parts",
     "in_chunks",
     "is_small",
+    "kernels_taken",
     "local_bytes",
     "message_time",
     "message_waits",

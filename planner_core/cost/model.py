@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, Plan, Timing, Workload, timing
+from planner_core.core import Cluster, DeviceMesh, Plan, Software, Stack, Timing, Workload, timing
 from planner_core.cost.communication.links import AxisLink, axis_links
 from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
@@ -32,7 +32,7 @@ class CostModel:
 
     `contention`: seconds by which one second of weight traffic slows the compute beside it. `joined`: the axes that operators
     treat as one with the axis before; only weights may have another placement on them. `stages`: the ZeRO stages that weights
-    may take, up to the workload's. `timing`: constants of a step that do not belong to a GPU.
+    may take, up to the workload's. `timing`: constants of a step that do not belong to a GPU. `software`: what runs the step.
     """
 
     cluster: Cluster
@@ -43,6 +43,7 @@ class CostModel:
     joined: tuple[int, ...] = ()
     stages: tuple[int, ...] = (0, 3)
     timing: Timing = field(default_factory=timing)
+    software: Stack = field(default_factory=lambda: Software().resolved())
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -66,7 +67,7 @@ class CostModel:
     @property
     def fused(self) -> float:
         """The share of the chains of memory-bound operators that run as one fused kernel."""
-        return 1.0 if self.workload.compiled else self.timing.fused_eager
+        return 1.0 if self.workload.compiled else self.software.fused
 
     @property
     def step_time(self) -> StepTime:
@@ -77,7 +78,8 @@ class CostModel:
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, ranks: int = 1) -> CostModel:
     """The prices on one mesh of one cluster; or on the mesh of one of the `ranks` of a pipeline, of which all are at work."""
     links = axis_links(cluster, whole_mesh(mesh, ranks))[1 if ranks > 1 else 0 :]
-    return CostModel(cluster, mesh, workload, links, stages=searched_stages(workload.zero))
+    stages = searched_stages(workload.zero)
+    return CostModel(cluster, mesh, workload, links, stages=stages, software=workload.resolved())
 
 
 def whole_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:

@@ -53,7 +53,8 @@ class Unit:
 
     `copies` of the `repeats` copies of the block run so. `each` are the collectives of a micro-batch, `once` those of a step that run
     beside compute, `alone` those of a step that nothing hides. `ends` are the operators before and after all units. `optimizer_s` is the
-    optimizer's time of a step. In the top block it also has the seconds that every step takes, whatever the plan.
+    optimizer's time of a step. `outside_s`: the seconds of a step in which the GPU has no work; the top block has
+    them.
     """
 
     label: str
@@ -62,6 +63,7 @@ class Unit:
     forward_s: float
     backward_s: float
     optimizer_s: float
+    outside_s: float
     each: tuple[Message, ...]
     once: tuple[Message, ...]
     alone: tuple[Message, ...]
@@ -69,7 +71,7 @@ class Unit:
 
     def beside(self, m: Message) -> bool:
         """Whether a message of a micro-batch runs beside compute."""
-        again = m.phase == "backward" and not m.what.startswith("gradient")
+        again = m.phase == "backward" and not m.gradient
         return m.category == BESIDE and m.site not in self.ends.before and not (again and m.site in self.ends.after)
 
 
@@ -94,11 +96,11 @@ def price(
     traffic = traffic_of(messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
-    optimizer = sum(u.copies * u.optimizer_s for u in units)
+    optimizer, outside = sum(u.copies * u.optimizer_s for u in units), sum(u.copies * u.outside_s for u in units)
     return Cost(
         step_time_s=step, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=_rest(step, compute + optimizer), optimizer_time_s=optimizer, traffic=traffic,
-        memory_bytes=peak_memory(blocks, graph, model),
+        exposed_comm_time_s=_rest(step, compute + optimizer + outside), optimizer_time_s=optimizer, outside_time_s=outside,
+        traffic=traffic, memory_bytes=peak_memory(blocks, graph, model),
     )  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def units_of(
         found.append(
             Unit(
                 label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each),
-                sum(b for _, b in each), _optimizer(block, bp, model) + (0.0 if label else model.timing.step_s),
+                sum(b for _, b in each), _optimizer(block, bp, model), 0.0 if label else model.software.outside_s,
                 tuple(one_micro_batch(block, bp, model)), tuple(m for m in once if m.weight not in names),
                 tuple(m for m in once if m.weight in names), mine,
             )
@@ -169,7 +171,7 @@ def unit_totals(unit: Unit, model: CostModel) -> Floats:
         else:
             totals[c.FORWARD if forward else c.BACKWARD] += message_waits(message, model)
         totals[c.COMMUNICATION] += m * seconds
-        if message.category == BESIDE and (forward or message.what.startswith("gradient")):
+        if message.category == BESIDE and (forward or message.gradient):
             ends += seconds
     for message in unit.once:
         seconds = message_time(message, model)
@@ -178,7 +180,7 @@ def unit_totals(unit: Unit, model: CostModel) -> Floats:
         ends += seconds
     alone = sum(message_time(message, model) for message in unit.alone)
     totals[c.COMMUNICATION] += alone
-    totals[c.STEP] = unit.optimizer_s + alone + (ends / unit.repeats if unit.repeats > 1 else 0.0)
+    totals[c.STEP] = unit.optimizer_s + unit.outside_s + alone + (ends / unit.repeats if unit.repeats > 1 else 0.0)
     return totals
 
 

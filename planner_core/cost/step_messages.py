@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -32,11 +33,22 @@ WAIT, BESIDE, ONCE = "wait", "beside", "once"
 """An operator waits for it; it is weight traffic beside the compute of every micro-batch; or beside that of one micro-batch."""
 
 
+class MessageSource(Enum):
+    """What a message moves, or the gradient of which."""
+
+    WEIGHT = "weight"
+    OPERAND = "operand"
+    RESULT = "result"
+    INSIDE = "inside"  # an operator sends it itself
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One collective, and where it comes from, so that a total can be opened to its parts.
 
-    `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it runs once a step.
+    `source` is what it moves, or with `gradient` the gradient of which, and `position` its place among the operands or results. `what`
+    says the same to people. `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it
+    runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
     message (see `units.Buckets`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
     a kernel of the same operator that runs meanwhile. `in_chunks`: the next chunk of a product is made meanwhile.
@@ -56,6 +68,9 @@ class Message:
     load: float = 1.0
     behind_s: float = 0.0
     in_chunks: bool = False
+    source: MessageSource = MessageSource.INSIDE
+    gradient: bool = False
+    position: int = 0
 
 
 def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
@@ -111,9 +126,12 @@ def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, mode
         ("forward", param.stored, param.refreshed(), "working copy"),
         ("backward", param.gradient, param.reduced(), "gradient"),
     ):
-        item = weight_item(block, value, model) if phase == "backward" else None
+        gradient = phase == "backward"
+        item = weight_item(block, value, model) if gradient else None
         for kind, axis, n in sent(block, value, steps, start, model, item):
-            yield Message(name, what, phase, kind, axis, n, 1, ONCE, "", name, share)
+            yield Message(
+                name, what, phase, kind, axis, n, 1, ONCE, "", name, share, source=MessageSource.WEIGHT, gradient=gradient
+            )  # fmt: skip
 
 
 def weight_item(block: Block, value: int, model: CostModel) -> int:
@@ -136,12 +154,18 @@ def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, m
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
         for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
             for kind, axis, n in steps:
-                last = Message(op.name, f"result {position}", phase, kind, axis, n // edge.chunks, 1, WAIT)
+                last = Message(
+                    op.name, f"result {position}", phase, kind, axis, n // edge.chunks, 1, WAIT, source=MessageSource.RESULT,
+                    position=position,
+                )  # fmt: skip
                 if edge.chunks > 1:
                     yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
                 yield last
         for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
-            yield Message(op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT)
+            yield Message(
+                op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT, source=MessageSource.RESULT,
+                gradient=True, position=position,
+            )  # fmt: skip
 
 
 def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: CostModel) -> float:
@@ -156,15 +180,22 @@ def _operand(
     v = block.values[value]
     weight = v.kind == "parameter"
     category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
+    source = MessageSource.WEIGHT if weight else MessageSource.OPERAND
     there = list(sent(block, value, edge.forward, edge.src.forward, model))
     regather = weight and v.grad and value in op.saved
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (
-            Message(op.name, what, phase, kind, axis, n, 1, category, "", v.name, share) for kind, axis, n in steps
+            Message(
+                op.name, what, phase, kind, axis, n, 1, category, "", v.name, share, source=source, position=position
+            )
+            for kind, axis, n in steps
         )
     item = weight_item(block, value, model) if weight else None
     for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model, item):
-        yield Message(op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name, share)
+        yield Message(
+            op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name, share, source=source, gradient=True,
+            position=position,
+        )  # fmt: skip
 
 
 def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:

@@ -8,21 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, Cluster
+from planner_core.core import DEFAULT_PRECISION, Cluster, Software
 
 Progress = Callable[[str], None]
 """A function that gets a sentence about what is being done. It may raise an exception to stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Software):
     """What a user asks for. None means the default of the model or of the cluster.
 
     `accumulate`: the number of micro-batches of a step; None: the search chooses it. `micro_batch`: samples that a data-parallel rank
     computes at once; None: what follows from the rest. `precision`: "mixed" (weights, moments and
     gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
     weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
-    can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`.
+    can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`; what runs the step is that of
+    `Software`.
     """
 
     model: str

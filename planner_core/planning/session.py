@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
+    SOFTWARE,
     ZERO,
     BlockPlan,
     Cluster,
@@ -27,6 +28,7 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     CostModel,
+    as_run,
     check_offload,
     cost_model,
     named_mesh,
@@ -334,6 +336,7 @@ def prepare(
         micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
         request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
         expert_imbalance=request.expert_imbalance, chunks=request.chunks, offload=request.offload,
+        **{name: getattr(request, name) for name in SOFTWARE},
     )  # fmt: skip
     asked.check()
     check_offload(asked, cluster)
@@ -349,6 +352,7 @@ def prepare(
     request = replace(request, dtype=dtype)
     batch = graph.workload["batch"] * micro_batches  # a graph holds one micro-batch
     workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
+    graph = as_run(graph, cluster.gpu, workload)
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)

@@ -101,8 +101,23 @@ def _statement(row: Row) -> Statement:
     return Statement(
         _layout(row), int(_number(row["micro_batch_seqs"])), int(_number(row["grad_accum"], 1)) or 1, int(row["seq_len"]),
         recompute=row["recompute"].split(" ")[0], compiled=row["compile"].lower().startswith(("yes", "1", "true")),
-        rank_by_rank=hands_out_rank_by_rank(row),
+        rank_by_rank=hands_out_rank_by_rank(row), stack=stack_of(row),
     )  # fmt: skip
+
+
+STACKS = {
+    "llm-foundry": "llm-foundry",
+    "nanotron": "nanotron",
+    "InternEvo": "internevo",
+    "torchtitan": "torchtitan",
+    "ao": "torchtitan",
+}
+"""The stack of each source, by a part of the source's name."""
+
+
+def stack_of(row: Row) -> str:
+    """The stack that ran a row; PyTorch alone if its source is none of the known ones."""
+    return next((stack for name, stack in STACKS.items() if row["source"].split(" ")[0].endswith(name)), "torch")
 
 
 def hands_out_rank_by_rank(row: Row) -> bool:

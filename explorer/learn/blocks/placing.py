@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from explorer.learn.learner import Learner
-from planner_core.core import Block, BlockPlan, Edge, Graph, Op, Plan
-from planner_core.cost import CostModel, Message, cost_model, message_time, messages
+from planner_core.core import Block, BlockPlan, Edge, Graph, Plan
+from planner_core.cost import CostModel, Message, MessageSource, cost_model, message_time, messages
 from planner_core.planning import Planner
 from planner_core.search.network import Network, Restriction, only
 
@@ -73,16 +73,19 @@ def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]
     return _sent(model, planner.graph, plan.blocks[name], name)
 
 
+NAMES = {MessageSource.RESULT: "result", MessageSource.OPERAND: "input", MessageSource.WEIGHT: "weight"}
+"""What a message moves, as a lesson calls it."""
+
+
 def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[BlockMessage, ...]:
     block = graph.blocks[name]
-    ops = {op.name: op for op in block.ops}
+    ops = {op.name for op in block.ops}
     one = replace(plan, prefixes=plan.prefixes[:1])
     rows = []
     for m in messages({name: one}, graph, model):
         seconds = message_time(m, model)
-        op = ops.get(m.site)
         moved = (
-            _moved(m, op, plan.sites[m.site].inputs, plan.sites[m.site].outputs, block) if op else f"{m.what}: P to R"
+            _moved(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs) if m.site in ops else f"{m.what}: P to R"
         )
         size = m.count * m.num_bytes
         rows.append(
@@ -91,22 +94,15 @@ def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[B
     return tuple(rows)
 
 
-def _moved(m: Message, op: Op, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...], block: Block) -> str:
+def _moved(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...]) -> str:
     """What a message puts right, with the placements it goes between."""
-    what = m.what.removeprefix("gradient of ")
-    back = what != m.what
-    if what.startswith("inside "):
-        return what
-    if what.startswith("result "):
-        edge, name = outputs[int(what.split()[1])], "result"
-    elif what.startswith("operand "):
-        edge, name = inputs[int(what.split()[1])], "input"
-    else:
-        place = next(i for i, v in enumerate(op.inputs) if block.values[v].name == what)
-        edge, name = inputs[place], "weight"
-    steps = edge.backward if back else edge.forward
+    if m.source is MessageSource.INSIDE:
+        return m.what
+    edge = (outputs if m.source is MessageSource.RESULT else inputs)[m.position]
+    name = NAMES[m.source]
+    steps = edge.backward if m.gradient else edge.forward
     step = next(s for s in steps if s.collective == m.kind)
-    return f"{'gradient of ' * back}{name}: {step.src} to {step.dst}"
+    return f"{'gradient of ' * m.gradient}{name}: {step.src} to {step.dst}"
 
 
 def _where(site: str) -> str:

@@ -15,12 +15,9 @@ class Timing:
 
     contention: float
     straggler: float
-    step_s: float
-    optimizer: float
     sharded_copy: float
     accumulate: float
     rank_call_s: float
-    fused_eager: float
     usable_memory: float
 
 

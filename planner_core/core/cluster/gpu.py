@@ -53,7 +53,9 @@ class Gpu:
         return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
 
     def attention_flops_per_s(self, dtype: str, kernel: str, backward: bool) -> float:
-        """Reachable FLOP/s of an attention kernel. A kernel that is not listed runs as fast as products."""
+        """Reachable FLOP/s of an attention kernel. PyTorch's memory-efficient kernel runs as FlashAttention 1 (FlashAttention-2, figures 4
+        and 5). A kernel that is not listed runs as fast as products."""
+        kernel = "flash1" if kernel == "efficient" else kernel
         for rate in self.attention.rates:
             if rate.kernel == kernel:
                 share = rate.backward if backward else rate.forward

@@ -45,12 +45,13 @@ class Attentions:
     """Attention's time by its shape (`cost.compute.attention`).
 
     A head dim d below 128 runs at (d / 128) ** `head_power` of the rate. With S keys the time is multiplied by
-    1 + `ramp_keys` / S.
+    1 + `ramp_keys` / S. `torch`: the kernel that `scaled_dot_product_attention` asks first for 16 bits without a mask.
     """
 
     rates: tuple[AttentionRate, ...] = ()
     head_power: float = 0.0
     ramp_keys: float = 0.0
+    torch: str = "flash2"
 
 
 @dataclass(frozen=True, slots=True)

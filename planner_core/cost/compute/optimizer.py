@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner_core.core import OPTIMIZERS, Cluster, InputError, Workload
@@ -11,33 +13,63 @@ CLIP_PASSES = 3
 """Passes over each gradient to clip by the global norm: one read for the norm, one read and one write to scale."""
 
 
-def optimizer_bytes(item: int, workload: Workload) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How often an update reads or writes the weight, all moments, the gradient, and tensors that it makes on the way; and how many
+    kernels that takes."""
+
+    weight: int
+    moments: int
+    gradient: int
+    between: int
+    kernels: int
+
+
+ONE_BY_ONE = {
+    # adamw: w *= 1 - lr d; m.lerp_(g); v *= b; v.addcmul_(g, g); s = v.sqrt(); s /= c; s += e; w.addcdiv_(m, s)
+    2: Passes(weight=4, moments=9, gradient=2, between=5, kernels=8),
+    1: Passes(weight=2, moments=5, gradient=1, between=0, kernels=3),  # m *= b; m += g; w -= lr m
+    0: Passes(weight=2, moments=0, gradient=1, between=0, kernels=1),
+}
+"""Of an optimizer that runs the operators of its formula one after the other (torch's `_multi_tensor_adamw` and `_single_tensor_adamw`), by
+the number of its moments."""
+
+
+def passes(workload: Workload, kernels: str) -> Passes:
+    """The passes of one update by `kernels` (`OPTIMIZER_KERNELS`). A fused kernel reads and writes each state once."""
+    moments = OPTIMIZERS[workload.optimizer]
+    return Passes(2, 2 * moments, 1, 0, 1) if kernels == "fused" else ONE_BY_ONE[moments]
+
+
+def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, int]:
     """Bytes of memory that the update of one parameter of `item` bytes in compute dtype reads and writes, by what they are.
 
-    The parameter and every moment are read and written. The gradient is read. Clipping passes over the gradient, and the working
-    copy is written again.
+    Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
+    parameter. One by one its operators move 80.
     """
-    kept = workload.kept_item(item)
+    kept, each = workload.kept_item(item), passes(workload, kernels)
     return {
-        "weight, read and written": 2 * kept,
-        "averages, read and written": 2 * OPTIMIZERS[workload.optimizer] * kept,
-        "gradient, read": kept,
+        "weight": each.weight * kept,
+        "averages": each.moments * kept,
+        "gradient": each.gradient * kept,
+        "made on the way": each.between * kept,
         "gradient, clipped": CLIP_PASSES * kept,
         "working copy, made again": kept + item if kept != item else 0,
     }
 
 
 def optimizer_seconds(elements: Array, item: int, model: CostModel) -> Array:
-    """Seconds to update `elements` parameters of `item` bytes in compute dtype.
+    """Seconds to update a weight of `elements` parameters of `item` bytes in compute dtype.
 
-    The unfused optimizer makes more passes than it must (`Timing.optimizer`). Moments that the host keeps come to the GPU and go back,
-    one after the other. Example: 500 million parameters have 4 GB of moments in float32; over 51.2 GB/s both ways take 156 ms.
+    Moments that the host keeps come to the GPU and go back, one after the other. Example: 500 million parameters have 4 GB of moments in
+    float32; over 51.2 GB/s both ways take 156 ms.
     """
-    gpu, workload = model.cluster.gpu, model.workload
-    seconds = model.timing.optimizer * sum(optimizer_bytes(item, workload).values()) / gpu.bytes_per_s
+    gpu, workload, kernels = model.cluster.gpu, model.workload, model.software.optimizer_kernels
+    seconds = sum(optimizer_bytes(item, workload, kernels).values()) / gpu.bytes_per_s
     if workload.offload and gpu.host is not None:
         seconds += 2 * workload.moment_bytes(item) / gpu.host.reached_bytes_per_s
-    return elements * seconds
+    launches = gpu.launch_s * passes(workload, kernels).kernels if kernels == "for-loop" else 0.0
+    return elements * seconds + np.where(elements > 0, launches, 0.0)
 
 
 def check_offload(workload: Workload, cluster: Cluster) -> None:

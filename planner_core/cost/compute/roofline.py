@@ -17,8 +17,9 @@ import numpy as np
 from planner_core.core import Op, Value
 from planner_core.cost.compute.attention import attention_seconds
 from planner_core.cost.compute.products import product_seconds, work_seconds
+from planner_core.cost.compute.sdpa import attention_kernel
 from planner_core.cost.model import Array, CostModel
-from planner_core.ops import OWN_KERNEL, Attention, Gemm, Kernel, Merge, Row, Scan, Work, operator, work_of
+from planner_core.ops import OWN_KERNEL, Attention, Gemm, Kernel, Kind, Merge, Row, Scan, Work, operator, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,10 @@ def kernel_seconds(
     dtype, whole = dtype_of(op, values), operator(op.fn).kind in OWN_KERNEL
     fullest = model.fullest(chosen)
     cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
-    forward = fullest * chunks * sum(_seconds(k, dtype, whole, model) for k in cut)
-    return forward, fullest * sum(_seconds(k, dtype, whole, model) for k in work.backward)
+    attends = operator(op.fn).kind is Kind.ATTENTION
+    name = attention_kernel(op, values, model.software.attention, model.cluster.gpu) if attends else ""
+    forward = fullest * chunks * sum(_seconds(k, dtype, whole, name, model) for k in cut)
+    return forward, fullest * sum(_seconds(k, dtype, whole, name, model) for k in work.backward)
 
 
 def op_time(
@@ -80,11 +83,12 @@ def _time(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
     return np.where(device > 0, np.maximum(device, gpu.launch_s), 0.0) * model.slowdown
 
 
-def _seconds(kernel: Kernel, dtype: str, whole: bool, model: CostModel) -> float:
-    """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere."""
+def _seconds(kernel: Kernel, dtype: str, whole: bool, attention: str, model: CostModel) -> float:
+    """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere. `attention`: the
+    kernel of an attention."""
     gpu = model.cluster.gpu
     if isinstance(kernel, Attention):
-        once = attention_seconds(kernel, model.workload.attention, dtype, gpu)
+        once = attention_seconds(kernel, attention, dtype, gpu)
         return once if kernel.times == 1 else kernel.times * max(once, gpu.launch_s)
     if isinstance(kernel, Merge):
         return kernel.times * max(kernel.num_bytes / gpu.bytes_per_s, gpu.launch_s)

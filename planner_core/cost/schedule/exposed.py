@@ -78,7 +78,9 @@ def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
         mine = [t for t in traffic if t.phase == phase]
         seconds, why = beyond_compute(totals, phase, model)
         yield from _shared_out(unit, mine, why, seconds, m)
-    yield from _shared_out(unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - alone, m)
+    yield from _shared_out(
+        unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
+    )
 
 
 def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:

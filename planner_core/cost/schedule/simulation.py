@@ -39,7 +39,7 @@ def simulated(plan: Plan, graph: Graph) -> float:
         clock.micro_batch(units, number == 0, number == count - 1)
         ends.append(clock.now)
     between = ends[2] - ends[1] if count == STEADY else 0.0
-    optimizer = sum(u.copies * u.optimizer_s for u in priced_units(plan.blocks, graph, model))
+    optimizer = sum(u.copies * (u.optimizer_s + u.outside_s) for u in priced_units(plan.blocks, graph, model))
     return clock.now + (model.workload.accumulate - count) * between + optimizer
 
 

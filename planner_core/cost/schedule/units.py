@@ -140,8 +140,8 @@ class _Reader:
                 ScheduledUse(
                     ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype,
                     self.workload.summed_in(value.meta.dtype), value.grad,
-                    _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not _gradient(m)),
-                    _chain(m for m in back if _gradient(m)),
+                    _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not m.gradient),
+                    _chain(m for m in back if m.gradient),
                 )
             )  # fmt: skip
 
@@ -236,10 +236,6 @@ def _cluster_of(plan: Plan) -> Cluster:
 
 _gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
 _dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
-
-
-def _gradient(m: Message) -> bool:
-    return m.what.startswith("gradient")
 
 
 def _chain(found: Iterable[Message]) -> Chain:

@@ -18,7 +18,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     given = {
         "model": priced.model, "cluster": priced.cluster.name, "num_gpus": priced.cluster.num_gpus, "micro_batch": stated.micro_batch,
         "accumulate": stated.accumulate, "batch": stated.batch, "seq": priced.seq, "recompute": stated.recompute,
-        "compile": stated.compiled, "optimizer": stated.optimizer, "precision": stated.precision,
+        "compile": stated.compiled, "optimizer": stated.optimizer, "precision": stated.precision, "stack": stated.stack,
     }  # fmt: skip
     told = {
         "schema": SCHEMA, "layout": stated.layout.to_json(), **given, "legal": priced.legal, "reasons": list(priced.reasons),

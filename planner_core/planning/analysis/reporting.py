@@ -80,7 +80,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | No
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes), "roles": list(axis_roles(plan))},
         **_pipeline_summary(plan), "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
         "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
-        "optimizer_time_s": c.optimizer_time_s, "micro_batch": micro_batch(plan),
+        "optimizer_time_s": c.optimizer_time_s, "outside_time_s": c.outside_time_s, "micro_batch": micro_batch(plan),
         "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
         "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes),
         **({} if reserved is None else {"memory_reserved": reserved.to_json()}), "placements": placements_by_pattern(plan),

@@ -14,7 +14,7 @@ reductions one unit later, beside work of the same kind; see `planner_core.cost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from planner_core.cost import (
     BESIDE,
     CostModel,
     Message,
+    MessageSource,
     Unit,
     all_seconds,
     block_of,
@@ -40,6 +41,11 @@ WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
     "compute", "recomputation", "waits", "held up by weight traffic", "optimizer", "sends", "part",
 )  # fmt: skip
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+Sent = tuple[MessageSource, bool]
+"""What a message moves, and whether it is the gradient."""
+AFTER: Collection[Sent] = ((MessageSource.RESULT, False), (MessageSource.INSIDE, False))
+AFTER_BACKWARD: Collection[Sent] = ((MessageSource.OPERAND, True), (MessageSource.INSIDE, False))
+"""Messages for which the operators that follow wait, in forward and in backward; for others their own operator waits."""
 MOST_WORK = 100_000
 """Up to this much work is listed in full. Beyond it, all micro-batches between the first and the last are summed up by kind."""
 
@@ -193,9 +199,7 @@ class _Step:
         block, seconds = part.label.partition("#")[0], 0.0
         for label, u in self.units.items():
             if label.partition("#")[0] == block and u.repeats > 1:
-                mine = [
-                    m for m in u.each if m.category == BESIDE and (m.phase == FORWARD or m.what.startswith("gradient"))
-                ]
+                mine = [m for m in u.each if m.category == BESIDE and (m.phase == FORWARD or m.gradient)]
                 sent = sum(message_time(m, self.model) for m in (*mine, *u.once) if m.phase == phase)
                 seconds += u.copies * sent / u.repeats
         name = "the first gather of weights" if phase == FORWARD else "the last reduction of gradients"
@@ -260,24 +264,24 @@ class _Step:
         if phase == FORWARD:
             for op in part.ops:
                 seconds = all_seconds(block, op, bp, again, self.model)[0]
-                yield from self._around(op, WORKS, seconds, waits[op.name], ("result", "inside"))
+                yield from self._around(op, WORKS, seconds, waits[op.name], AFTER)
             return
         for op in part.ops:
             if op.name in again:
                 seconds = _twice(block, op, bp, again, self.model)
-                mine = [m for m in waits[op.name] if not m.what.startswith("gradient")]
-                yield from self._around(op, AGAIN, seconds, mine, ("result", "inside"))
+                mine = [m for m in waits[op.name] if not m.gradient]
+                yield from self._around(op, AGAIN, seconds, mine, AFTER)
         for op in reversed(part.ops):
             seconds = all_seconds(block, op, bp, again, self.model)[1]
-            left = [m for m in waits[op.name] if op.name not in again or m.what.startswith("gradient")]
+            left = [m for m in waits[op.name] if op.name not in again or m.gradient]
             seconds -= _twice(block, op, bp, again, self.model) if op.name in again else 0.0
-            yield from self._around(op, WORKS, seconds, left, ("gradient of operand", "inside"))
+            yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
 
     def _around(
-        self, op: Op, kind: str, seconds: float, waits: list[Message], after: tuple[str, ...]
+        self, op: Op, kind: str, seconds: float, waits: list[Message], after: Collection[Sent]
     ) -> Iterator[_Piece]:
         """An operator, after the collectives for which it waits, and before those for which the next operators wait."""
-        later = [m for m in waits if m.what.startswith(after)]
+        later = [m for m in waits if (m.source, m.gradient) in after]
         yield from (self._wait(m, f"{op.name} waits for it") for m in waits if m not in later)
         if seconds:
             yield _Piece(kind, op.name, seconds)

@@ -38,10 +38,6 @@ Choose = Callable[..., Plan]
 """Gives the best plan of a planner over meshes. `below`: plans above this value do not matter. `prove`: if False, the gap that
 prices of memory leave stays open. Raises NoPlanFits."""
 
-
-AsRun = Callable[[Planner], Planner]
-"""Changes a planner to what a request cannot say, as a compiled run."""
-
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
 
@@ -74,14 +70,14 @@ class Count:
 
 
 def settle(
-    request: Request, graph: GraphSource, choose: Choose, say: Progress, work: int = MAX_WORK, as_run: AsRun = lambda planner: planner
+    request: Request, graph: GraphSource, choose: Choose, say: Progress, work: int = MAX_WORK
 ) -> tuple[Planner, Plan]:  # fmt: skip
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
     Each number is searched without proof first. That saves the exact searches most of their work. `work` is that of `search`.
-    `as_run` changes each planner. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
+    Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
-    numbers = Numbers(request, graph, say, work, as_run)
+    numbers = Numbers(request, graph, say, work)
     seen: list[Count] = []
     count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
     free = best = _without_recomputation(count, choose, say)
@@ -220,15 +216,15 @@ def _proven(
 class Numbers:
     """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
 
-    def __init__(self, request: Request, graph: GraphSource, say: Progress, work: int, as_run: AsRun) -> None:
-        self._request, self._graph, self._say, self._work, self._as_run = request, graph, say, work, as_run
+    def __init__(self, request: Request, graph: GraphSource, say: Progress, work: int) -> None:
+        self._request, self._graph, self._say, self._work = request, graph, say, work
         self.several = request.accumulate is None and not isinstance(graph, Graph)
         self.first = self._planner(replace(request, accumulate=1) if self.several else request)
         self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
     def _planner(self, request: Request, clock: Clock | None = None) -> Planner:
         graph = self._graph(request) if callable(self._graph) else self._graph
-        return self._as_run(prepare(request, graph, self._say, self._work, clock))
+        return prepare(request, graph, self._say, self._work, clock)
 
     def at(self, number: int) -> Planner | None:
         """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from planner_core.core import Cluster, Graph, InputError, Plan
+from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import brings_inputs, load_model
 from planner_core.planning.fitting.micro_batches import settle
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
-from planner_core.planning.pricing.statement import Statement, usual_attention
+from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, prepare
 
 OWN_DTYPE = "own"
 """Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
-BUBBLE = "bubble"
+BUBBLE, OUTSIDE = "bubble", "outside"
 
 
 @dataclass
@@ -67,8 +68,9 @@ class Pricer:
             memory_gb=self.memory_gb,
         )  # fmt: skip
         graph = self._graph(request)
-        seq, attention = graph.workload["seq"], usual_attention(graph)
-        workload = stated.workload(seq, request.dtype or OWN_DTYPE, attention)
+        stated = with_usual_stack(stated, graph)
+        request = replace(request, **software_of(stated))
+        workload = stated.workload(graph.workload["seq"], request.dtype or OWN_DTYPE)
         key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload)
         if key not in self.planners:
             made = prepare(request, graph, self.say)
@@ -116,17 +118,12 @@ class Pricer:
         usual = self.planner(stated.but(rank_by_rank=False))
         asked = replace(
             usual.request, batch=stated.batch, accumulate=None, recompute="auto", zero=None, precision=stated.precision,
-            expert_imbalance=stated.expert_imbalance, offload=stated.offload,
+            expert_imbalance=stated.expert_imbalance, offload=stated.offload, **software_of(usual.workload),
         )  # fmt: skip
-
-        def as_run(planner: Planner) -> Planner:
-            attention, compiled = usual.workload.attention, usual.workload.compiled
-            return planner.changed(workload=replace(planner.workload, attention=attention, compiled=compiled))
-
         # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
         asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
         graph = self._as_given(stated.layers) if self.given else self._graph
-        _, found = settle(asked, graph, choose, self.say, as_run=as_run)
+        _, found = settle(asked, graph, choose, self.say)
         if known is None or (found.fits and not known.fits):
             return found
         better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s
@@ -136,6 +133,17 @@ class Pricer:
 
 def _samples(number: int) -> str:
     return "1 sample" if number == 1 else f"{number} samples"
+
+
+def with_usual_stack(stated: Statement, graph: Graph) -> Statement:
+    """The statement with a stack, if it states none: of an architecture whose published runs are of another time, that of these runs."""
+    known = PUBLISHED_STACKS.get(str(graph.config.get("model_type"))) if stated.stack is None else None
+    return stated.but(stack=known) if known else stated
+
+
+def software_of(stated: Software) -> dict[str, Any]:
+    """What a statement or a workload says of its software, by name."""
+    return {name: getattr(stated, name) for name in SOFTWARE}
 
 
 def check_statement(stated: Statement, cluster: Cluster) -> None:
@@ -158,11 +166,11 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
-        OPTIMIZER: plan.cost.optimizer_time_s,
+        OPTIMIZER: plan.cost.optimizer_time_s, **({OUTSIDE: plan.cost.outside_time_s} if plan.cost.outside_time_s else {}),
     }  # fmt: skip
 
 
 def limited_by(plan: Plan, planner: Planner) -> str:
     """The resource for which a step waits most; memory if the plan does not fit."""
-    parts = step_parts(plan, planner)
+    parts = {what: s for what, s in step_parts(plan, planner).items() if what != OUTSIDE}
     return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, Plan, PlannerError, slow_numbers
+from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_numbers
 from planner_core.planning.methods import CP_TYPES, Layout, faults, undecided, unseen
 from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
 from planner_core.planning.pricing.speed import Speed
@@ -53,12 +53,22 @@ def price_statement(
     plan = pricer.plan(stated)
     if plan is None:
         return PricedRun(stated, pricer.cluster, name, seq, reasons_of(pricer, stated), notes=notes)
-    notes = (*notes, *slow_numbers(pricer.cluster.gpu, planner.workload.dtype), *planner.workload.assumptions)
+    load = planner.workload
+    notes = (*notes, *slow_numbers(pricer.cluster.gpu, load.dtype), *load.assumptions, *_usual_stack(stated, load))
     best = pricer.best(stated, plan) if advise else None
     return PricedRun(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),
         tuple(suggestions(pricer, stated, plan)) if advise else (), best, pricer.speed(best, stated) if best else None, notes,
     )  # fmt: skip
+
+
+def _usual_stack(stated: Statement, workload: Workload) -> tuple[str, ...]:
+    """A sentence about the stack, if it was taken from the model's architecture."""
+    if workload.stack is None or workload.stack == stated.stack:
+        return ()
+    return (
+        f"priced as {workload.stack} ran such models when their runs were published; --stack torch prices what PyTorch runs today",
+    )
 
 
 # --- why a run is not legal ----------------------------------------------------------------------------------

@@ -5,32 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, Graph, InputError, Workload
+from planner_core.core import DEFAULT_PRECISION, SOFTWARE, InputError, Software, Workload
 from planner_core.planning.methods import Layout
 
 MOST_SAMPLES = 10**9
-USUAL_ATTENTION, OLD_ATTENTION = "flash2", "flash1"
-
-
-def usual_attention(graph: Graph) -> str:
-    """The attention kernel that is assumed if none is stated.
-
-    Models with LayerNorm (GPT-NeoX, MPT) come from the stacks of 2023, which used FlashAttention 1. The LayerNorm is the only sign
-    of their age. The error for published runs of them is 2 % with FlashAttention 1, and 7 % with FlashAttention-2
-    (docs/PUBLISHED.md).
-    """
-    fns = {op.fn for block in (graph.top, *graph.blocks.values()) for op in block.ops}
-    causal = any(
-        op.attrs.get("is_causal")
-        for block in (graph.top, *graph.blocks.values())
-        for op in block.ops
-        if "attention" in op.fn
-    )
-    return OLD_ATTENTION if "layer_norm" in fns and causal else USUAL_ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Software):
     """A run as a team states it. A step has `accumulate` micro-batches, each of `micro_batch` samples on one data-parallel rank.
     None means the default of the model or of the cluster.
     """
@@ -42,10 +24,8 @@ class Statement:
     dtype: str | None = None
     optimizer: str = "adamw"
     recompute: str = "none"
-    compiled: bool = False
     precision: str = DEFAULT_PRECISION
     layers: int | None = None
-    attention: str | None = None
     rank_by_rank: bool = False
     expert_imbalance: float = 1.0
     offload: bool = False
@@ -60,12 +40,12 @@ class Statement:
         """Samples of one step over all GPUs."""
         return self.graph_batch * self.accumulate
 
-    def workload(self, seq: int, dtype: str, attention: str = USUAL_ATTENTION) -> Workload:
-        """The workload of a step with this sequence length and dtype. `attention` is the kernel if none was stated."""
+    def workload(self, seq: int, dtype: str) -> Workload:
+        """The workload of a step with this sequence length and dtype."""
         return Workload(
             self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
-            precision=self.precision, compiled=self.compiled, attention=self.attention or attention,
-            rank_by_rank=self.rank_by_rank, expert_imbalance=self.expert_imbalance, offload=self.offload,
+            precision=self.precision, **{name: getattr(self, name) for name in SOFTWARE}, rank_by_rank=self.rank_by_rank,
+            expert_imbalance=self.expert_imbalance, offload=self.offload,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -194,7 +194,7 @@ def build_networks(
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
         saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
-        saved_by_calls=saved, skip=inside, ends=ops_at_the_ends(coarse), fixed_s=model.timing.step_s, fixed_bytes=graph.buffer_bytes
+        saved_by_calls=saved, skip=inside, ends=ops_at_the_ends(coarse), fixed_s=model.software.outside_s, fixed_bytes=graph.buffer_bytes
     )  # fmt: skip
     top_runs = known.setdefault("", Runs(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)

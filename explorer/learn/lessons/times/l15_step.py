@@ -106,8 +106,7 @@ def shown(case: Stated) -> dict[str, float]:
     found = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
         found[part.why] += part.seconds
-    fixed = {"optimizer": update_s(case), "every step": case.model.timing.step_s}
-    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, **fixed}
+    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
 
 
 @lru_cache(maxsize=64)
@@ -147,7 +146,8 @@ def scene(learner: Learner, values: Values) -> Scene:
         "forward_s": forward.seconds, "backward_s": backward.seconds, "backward_traffic_s": backward.traffic,
         "backward_waits_s": backward.waits, "decides_s": decides(forward), "step_s": case.plan.cost.step_time_s, "layers": layer_of(case).copies,
         **{f"{why}_s": s for why, s in shown(case).items()}, "apart_s": bucket(case)[1], "bucket_s": bucket(case)[2],
-        "updated": updated(case), "bytes_each": sum(optimizer_bytes(item(case), case.planner.workload).values()), "passes": case.model.timing.optimizer,
+        "updated": updated(case), "bytes_each": sum(moved_bytes(case).values()),
+        "bytes_one_by_one": sum(optimizer_bytes(item(case), case.planner.workload, "foreach").values()),
     }  # fmt: skip
     return Scene(steps, numbers, reveal=len(first) + 2, note=note)
 
@@ -157,15 +157,14 @@ def item(case: Stated) -> int:
     return ITEM_BYTES[case.planner.workload.dtype]
 
 
+def moved_bytes(case: Stated) -> dict[str, int]:
+    """Bytes that the update of one parameter moves, by what they are."""
+    return optimizer_bytes(item(case), case.planner.workload, case.model.software.optimizer_kernels)
+
+
 def updated(case: Stated) -> float:
     """Parameters that one GPU's optimizer updates."""
-    each = case.model.timing.optimizer * sum(optimizer_bytes(item(case), case.planner.workload).values())
-    return update_s(case) * case.planner.cluster.gpu.bytes_per_s / each
-
-
-def update_s(case: Stated) -> float:
-    """Seconds of the update alone: the plan's figure has what every step takes beside it."""
-    return case.plan.cost.optimizer_time_s - case.model.timing.step_s
+    return case.plan.cost.optimizer_time_s * case.planner.cluster.gpu.bytes_per_s / sum(moved_bytes(case).values())
 
 
 def named(case: Stated) -> str:
@@ -267,41 +266,31 @@ def _whole(case: Stated) -> Step:
         for why, (name, colour) in REASONS.items()
         if found[why] > 0
     ]
-    items += [
-        StackedBar(name, (BarPiece(name, found[name], colour),))
-        for name, colour in (("optimizer", DEVICES[2]), ("every step", DEVICES[7]))
-    ]
+    items += [StackedBar(name, (BarPiece(name, found[name], colour),)) for name, colour in (("optimizer", DEVICES[2]),)]
     total = sum(found.values())
     exposed = sum(found[why] for why in REASONS)
     says = (
         f"All layers, what lies around them and the optimizer, {units.whole(_tokens(case))} tokens per GPU: **{units.seconds(total)}**. All communication takes "
         f"{units.seconds(case.plan.cost.comm_time_s)}, of which {units.seconds(exposed)} show. The first layer's gather and the last "
-        f"layer's sum have no compute to hide behind. Whatever the model, every step has {units.seconds(found['every step'])} for its loader, its logging and the host's part of clipping (fitted)."
+        f"layer's sum have no compute to hide behind."
     )
     return Step("The whole step", says, svg(bars(items, units.seconds), "Parts of a step"))
 
 
 def _optimizer(case: Stated) -> Step:
-    """What the optimizer's time is made of: bytes, the passes of a run, and the memory's rate."""
-    each, gpu, factor = (
-        optimizer_bytes(item(case), case.planner.workload),
-        case.planner.cluster.gpu,
-        case.model.timing.optimizer,
-    )
-    count, moved = updated(case), sum(each.values())
-    took = update_s(case)
-    least = count * moved / gpu.memory_bytes_per_s
+    """What the optimizer's time is made of: bytes, and the memory's rate."""
+    each, gpu = moved_bytes(case), case.planner.cluster.gpu
+    count, moved, took = updated(case), sum(each.values()), case.plan.cost.optimizer_time_s
+    one_by_one = sum(optimizer_bytes(item(case), case.planner.workload, "foreach").values())
     rows = [
-        *((name, f"{b} bytes") for name, b in each.items() if b), ("needed for one parameter", f"{moved} bytes"),
-        (f"moved in a run, {factor:g} times as many", f"{units.significant(factor * moved)} bytes"),
-        (f"for the {units.count(count)} parameters that one GPU updates", amount(factor * moved * count)),
+        *((name, f"{b} bytes") for name, b in each.items() if b), ("moved for one parameter", f"{moved} bytes"),
+        (f"for the {units.count(count)} parameters that one GPU updates", amount(moved * count)),
         (f"at {units.significant(gpu.bytes_per_s / 1e12)} TB/s, which kernels reach of {units.significant(gpu.memory_bytes_per_s / 1e12)}", units.seconds(took)),
     ]  # fmt: skip
     says = (
-        f"The optimizer does no products: its time is memory traffic. It needs {moved} bytes for a parameter, not only those of its weight. PyTorch's usual optimizer is a row of "
-        f"small operations, each of which reads and writes all again: published runs move **{factor:g} times** the bytes it needs (fitted). And kernels reach {units.significant(gpu.bytes_per_s / 1e12)} "
-        f"of the data sheet's {units.significant(gpu.memory_bytes_per_s / 1e12)} TB/s, which takes {units.significant(gpu.memory_bytes_per_s / gpu.bytes_per_s)} times as long. So {units.seconds(least)}, the bytes it needs at the data "
-        f"sheet's rate, become {units.seconds(took)}. A fused optimizer comes nearer to that; the planner prices the usual one. Where other lessons and pages say optimizer, the {units.seconds(case.model.timing.step_s)} of every step are with it."
+        f"The optimizer does no products: its time is memory traffic. A fused AdamW reads the weight, its gradient and two averages once, and writes all but the gradient: with clipping and the "
+        f"working copy {moved} bytes for a parameter. PyTorch's unfused optimizer is a row of small operations, each of which reads and writes all again: {one_by_one} bytes. "
+        f"Kernels reach {units.significant(gpu.bytes_per_s / 1e12)} of the data sheet's {units.significant(gpu.memory_bytes_per_s / 1e12)} TB/s. So the update takes {units.seconds(took)}."
     )
     return Step("The optimizer's part", says, table(("", ""), rows, len(rows) - 1))
 

@@ -76,8 +76,8 @@ def price_pipeline(
     optimizer = max(sum(u.copies * u.optimizer_s for u in units[s]) for s in mine)
     return Cost(
         step_time_s=time.step_s, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer), optimizer_time_s=optimizer, traffic=traffic,
-        memory_bytes=whole, pipeline=found,
+        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer - model.software.outside_s), optimizer_time_s=optimizer,
+        outside_time_s=model.software.outside_s, traffic=traffic, memory_bytes=whole, pipeline=found,
     )  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""The software that runs a step: a named stack (`assets/stacks.json`), and what a run says in place of it.
+
+What an optimizer, an attention kernel or a logger costs depends on the program that runs, not on the GPU. So each is a property of the
+run that is described. The default is what a plan runs as: PyTorch's own operators, one by one, with its fused optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+from planner_core.core.errors import InputError
+from planner_core.core.files import ASSETS
+from planner_core.core.forms import nearest, short
+
+OPTIMIZER_KERNELS = ("fused", "foreach", "for-loop")
+"""How an optimizer updates weights: one kernel that reads and writes each state once; or an operator of the formula after the other, over
+lists of tensors (`foreach`, PyTorch's default) or tensor by tensor (`for-loop`). The names are those of torchtitan."""
+ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "math")
+"""Kernels of attention."""
+TORCH_ATTENTION = "sdpa"
+"""The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
+USUAL_STACK = "torch"
+PUBLISHED_STACKS = {"gpt_neox": "llm-foundry"}
+"""By the architecture of a config, the stack of its published runs, where these are from another time than the stacks of today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A program that trains, as `assets/stacks.json` has it, each with its source.
+
+    `attention`: its kernel, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `fused`: the share of the chains of operators
+    that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
+    GPU has no work: loader, logging. `rank_by_rank`: whether its ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by rank.
+    """
+
+    name: str
+    attention: str = TORCH_ATTENTION
+    optimizer_kernels: str = "fused"
+    fused: float = 0.0
+    outside_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What a run states of its software. None: as its `stack` does, which is "torch" if none is stated.
+
+    `attention`: one of `ATTENTION`, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `compiled`: each block runs through
+    torch.compile.
+    """
+
+    stack: str | None = None
+    attention: str | None = None
+    optimizer_kernels: str | None = None
+    compiled: bool = False
+
+    def resolved(self) -> Stack:
+        """The stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
+        found = load_stack(self.stack or USUAL_STACK)
+        stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
+        return replace(found, **stated) if stated else found
+
+    def check_software(self) -> None:
+        """Raise InputError for a value that does not exist."""
+        self.resolved()
+        for name, allowed in (
+            ("attention", (*ATTENTION, TORCH_ATTENTION)),
+            ("optimizer_kernels", OPTIMIZER_KERNELS),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise InputError(f"--{name.replace('_', '-')} {short(value)} is not one of {', '.join(allowed)}")
+
+
+_STATED = ("attention", "optimizer_kernels")
+SOFTWARE = tuple(f.name for f in fields(Software))
+"""The names of all that a run may state of its software."""
+
+
+@cache
+def _stacks() -> Mapping[str, Mapping[str, Any]]:
+    data: Mapping[str, Mapping[str, Any]] = json.loads((ASSETS / "stacks.json").read_text(encoding="utf-8"))["stacks"]
+    return data
+
+
+def stack_names() -> tuple[str, ...]:
+    """The stacks that come with the project."""
+    return tuple(_stacks())
+
+
+@cache
+def load_stack(name: str) -> Stack:
+    """A stack by its name. Raises InputError if there is none."""
+    if name not in _stacks():
+        raise InputError(f"--stack {short(name)} is not known; {nearest(name, stack_names())}")
+    known = {f.name for f in fields(Stack)}
+    return Stack(name, **{key: value for key, value in _stacks()[name].items() if key in known})

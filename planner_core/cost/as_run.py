@@ -1,0 +1,61 @@
+"""A model's graph with what its operators keep for backward on one GPU under one software.
+
+Capture says what autograd keeps of each operator as PyTorch runs it with a fused attention kernel. Some software keeps other tensors; then
+`Op.saved` and `Op.saved_extra` are those that it keeps. Names, operands and results stay, so a plan fits both graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from planner_core.core import Block, Gpu, Graph, Op, TensorMeta, Workload
+from planner_core.cost.compute.sdpa import MATH, attention_kernel
+from planner_core.ops import Kind, operator
+
+AS_RUN = "as run"
+"""The attribute of an operator whose kept tensors are those of its kernel: the kernel's name."""
+
+
+def as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
+    """The graph as it runs. A graph that is given back as input stays as it is."""
+    stated = workload.resolved().attention
+    blocks = {name: _with_kernels(block, stated, gpu) for name, block in graph.blocks.items()}
+    top = _with_kernels(graph.top, stated, gpu)
+    if top is graph.top and all(blocks[name] is block for name, block in graph.blocks.items()):
+        return graph
+    return replace(graph, top=top, blocks=blocks)
+
+
+def kernels_taken(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
+    """The attentions of a graph by the kernel that each takes."""
+    stated, found = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
+    for block, op in _attentions((graph.top, *graph.blocks.values())):
+        found.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
+    return found
+
+
+def _attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
+    return ((b, op) for b in blocks for op in b.ops if operator(op.fn).kind is Kind.ATTENTION)
+
+
+def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
+    changed = {
+        op.name: _math(block, op)
+        for _, op in _attentions([block])
+        if AS_RUN not in op.attrs and attention_kernel(op, block.values, stated, gpu) == MATH
+    }
+    if not changed:
+        return block
+    items = tuple(changed.get(item.name, item) if isinstance(item, Op) else item for item in block.items)
+    return replace(block, items=items)
+
+
+def _math(block: Block, op: Op) -> Op:
+    """An attention that runs as products and a softmax in float32: it keeps both factors of both products, in float32 (torch's
+    `_scaled_dot_product_attention_math`). Example: T5-large with 8 samples of 512 tokens keeps 185 MB a layer, where a fused kernel keeps
+    42 MB."""
+    q, k, v = (block.values[i].meta for i in op.inputs[:3])
+    scores = (*q.shape[:-1], k.shape[-2])
+    kept = tuple(TensorMeta(shape, "float32") for shape in (q.shape, k.shape, v.shape, scores))
+    return replace(op, saved=(), saved_extra=kept, attrs={**op.attrs, AS_RUN: MATH})
