@@ -159,15 +159,19 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
     if plan.cost.pipeline:
         cost, bubble = plan.cost, plan.cost.pipeline.bubble_s
         waits = max(0.0, cost.exposed_comm_time_s - bubble)
-        parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s}
+        parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s, **_outside(plan)}
         return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
-        OPTIMIZER: plan.cost.optimizer_time_s, **({OUTSIDE: plan.cost.outside_time_s} if plan.cost.outside_time_s else {}),
+        OPTIMIZER: plan.cost.optimizer_time_s, **_outside(plan),
     }  # fmt: skip
+
+
+def _outside(plan: Plan) -> dict[str, float]:
+    return {OUTSIDE: plan.cost.outside_time_s} if plan.cost.outside_time_s else {}
 
 
 def limited_by(plan: Plan, planner: Planner) -> str:
