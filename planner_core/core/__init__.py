@@ -85,26 +85,24 @@ from planner_core.core.plan import (
     states_by_pattern,
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
-from planner_core.core.software import (
-    ATTENTION,
-    OPTIMIZER_KERNELS,
-    PUBLISHED_STACKS,
-    SOFTWARE,
-    TORCH_ATTENTION,
-    Software,
-    Stack,
-    load_stack,
-    stack_names,
-)
 from planner_core.core.workload import (
+    ATTENTION,
     CHUNKS,
     DEFAULT_PRECISION,
     DTYPES,
+    OPTIMIZER_KERNELS,
     OPTIMIZERS,
     PRECISIONS,
+    PUBLISHED_STACKS,
     RECOMPUTE,
+    SOFTWARE,
+    TORCH_ATTENTION,
     ZERO,
+    Software,
+    Stack,
     Workload,
+    load_stack,
+    stack_names,
 )
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import ITEM_BYTES
-from planner_core.core.software import Software
+from planner_core.core.workload.software import Software
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
 """Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""

@@ -1,0 +1,43 @@
+"""What one training step does (`workload`), and the software that runs it (`software`)."""
+
+from planner_core.core.workload.software import (
+    ATTENTION,
+    OPTIMIZER_KERNELS,
+    PUBLISHED_STACKS,
+    SOFTWARE,
+    TORCH_ATTENTION,
+    Software,
+    Stack,
+    load_stack,
+    stack_names,
+)
+from planner_core.core.workload.workload import (
+    CHUNKS,
+    DEFAULT_PRECISION,
+    DTYPES,
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTE,
+    ZERO,
+    Workload,
+)
+
+__all__ = [
+    "ATTENTION",
+    "CHUNKS",
+    "DEFAULT_PRECISION",
+    "DTYPES",
+    "OPTIMIZERS",
+    "OPTIMIZER_KERNELS",
+    "PRECISIONS",
+    "PUBLISHED_STACKS",
+    "RECOMPUTE",
+    "SOFTWARE",
+    "TORCH_ATTENTION",
+    "ZERO",
+    "Software",
+    "Stack",
+    "Workload",
+    "load_stack",
+    "stack_names",
+]
