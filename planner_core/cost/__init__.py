@@ -9,8 +9,8 @@ step            the cost of a finished plan
 schedule/       the order of one rank's work: its events, its simulation, what of its traffic is exposed
 """
 
-from planner_core.cost.as_run import as_run, kernels_taken
 from planner_core.cost.compute import check_offload, optimizer_bytes
+from planner_core.cost.compute.as_run import as_run, kernels_taken
 from planner_core.cost.model import (
     PIPE,
     SMALL_BYTES,
