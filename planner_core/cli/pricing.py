@@ -21,8 +21,9 @@ def add_price(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--layout", help=f"degrees of parallelism, e.g. {EXAMPLE} or dp=16,zero=1")
     p.add_argument(
-        "--config", metavar="FILE", help="the layout and the rest from the file of a tool: torchtitan TOML, Megatron-LM arguments, "
-        "DeepSpeed JSON, accelerate YAML, transformers tp_plan as JSON; options given beside it count instead",
+        "--config", metavar="FILE", help="the layout and the rest from the file of a tool: torchtitan TOML or Python "
+        "(FILE.py:FUNCTION, read and not run), Megatron-LM's arguments or launch script, Megatron-Bridge, NeMo, DeepSpeed, accelerate, "
+        "axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, transformers' tp_plan; options given beside it count instead",
     )  # fmt: skip
     p.add_argument(
         "--micro-batch",
@@ -88,7 +89,8 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     if "micro_batch" not in options:
         options["micro_batch"] = pricer.usual_micro_batch(layout)
     stated = Statement(layout=layout, **options)
-    priced = price_statement(pricer, stated, advise=not args.alone, notes=setup.notes)
+    notes = setup.told(pricer.planner(stated).graph.config) if args.config is not None else ()
+    priced = price_statement(pricer, stated, advise=not args.alone, notes=notes)
     from planner_core.planning.analysis import price_report, price_text
 
     show(args, price_report(priced, budget), price_text(priced, budget))

@@ -8,6 +8,9 @@ from planner_core.planning.pricing.configs.fields import Fields, Setup, shared_o
 
 NAME = "transformers tp_plan"
 MARKS = ("tp_plan", "base_model_tp_plan")
+WITHOUT_EFFECT = """
+    model_type architectures *_token_id
+"""
 SPLIT = ("colwise", "rowwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "packed_rowwise", "embedding_rowwise",
          "embedding_colwise", "rowwise_split_input", "auto")  # fmt: skip
 WHOLE = ("replicated_with_grad_allreduce", "gather", "local", "moe_tp_experts", "ep_router", "replicate", "isolated")
@@ -29,7 +32,7 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
         raise InputError(f"{fields.where}: {mark} splits no layer; give e.g. colwise or rowwise, or auto")
     tp = fields.whole("tp_size", num_gpus)
     sp = any(style in BY_TOKENS for style in styles.values())
-    return Setup(Layout(dp=shared_out(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp and tp > 1), {}, fields.unread())
+    return fields.setup(Layout(dp=shared_out(fields, "tp_size", num_gpus, tp), tp=tp, sp=sp and tp > 1), {})
 
 
 def _under(name: str, mark: str) -> bool:

@@ -1,0 +1,212 @@
+"""Read a Python config as data: assignments, calls with constants, and functions of the same file. Nothing is imported or run.
+
+    def llama3_70b():                                     {"()": "Trainer.Config",
+        return Trainer.Config(                       ->    "parallelism": {"()": "ParallelismConfig",
+            parallelism=ParallelismConfig(                                 "tensor_parallel_degree": 8}}
+                tensor_parallel_degree=8))
+
+A call becomes a mapping of its keywords, with its name under `()`. What cannot be read so is `Unknown`: it holds its own text, and a
+reader that needs it says so. Under a condition a value is unknown, since which branch runs is not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner_core.core import InputError
+from planner_core.planning.pricing.configs.fields import Unknown
+from planner_core.planning.pricing.configs.shell import arithmetic
+
+CALL = "()"
+MOST_CALLS = 400
+MOST_ARGUMENTS = 8
+
+
+def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """What a function returns, and the modules that the file imports. `name` None: the file's only function without a leading underscore.
+    Raises InputError."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(
+            f"{where} is not Python ({str(error)[:100]}); give a config of torchtitan or Megatron-Bridge"
+        ) from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    public = [n for n in functions if not n.startswith("_")]
+    if name is None and len(public) == 1:
+        name = public[0]
+    if name not in functions:
+        shown = ", ".join(public[:8]) + (f" and {len(public) - 8} more" if len(public) > 8 else "")
+        what = "has several configs" if name is None else f"has no function {name}"
+        raise InputError(
+            f"{where} {what}; name one of {shown} as FILE.py:FUNCTION"
+            if public
+            else f"{where} has no functions; give a config"
+        )
+    reader = _Reader(functions, {})
+    reader.constants.update(_constants(tree, reader))
+    try:
+        found = reader.call(functions[name], {})
+    except RecursionError:
+        raise InputError(
+            f"{where}: {name} calls itself, or is nested too deeply, to be read as data; give --layout"
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{where}: {name} does not return a config that can be read without running it; give --layout")
+    return found, frozenset(_imported(tree))
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+    return found
+
+
+def _constants(tree: ast.Module, reader: _Reader) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
+        if isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            found[target.id] = reader.value(node.value, found)
+    return found
+
+
+class _Reader:
+    """Reads functions of one file, with the constants of its module."""
+
+    def __init__(self, functions: Mapping[str, ast.FunctionDef], constants: dict[str, Any]) -> None:
+        self.functions, self.constants, self.calls = functions, constants, 0
+
+    def call(self, function: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
+        """What a function returns for these arguments; None if it returns nothing."""
+        self.calls += 1
+        if self.calls > MOST_CALLS:
+            raise InputError(f"{function.name} calls too many functions to be read as data; give --layout")
+        names = _defaults(function.args)
+        scope = {name: self.value(node, {}) if node is not None else Unknown(name) for name, node in names.items()}
+        return self._body(function.body, {**scope, **given})
+
+    def _body(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
+        for node in body:
+            if isinstance(node, ast.Return):
+                return None if node.value is None else self.value(node.value, scope)
+            if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+                self._doubt(node, scope)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    self._set(target, self.value(node.value, scope), scope)
+            elif isinstance(node, ast.AugAssign):
+                self._set(node.target, Unknown(ast.unparse(node)), scope)
+        return None
+
+    def _doubt(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+        """Make all that is assigned under a condition or in a loop unknown."""
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+                text = "" if inner.value is None else ast.unparse(inner.value)
+                for target in inner.targets if isinstance(inner, ast.Assign) else [inner.target]:
+                    self._set(target, Unknown(f"{text}, under a condition"), scope)
+
+    def _set(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            path = _path(target)
+            place: Any = scope.get(path[0]) if path else None
+            for key in path[1:-1]:
+                if not isinstance(place, dict):
+                    return
+                inner = place.get(key)
+                place[key] = inner if isinstance(inner, dict) else {}
+                place = place[key]
+            if isinstance(place, dict) and path:
+                place[path[-1]] = value
+
+    def value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        """An expression as data."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return scope.get(node.id, self.constants.get(node.id, Unknown(node.id)))
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return [self.value(n, scope) for n in node.elts]
+        if isinstance(node, ast.Dict):
+            return self._mapping(node, scope)
+        if isinstance(node, ast.Call):
+            return self._called(node, scope)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return -node.operand.value if isinstance(node.operand.value, (int, float)) else Unknown(ast.unparse(node))
+        text = ast.unparse(node)
+        number = arithmetic(text)
+        return Unknown(text) if number is None else number
+
+    def _mapping(self, node: ast.Dict, scope: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, inner in zip(node.keys, node.values, strict=True):
+            value = self.value(inner, scope)
+            if key is None:
+                found |= value if isinstance(value, dict) else {}
+            else:
+                found[str(self.value(key, scope))] = value
+        return found
+
+    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
+        path = _path(node)
+        place: Any = scope.get(path[0], self.constants.get(path[0])) if path else None
+        for key in path[1:]:
+            place = place.get(key) if isinstance(place, dict) else None
+        if place is not None:
+            return place
+        text = ast.unparse(node)
+        return text if text.startswith("torch.") else Unknown(text)
+
+    def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        name = ast.unparse(node.func)
+        given = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
+        for k in (k for k in node.keywords if k.arg is None):
+            inner = self.value(k.value, scope)
+            given |= inner if isinstance(inner, dict) else {}
+        placed = [self.value(a, scope) for a in node.args[:MOST_ARGUMENTS]]
+        function = self.functions.get(name)
+        if function is None:
+            return {CALL: name, **{str(i): v for i, v in enumerate(placed)}, **given}
+        names = list(_defaults(function.args))
+        return self.call(function, {**dict(zip(names, placed, strict=False)), **given})
+
+
+def _defaults(args: ast.arguments) -> dict[str, ast.expr | None]:
+    """The parameters of a function, each with its default."""
+    names = [*args.posonlyargs, *args.args]
+    first = len(names) - len(args.defaults)
+    found: dict[str, ast.expr | None] = {
+        a.arg: args.defaults[i - first] if i >= first else None for i, a in enumerate(names)
+    }
+    return found | {a.arg: d for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
+
+
+def _path(node: ast.expr) -> list[str]:
+    """`cfg.model.x` and `cfg["model"].x` as names; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        before = _path(node.value)
+        return [*before, node.attr] if before else []
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        before = _path(node.value)
+        return [*before, str(node.slice.value)] if before else []
+    return []
