@@ -112,7 +112,8 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is used for the first time, and keep it."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    with import_module("planner_core.core").naming_extras():
+        found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return found
 
 

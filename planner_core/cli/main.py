@@ -24,6 +24,7 @@ from planner_core.core import (
     Plan,
     PlannerError,
     load_plan,
+    naming_extras,
     save_plan,
     write_file,
 )
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         args = _parser().parse_args(argv)
-        return int(args.run(args))
+        with naming_extras():
+            return int(args.run(args))
     except PlannerError as error:
         print(shortened(str(error)), file=sys.stderr)
         return error.exit_status

@@ -18,9 +18,12 @@ from planner_core.core.errors import (
     CaptureError,
     InputError,
     NoPlanFits,
+    NotInstalled,
     PlannerError,
     ShardingError,
     VerificationFailed,
+    naming_extras,
+    require,
 )
 from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_file
 from planner_core.core.forms import listed, nearest, short
@@ -143,6 +146,7 @@ __all__ = [
     "InputError",
     "Level",
     "NoPlanFits",
+    "NotInstalled",
     "Op",
     "P",
     "ParamPlan",
@@ -190,6 +194,7 @@ __all__ = [
     "load_plan",
     "load_stack",
     "local_shape",
+    "naming_extras",
     "nearest",
     "params_by_pattern",
     "parse_mesh",
@@ -200,6 +205,7 @@ __all__ = [
     "plan_from_json",
     "plan_to_json",
     "refuse_stages",
+    "require",
     "root",
     "save_plan",
     "short",

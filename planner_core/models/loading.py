@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, TensorMeta
-from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, TensorMeta, require
+from planner_core.models.zoo import ZOO, config_file, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
@@ -38,11 +38,16 @@ def capture_graph(
             raise InputError(f"--{name} {size} must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if isinstance(source, str) and (".py:" in source or source.endswith(".pt2")):
+    own = isinstance(source, str) and (".py:" in source or source.endswith(".pt2"))
+    if isinstance(source, str) and not own and source not in ZOO:
+        config_file(source)  # a name that is wrong is told before a package that is missing
+    require("torch")
+    if isinstance(source, str) and own:
         if layers is not None:
             way = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
         return capture_apart(source, batch=batch, seq=seq, flat=flat)
+    require("transformers")
     return _captured_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
 
@@ -239,6 +244,7 @@ def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None
 
 def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A Hugging Face config with all that it leaves to the defaults of its model type."""
+    require("torch", "transformers")
     from planner_core.models.sources import with_defaults
 
     return with_defaults(config)

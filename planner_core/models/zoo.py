@@ -8,10 +8,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from planner_core.core import ASSETS, Block, Call, Graph, InputError, Op, Value, graph_from_json
+from planner_core.core import (
+    ASSETS,
+    Block,
+    Call,
+    Graph,
+    InputError,
+    Op,
+    Value,
+    graph_from_json,
+    is_folder,
+    is_there,
+)
 
 SNAPSHOTS = ASSETS / "models"
 
@@ -108,6 +121,23 @@ def _read(name: str) -> dict[str, Any]:
             f"no snapshot of {name}: {error.strerror} ({path}); make it with python -m planner_core.models.snapshots.write"
         ) from None
     return data
+
+
+def config_file(source: str) -> Path:
+    """The file of a config that `source` names: itself, or the config.json of a folder. Raises InputError if nothing has this name."""
+    path = Path(source)
+    file = path / "config.json" if is_folder(path) else path
+    if is_there(file):
+        return file
+    if source.strip() and is_folder(path):
+        raise InputError(f"the folder {source} holds no config.json; give a folder that does, or the file itself")
+    near = get_close_matches(source, list(ZOO), 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(ZOO)}"
+    if not near and "/" in source and not source.endswith(".json"):
+        hint = "nothing is downloaded: give the config.json of the model, or its folder, on this machine"
+    named = repr(source)
+    named = named if len(named) <= 60 else f"{named[:50]}... ({len(named)} characters)"
+    raise InputError(f"{named} is neither a model of the zoo nor a file; {hint}")
 
 
 def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None, layers: int | None = None) -> Graph:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError, InputError
+from planner_core.core import CaptureError, InputError, require
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.hooks.callsites import parts_of
@@ -44,7 +44,8 @@ def build(
     config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None, *, to_run: bool = False
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
     """The model on meta, in training mode without dropout, its config object, and the config dict with `layers` applied. `to_run`: it
-    will get values, so those that constructors give to buffers are kept (`first_buffers`)."""
+    will get values, so those that constructors give to buffers are kept (`first_buffers`). Raises NotInstalled."""
+    require("transformers")
     with _quiet():
         import transformers
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import io
 import json
@@ -20,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, is_file, is_folder, is_there
+from planner_core.core import CaptureError, InputError, is_file
 from planner_core.models import zoo as models
 from planner_core.models.capture.module import to_meta
 from planner_core.models.capture.refusals import check_module
@@ -74,10 +73,7 @@ def resolve(
         return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
-    path = Path(source)
-    file = path / "config.json" if is_folder(path) else path
-    if not is_there(file):
-        raise _nothing(source)
+    path, file = Path(source), models.config_file(source)
     data = read_json(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config(name, str(source), data, batch, seq, dtype, layers)
@@ -128,17 +124,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _too_deep(file: Path) -> InputError:
     return InputError(f"{file} is nested more than {MOST_LEVELS} levels deep, which no config.json is")
-
-
-def _nothing(source: str) -> InputError:
-    """The error for a name that is neither in the zoo nor a file with a config."""
-    if source.strip() and is_folder(source):
-        return InputError(f"the folder {source} holds no config.json; give a folder that does, or the file itself")
-    near = difflib.get_close_matches(source, list(models.ZOO), 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the zoo has {', '.join(models.ZOO)}"
-    if not near and "/" in source and not source.endswith(".json"):
-        hint = "nothing is downloaded: give the config.json of the model, or its folder, on this machine"
-    return InputError(f"{shown(source)} is neither a model of the zoo nor a file; {hint}")
 
 
 def _config(
