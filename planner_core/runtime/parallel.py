@@ -30,10 +30,10 @@ from planner_core.runtime.plan_reader import (
     Placements,
     PlanMismatch,
     Stored,
-    check_torch,
     other_versions,
 )
 from planner_core.runtime.program.collectives import take
+from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
@@ -67,7 +67,7 @@ class Parallel:
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
         finish: Finish | None = None, seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
     ) -> None:  # fmt: skip
-        check_torch(plan)
+        check_torch()
         refuse_gradient_hooks(model)
         if name := next((n for n, p in model.named_parameters() if owner_of(p)), ""):
             raise PlanMismatch(
@@ -333,7 +333,8 @@ class Parallel:
     def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
-        return shapes, spec, whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted  # at STATE the state
+        # the text of a form: torch 2.6 has no hash of it
+        return shapes, str(spec), whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted  # at STATE the state
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""

@@ -9,15 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 Placements = tuple[Placement, ...]
 Segments = Mapping[int, tuple[int, ...]]
-
-
-COLLECTIVES = ("all_gather_single", "all_to_all_single", "reduce_scatter_single", "all_reduce")
 
 
 class PlanMismatch(RuntimeError):
@@ -134,15 +130,6 @@ class Stored:
     def sync(self) -> tuple[int, ...]:
         """The axes over which the gradient is summed once a step."""
         return tuple(a for a, p in enumerate(self.gradient) if not isinstance(p, (Replicate, Shard)))
-
-
-def check_torch(plan: Mapping[str, Any]) -> None:
-    """Raise PlanMismatch if this torch lacks something that a plan needs to run."""
-    missing = [name for name in COLLECTIVES if not hasattr(collectives, name)]
-    if missing:
-        made = plan.get("model", {}).get("versions", {}).get("torch", "2.13")
-        needed = f"{', '.join(missing)}, which running a plan needs"
-        raise PlanMismatch(f"torch {torch.__version__} has no {needed}; install torch {made} or later")
 
 
 def other_versions(plan: Mapping[str, Any]) -> str:

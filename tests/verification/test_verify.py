@@ -31,6 +31,7 @@ from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.runtime import plan_reader as reading
+from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -448,15 +449,16 @@ def _move_after_apply() -> str:
     return "moved"
 
 
-def test_another_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_is_told() -> None:
     plan = plan_to_json(small("llama-3-8b", "Megatron-LM"))
     assert plan["model"]["versions"]["torch"].startswith("2.")
     old = {**plan, "model": {**plan["model"], "versions": {"torch": "1.2.3"}}}
     assert reading.other_versions(plan) == ""
     assert "planned with torch 1.2.3, here is" in reading.other_versions(old)
-    monkeypatch.delattr(reading.collectives, "all_gather_single")
-    with pytest.raises(reading.PlanMismatch, match=r"has no all_gather_single.*install torch 1\.2\.3 or later"):
-        reading.check_torch(old)
+    for version in ("2.6.0+cu124", "2.13.0", "3.0.0a0"):
+        check_torch(version)
+    with pytest.raises(reading.PlanMismatch, match=r"torch 2\.5\.1 is older than 2\.6, the oldest"):
+        check_torch("2.5.1")
 
 
 @pytest.mark.parametrize(("ranks", "says"), [(3, "even"), (17, "between 2 and 16")])

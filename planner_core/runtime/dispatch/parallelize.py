@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
 from planner_core.runtime.dispatch.parameters import Parameters
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import PlanMismatch, check_torch, read_params
+from planner_core.runtime.plan_reader import PlanMismatch, read_params
+from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.runtime.program.outputs import delivery, single
 from planner_core.runtime.program.setup import axes_of, dtypes_of
 from planner_core.runtime.record.results import know
@@ -28,7 +29,7 @@ def steer(model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, init: 
     batch on every rank. Its loss is the global loss. `backward`, optimizers and `torch.distributed.checkpoint` work on its
     parameters. Raises PlanMismatch if plan, mesh and model do not fit together.
     """
-    check_torch(plan)
+    check_torch()
     sizes = tuple(plan["mesh"]["sizes"])
     if tuple(mesh.shape) != sizes:
         raise PlanMismatch(f"the plan is for a mesh of sizes {sizes}, the mesh here has {tuple(mesh.shape)}")

@@ -28,6 +28,7 @@ from planner_core.runtime.program.collectives import (
     shares,
     uneven,
 )
+from planner_core.runtime.program.collectives.torch_names import functional_all_gather, functional_reduce_scatter
 
 
 def deliver(x: torch.Tensor, edge: Edge, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -100,7 +101,7 @@ def _move(x: torch.Tensor, step: Step, mesh: DeviceMesh, segments: Segments) -> 
         if whole is not None:
             x = padded(x, dst.dim, part_of(whole, n) * n)
         ranked = _by_rank(x, dst.dim, n, segments).contiguous()
-        own = _done(collectives.reduce_scatter_single(ranked, "sum", dst.dim, group))
+        own = _done(functional_reduce_scatter(ranked, "sum", dst.dim, group))
         if whole is not None:
             own = own.narrow(dst.dim, 0, own_length(whole, n, mesh.get_local_rank(step.axis))).contiguous()
         return own
@@ -114,7 +115,7 @@ def all_reduce(x: torch.Tensor, mesh: DeviceMesh, axis: int, reduction: str = "s
 
 def all_gather(x: torch.Tensor, dim: int, mesh: DeviceMesh, axis: int) -> torch.Tensor:
     """The tensors of all ranks of a mesh axis, joined along `dim`."""
-    return _done(collectives.all_gather_single(x.contiguous(), dim, (mesh, axis)))
+    return _done(functional_all_gather(x.contiguous(), dim, (mesh, axis)))
 
 
 def exchange(

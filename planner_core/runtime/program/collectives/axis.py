@@ -27,6 +27,7 @@ from planner_core.runtime.program.collectives.dim_parts import (
     uneven,
 )
 from planner_core.runtime.program.collectives.launches import Pending
+from planner_core.runtime.program.collectives.torch_names import all_gather_into, reduce_scatter_into
 
 Finish = Callable[[], torch.Tensor]
 """Waits for a collective, and returns its result."""
@@ -65,7 +66,7 @@ class Axis:
         if torch.compiler.is_compiling():
             return _traced(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return self._issue("all_gather", packed, dist.all_gather_single, out, out, x)
+        return self._issue("all_gather", packed, all_gather_into, out, out, x)
 
     def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
         """This rank's part, along dim 0, of the sum of all ranks' tensors."""
@@ -73,7 +74,7 @@ class Axis:
         if torch.compiler.is_compiling():
             return _traced(torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name))
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return self._issue("reduce_scatter", packed, dist.reduce_scatter_single, x, out, x)
+        return self._issue("reduce_scatter", packed, reduce_scatter_into, x, out, x)
 
     def start_all_reduce(
         self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0

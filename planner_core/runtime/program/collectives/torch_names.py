@@ -1,0 +1,44 @@
+"""What torch calls by another name, or does otherwise, in the versions that a plan runs with (2.6 and later).
+
+Nothing else asks for a version. Where two names exist the newer one is taken, since the older one warns.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from planner_core.runtime.plan_reader import PlanMismatch
+
+OLDEST = (2, 6)
+"""The first torch with the public FSDP2, and the oldest with which plans are run in the tests."""
+
+
+def check_torch(version: str = torch.__version__) -> None:
+    """Raise PlanMismatch if this torch is too old."""
+    if tuple(int(n) for n in version.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise PlanMismatch(
+            f"torch {version} is older than {oldest}, the oldest that a plan runs with; install a later one"
+        )
+
+
+def _first(module: Any, *names: str) -> Callable[..., Any]:
+    """The function with the first of the names that this torch has."""
+    found: Callable[..., Any] = next(getattr(module, name) for name in names if hasattr(module, name))
+    return found
+
+
+all_gather_into = _first(dist, "all_gather_single", "all_gather_into_tensor")
+"""(output, input, group=, async_op=): the tensors of all ranks, along dim 0 of `output`. 2.13 renamed it."""
+reduce_scatter_into = _first(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+"""(output, input, op=, group=, async_op=): this rank's part of the sum. 2.13 renamed it."""
+functional_all_gather = _first(functional, "all_gather_single", "all_gather_tensor")
+"""(x, dim, group): the same as an operator. 2.13 renamed it."""
+functional_reduce_scatter = _first(functional, "reduce_scatter_single", "reduce_scatter_tensor")
+"""(x, "sum", dim, group): the same as an operator. 2.13 renamed it."""
