@@ -23,6 +23,7 @@ from planner_core.models.hooks import RECURRENT
 from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
+from planner_core.runtime.program.collectives.torch_names import takes_meta
 from planner_core.runtime.training import host_states
 from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
@@ -143,13 +144,15 @@ class _RecurrentOnMeta(TorchFunctionMode):
 
 
 class ValuesOnMeta(TorchDispatchMode):
-    """If a constant with values is used with a tensor on meta, it is replaced by its form on meta."""
+    """If a constant with values is used with a tensor on meta, it is replaced by its form on meta. Collectives of a fake group run."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if len({t.is_meta for t in given}) > 1 and all(t is torch.Tensor or t is torch.nn.Parameter for t in types):
             args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
+        if func.namespace == "c10d" and not takes_meta(func):
+            args = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0), args)  # the fake group looks at none
         return func(*args, **kwargs)
 
 

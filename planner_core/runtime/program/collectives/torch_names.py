@@ -42,3 +42,8 @@ functional_all_gather = _first(functional, "all_gather_single", "all_gather_tens
 """(x, dim, group): the same as an operator. 2.13 renamed it."""
 functional_reduce_scatter = _first(functional, "reduce_scatter_single", "reduce_scatter_tensor")
 """(x, "sum", dim, group): the same as an operator. 2.13 renamed it."""
+
+
+def takes_meta(collective: Any) -> bool:
+    """Whether an operator of the namespace `c10d` takes tensors on meta. Before 2.7 none does."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(collective.name(), "Meta"))
