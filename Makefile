@@ -15,6 +15,13 @@ QUICK := $(addprefix tests/,core cost ops search/test_network.py search/test_sea
 LONGER := $(addprefix --ignore=tests/,core/test_plan_json.py cost/test_memory.py cost/test_published.py cost/test_simulation.py cost/test_deep.py \
   ops/test_opinfo.py ops/test_context.py)
 
+# What depends on the version of torch: programs and their ranks, verification, the exported script.
+TORCH_TESTS := $(addprefix tests/,verification/test_verify.py verification/test_schedule.py verification/test_planted_faults.py runtime/test_runtime.py \
+  runtime/test_own_loop.py runtime/test_training.py runtime/test_checkpoints.py runtime/test_buckets.py runtime/test_rewriting.py \
+  exporters/test_torchrun.py models/test_capture.py test_packaging.py)
+TEST_TOOLS := $(shell sed -n '/^\(pytest\|pytest-timeout\|expecttest\|hypothesis\|pytoulbar2\|highspy\|scipy\)==/p' requirements-dev.txt)
+OLDEST := $(shell sed -n 's/^torch==//p' requirements-oldest.txt)
+
 export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS ?= 1
 # The tests start a hundred processes. Each would compile the sources again where the environment forbids to keep them compiled.
@@ -23,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tools of the JavaScript are npm packages; where npm is missing, pip brings one into .venv.
 NPM := PATH="$(abspath $(BIN)):$$PATH" npm --prefix .js
 
-.PHONY: app quick test tests test-all check format bench docs accept clean setup browser
+.PHONY: app quick test tests test-all test-torch check format bench docs accept clean setup browser
 
 setup: $(VENV)/.dev-installed
 
@@ -44,6 +51,20 @@ tests: browser
 
 test-all: check browser $(VENV)/vision $(VENV)/deepspeed
 	$(PYTEST) $(ARGS)
+	@$(MAKE) --no-print-directory test-torch
+
+# Plans with another torch, and the oldest of the other packages that pyproject.toml allows. Its environment takes 5 GB: wheels of old
+# versions hold CUDA. A version that cannot be installed here is said, and is no failure.
+VERSION ?= $(OLDEST)
+OTHER := .venv-torch-$(VERSION)
+test-torch: $(OTHER)/.installed
+	@if [ -s $< ]; then cat $< >&2; else $(OTHER)/bin/python -m pytest -m "not slow" $(TORCH_TESTS) $(ARGS); fi
+
+$(OTHER)/.installed: requirements-oldest.txt
+	$(PYTHON) -m venv $(OTHER)
+	@grep -v '^torch==' $< >$(OTHER)/packages.txt; : >$@; \
+	  $(OTHER)/bin/python -m pip install --quiet -r $(OTHER)/packages.txt torch==$(VERSION) $(TEST_TOOLS) || \
+	  { rm -f $@; echo "torch $(VERSION) cannot be installed here, so nothing was run with it" | tee $@ >&2; }
 
 check: $(VENV)/.dev-installed .js/node_modules/.installed
 	$(BIN)/ruff format --check --quiet .
@@ -105,5 +126,5 @@ browser: $(VENV)/.dev-installed
 	else $(BIN)/python -m playwright install chromium && touch $(VENV)/.browser-installed; fi
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -79,7 +79,7 @@ def _head(plan: Plan, blocks: Blocks) -> str:
         f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}.', "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed", "",
-        "Written by Shardscope, which it needs (pip install shardscope), with torch 2.13 or later and the plan in the file",
+        "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan in the file",
         "beside this one, called the same but .plan.json. Weights are split (S) or replicated (R) on each mesh axis. Those that",
         "are gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.", "",
         *rows, "",
