@@ -334,7 +334,14 @@ class Parallel:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         # the text of a form: torch 2.6 has no hash of it
-        return shapes, str(spec), whole, torch.is_grad_enabled(), self.watch.attributes.state(), wanted  # at STATE the state
+        return (
+            shapes,
+            str(spec),
+            whole,
+            torch.is_grad_enabled(),
+            self.watch.attributes.state(),
+            wanted,
+        )  # at STATE the state
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
