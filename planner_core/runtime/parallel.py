@@ -32,8 +32,7 @@ from planner_core.runtime.plan_reader import (
     Stored,
     other_versions,
 )
-from planner_core.runtime.program.collectives import take
-from planner_core.runtime.program.collectives.torch_names import check_torch
+from planner_core.runtime.program.collectives import check_torch, take
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of

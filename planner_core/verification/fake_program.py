@@ -23,7 +23,7 @@ from planner_core.models.hooks import RECURRENT
 from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
-from planner_core.runtime.program.collectives.torch_names import takes_meta
+from planner_core.runtime.program.collectives import takes_meta
 from planner_core.runtime.training import host_states
 from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory

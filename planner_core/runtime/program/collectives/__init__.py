@@ -20,6 +20,7 @@ from planner_core.runtime.program.collectives.dim_parts import (
 )
 from planner_core.runtime.program.collectives.launches import one_launch
 from planner_core.runtime.program.collectives.moves import AxisMove, move, sharded, take
+from planner_core.runtime.program.collectives.torch_names import check_torch, takes_meta
 
 __all__ = [
     "NO_SEGMENTS",
@@ -28,6 +29,7 @@ __all__ = [
     "Finish",
     "Segments",
     "Trace",
+    "check_torch",
     "cut",
     "in_zeros",
     "joined",
@@ -43,5 +45,6 @@ __all__ = [
     "sharded",
     "shares",
     "take",
+    "takes_meta",
     "uneven",
 ]
