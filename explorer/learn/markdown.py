@@ -38,7 +38,7 @@ Picture: TypeAlias = Drawing | Film | str
 HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[(.*)\]\((\S+)\)$", re.MULTILINE)
 OPTION = re.compile(r"^- \[([x ])\] (.+?)(?: <!-- (\S+) -->)?$")
-UNIT = re.compile(r"^<!-- unit: (\S+) -->$", re.MULTILINE)
+UNIT = re.compile(r"^<!-- unit: (.+) -->$", re.MULTILINE)
 TERM = re.compile(r"^- \*\*(.+?)\*\*: (.+)$")
 
 

@@ -7,33 +7,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import amount, svg, table
+from explorer.figures.svg_tensors import amount, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import halved, names, stated, texts
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
 from planner_core.planning.methods import Layout
 
 EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
-SKEWS: dict[Choice, str] = {0: "none", 1: "a little", 2: "much", 3: "very much"}
-FACTORS: dict[Choice, str] = {0: "no limit", 100: "1", 125: "1.25", 200: "2"}
-CODE = """\
-import torch
-
-tokens, experts, factor = 256, 8, 1.25
-gen = torch.Generator().manual_seed(0)
-liked = torch.linspace(1, 0, experts)[torch.randperm(experts, generator=gen)]  # the router likes some more
-chosen = (torch.randn(tokens, experts, generator=gen) + 2 * liked).argmax(1)
-load = torch.bincount(chosen, minlength=experts)
-capacity = int(factor * tokens / experts)
-kept = load.clamp(max=capacity)
-hottest, mean = int(load.max()), tokens / experts
-print("tokens of each expert", load.tolist())
-print(f"hottest {hottest} of a mean of {mean:g}: {hottest / mean:.2f} times as long, {1 - mean / hottest:.0%} of the time waiting")
-print(f"capacity {capacity}: dropped {int((load - kept).sum())}, empty places {int((capacity - kept).sum())}")
-"""
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +89,7 @@ def dealt(learner: Learner, imbalance: float) -> float:
     return made.plan.cost.step_time_s if made else 0.0
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """Loads, the hottest, capacity, messages, and what the planner prices."""
     learner, stands_in = learner.routed()
     learner, numbers_note = halved(learner)
@@ -115,157 +99,86 @@ def scene(learner: Learner, values: Values) -> Scene:
     capacity, dropped, empty = limited(load, factor)
     balanced, uneven = experts_s(learner), fullest(load, dealt_to(learner))
     prices = planned(learner), dealt(learner, 1.0), dealt(learner, uneven)
-    steps = (
-        _loads(load, mean),
-        _hottest(hottest, mean),
-        _waiting(load, mean, balanced, learner),
-        _capacity(load, factor),
-        _messages(load, home, hidden),
-        _planner(prices, learner, uneven),
-    )
+    came = [x - y for x, y in zip(load, home, strict=True)]
     numbers = {
-        "hottest": hottest, "mean": mean, "ratio": hottest / mean, "capacity": capacity, "dropped": dropped, "empty": empty,
-        "most_arrive": 2 * hidden * max(x - y for x, y in zip(load, home, strict=True)), "experts_s": balanced, "step_s": prices[0], "dealt_s": prices[1], "uneven_s": prices[2], "tokens": sum(load),
-    }  # fmt: skip
-    return Scene(steps, numbers, reveal=2, note=f"{stands_in} {numbers_note}".strip())
-
-
-def _loads(load: tuple[int, ...], mean: float) -> Step:
-    says = (
-        f"{TOKENS} tokens, {EXPERTS} experts, one expert on each of {EXPERTS} GPUs (lesson 12). The router sends each token to one expert. Routers are learned, "
-        f"and learn to like some experts more; even a fair one is not even. The mean is {mean:g} tokens. No expert turns a token away yet: capacity comes in step 4."
+        "hottest": hottest,
+        "mean": mean,
+        "ratio": hottest / mean,
+        "capacity": capacity,
+        "dropped": dropped,
+        "empty": empty,
+        "most_arrive": 2 * hidden * max(came),
+        "experts_s": balanced,
+        "step_s": prices[0],
+        "dealt_s": prices[1],
+        "uneven_s": prices[2],
+        "tokens": sum(load),
+    }
+    facts = numbers | {
+        "fair": mean,
+        "experts": EXPERTS,
+        "gpu_tokens": GPU_TOKENS,
+        "model": learner.name,
+        "used": learner.experts().used,
+        "hidden": hidden,
+        "arrivals": [{"gpu": i, "load": load[i], "home": home[i], "came": came[i]} for i in range(EXPERTS)],
+        "uneven": uneven,
+        "stands_in": stands_in,
+        "halved": numbers_note,
+    }
+    return Live(
+        facts, _pictures(load, came, hidden, balanced) | _tables(load, factor, prices, learner, uneven), numbers
     )
-    items = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
-    return Step(
-        "Who is asked",
-        says,
-        svg(
-            columns(items, "tokens", COMPUTE, load.index(max(load)), (mean, f"mean {mean:g}")), "Tokens of each expert"
-        ),
-    )
 
 
-def _hottest(hottest: int, mean: float) -> Step:
-    rows = [
+def _pictures(load: tuple[int, ...], came: list[int], hidden: int, balanced: float) -> dict[str, Picture]:
+    """The loads, the hottest beside the mean, everybody's waiting, and what arrives."""
+    hottest, mean = max(load), TOKENS / EXPERTS
+    loads = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
+    waiting = [
+        StackedBar(
+            f"GPU {i}",
+            (
+                BarPiece("computes", x / mean * balanced, COMPUTE),
+                BarPiece("waits", (hottest - x) / mean * balanced, DEVICES[7], True),
+            ),
+        )
+        for i, x in enumerate(load)
+    ]
+    two = [
         StackedBar("mean", (BarPiece("tokens", mean, COMPUTE),)),
         StackedBar("hottest", (BarPiece("tokens", float(hottest), COMMUNICATION, True),)),
     ]
-    says = (
-        f"The hottest expert has {hottest} tokens, the mean is {mean:g}. All GPUs compute at the same time, each its own expert's tokens, and then exchange "
-        "results. How much of their time do they wait for the hottest?"
-    )
-    return Step("The hottest", says, svg(bars(rows, units.significant), "Tokens of the hottest expert and the mean"))
-
-
-def _waiting(load: tuple[int, ...], mean: float, balanced: float, learner: Learner) -> Step:
-    hottest, used = max(load), learner.experts().used
-    items = [
-        StackedBar(f"GPU {i}", (BarPiece("computes", x / mean * balanced, COMPUTE), BarPiece("waits", (hottest - x) / mean * balanced, DEVICES[7], True)))
-        for i, x in enumerate(load)
-    ]  # fmt: skip
-    idle = 1 - mean / hottest
-    says = (
-        f"**{units.significant(hottest / mean)} times**: everybody waits for the hottest. {units.percent(idle)} of the GPUs' time is spent waiting. The bars are all "
-        f"experts of {learner.name} forward, {units.whole(GPU_TOKENS)} tokens per GPU and {used} expert{'s' * (used > 1)} a token, if every choice were spread like these; equal loads take {units.seconds(balanced)}."
-    )
-    return Step(
-        "Everybody waits",
-        says,
-        svg(
-            bars(items, units.seconds, (balanced, f"equal loads: {units.seconds(balanced)}")),
-            "Compute and waiting of each GPU",
-        ),
-    )
-
-
-def _capacity(load: tuple[int, ...], factor: int) -> Step:
-    rows = []
-    for f, name in FACTORS.items():
-        capacity, dropped, empty = limited(load, int(f))
-        slow = capacity * EXPERTS / TOKENS
-        rows.append(
-            (name, str(capacity), f"{dropped} ({units.percent(dropped / TOKENS)})", str(empty), units.significant(slow))
-        )
-    says = (
-        f"A **capacity factor** gives each expert so many times the mean as places ({TOKENS} / {EXPERTS} = {TOKENS // EXPERTS}). What comes beyond is dropped: the token passes the "
-        "layer unchanged. Places nobody takes are filled with zeros and computed all the same. A small factor is quick and loses tokens; a large one computes zeros. Others "
-        "drop nothing and wait, and teach the router to be fair with a loss of its own."
-    )
-    head = ("capacity factor", "places each", "tokens dropped", "empty places", "times the even time")
-    return Step("Capacity", says, table(head, rows, list(FACTORS).index(factor)))
-
-
-def _messages(load: tuple[int, ...], home: tuple[int, ...], hidden: int) -> Step:
-    came = [x - y for x, y in zip(load, home, strict=True)]
-    items = [
+    arrive = [
         StackedBar(f"GPU {i}", (BarPiece("arrives", 2.0 * x * hidden, COMMUNICATION),)) for i, x in enumerate(came)
     ]
-    most, least = came.index(max(came)), came.index(min(came))
-    says = (
-        f"The all_to_all is uneven too. {TOKENS // EXPERTS} of the {TOKENS} tokens live on each GPU, {units.whole(hidden)} numbers of 2 bytes each. GPU {most} works on {load[most]} tokens; "
-        f"{home[most]} are at home there, so {came[most]} arrive: {amount(2 * came[most] * hidden)}. At GPU {least} {amount(2 * came[least] * hidden)} arrive. The exchange ends when the fullest link is done. How much each one gets is known only when the "
-        "router has run: the GPUs first tell each other the numbers, which is one more small message."
-    )
-    return Step("Messages", says, svg(bars(items, amount), "Bytes that arrive at each GPU"))
+    return {
+        "loads": columns(loads, "tokens", COMPUTE, load.index(hottest), (mean, f"mean {mean:g}")),
+        "hottest": bars(two, units.significant),
+        "waiting": bars(waiting, units.seconds, (balanced, f"equal loads: {units.seconds(balanced)}")),
+        "messages": bars(arrive, amount),
+    }
 
 
-def _planner(prices: tuple[float, float, float], learner: Learner, uneven: float) -> Step:
+def _tables(
+    load: tuple[int, ...], factor: int, prices: tuple[float, float, float], learner: Learner, uneven: float
+) -> dict[str, Picture]:
+    """What each capacity factor drops and leaves empty, and a step's price."""
+    factors, rows = LESSON.controls[1], []
+    for f in map(int, factors.options):
+        capacity, dropped, empty = limited(load, f)
+        lost, slow = f"{dropped} ({units.percent(dropped / TOKENS)})", units.significant(capacity * EXPERTS / TOKENS)
+        rows.append((factors.name(f), str(capacity), lost, str(empty), slow))
+    head = ("capacity factor", "places each", "tokens dropped", "empty places", "times the even time")
     fsdp, fair, unfair = map(units.seconds, prices)
-    devices = dealt_to(learner)
-    rows = [("FSDP: each GPU gathers all experts", fsdp)]
-    says = (
-        f"A step of {learner.name} on your cluster, as the planner prices it. It knows neither capacity nor dropped tokens: what a router does depends on the data, "
-        "not on the plan. Under FSDP each GPU computes all experts for its own tokens, so their loads do not matter to it. "
-    )
+    steps = [("FSDP: each GPU gathers all experts", fsdp)]
     if prices[1]:
-        rows += [
+        devices = dealt_to(learner)
+        steps += [
             (f"experts dealt out to {devices} GPUs (ep={devices}), a fair router", fair),
             (f"the same, the fullest GPU with {uneven:.2f} times the mean", unfair),
         ]
-        says += (
-            f"With whole experts dealt out, tokens travel to them (lesson 12), and all wait for the fullest GPU. **The planner takes routing to be fair** unless "
-            f"`--expert-imbalance` says how full the fullest GPU is: the last line is with your router's {uneven:.2f} in every layer."
-        )
-    else:
-        says += "Your GPUs cannot share the experts evenly, so they are not dealt out here."
-    return Step("What the planner prices", says, table(("", "step"), rows))
+    return {"capacity": table(head, rows, factors.options.index(factor)), "prices": table(("", "step"), steps)}
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """What share of the GPUs' time is spent waiting?"""
-    load = routed(int(values["skew"]), int(values["seed"]))
-    hottest, least, mean = max(load), min(load), TOKENS / EXPERTS
-    right = 100 * (1 - mean / hottest)
-    why = (
-        f"All {EXPERTS} GPUs take the time of {hottest} tokens, {EXPERTS} · {hottest} in all, and compute {TOKENS}: {TOKENS} / {EXPERTS * hottest} = {units.percent(mean / hottest)} is work, "
-        f"the rest waiting. The layer takes {hottest} / {mean:g} = {units.significant(hottest / mean)} times as long as with equal loads."
-    )
-    wrong = (
-        (100 * (hottest / mean - 1), "That is how much longer the layer takes than with equal loads. Compare the waiting with the time that it does take."),
-        (100 * mean / hottest, "That is the share in which they compute. What is the rest?"),
-        (100 * (1 - least / hottest), f"That is the least busy GPU's, with {least} token{'s' * (least != 1)}. Take all {EXPERTS} together."),
-        (100 * hottest / TOKENS, "That is the share of the tokens that the hottest expert has."),
-        (100 * (EXPERTS - 1) / EXPERTS, "That would be so if one expert had all the tokens."),
-        (0.0, "The others are done sooner, but the layer waits for the last one: that is idle time."),
-    )  # fmt: skip
-    return typed(
-        f"The hottest of {EXPERTS} experts has {hottest} of {TOKENS} tokens, and the layer is done when its last GPU is. What share of all GPUs' time is spent waiting?",
-        "per cent", (right, why), wrong, lambda value: f"{units.significant(value, 2)} %",
-    )  # fmt: skip
-
-
-LESSON = Lesson(
-    20, "uneven-experts", "Experts, uneven", "A layer of experts is as slow as its hottest expert.",
-    (
-        "Lesson 12 had a fair router. Real ones are not. Choose how unfair it is and how many places each expert has.",),
-    (
-        ("Hottest expert", "the one with the most tokens; the others wait for it"),
-        ("Capacity factor", "how many times its fair share of tokens an expert takes before it drops them"),
-    ),
-    (
-        Control("skew", "How unfair the router is", tuple(SKEWS), 2, SKEWS, "slider"),
-        Control("factor", "Capacity factor", tuple(FACTORS), 125, FACTORS, "slider", step=4),
-        Control("seed", "Other tokens", tuple(range(6)), 0, kind="draw"),
-    ),
-    scene, question, CODE, ("fold", "The experts of this model (Mixtral-8x7B if it has none)"), uses_model=True, focus=links.experts,
-)  # fmt: skip
+LESSON = read_lesson("20-uneven-experts", live, focus=links.experts)
