@@ -7,10 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Drawing, amount, matrix, number, owned, svg, table
+from explorer.figures.svg_tensors import Drawing, amount, matrix, owned, table
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked
+from explorer.learn.lesson import Values
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, board, numbers_of
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.learn.pictures.film import Film
@@ -27,25 +28,6 @@ from planner_core.cost.communication import (
 
 COUNTS = (4, 8, 16, 32, 64, 128, 256, 512)
 ITEM_BYTES = 2
-CODE = """\
-import torch
-
-d1, d2 = 2, 2
-same = torch.Generator().manual_seed(3)  # the numbers of the picture
-X, W = (torch.randint(-3, 4, size, generator=same).double() for size in ((2, 4), (4, 4)))
-
-# column-first: outputs (dim 1) over axis 1, inputs (dim 0) over axis 2
-columns = []
-for w in W.chunk(d1, dim=1):  # axis 1
-    terms = [x @ p for x, p in zip(X.chunk(d2, dim=1), w.chunk(d2, dim=0))]  # axis 2
-    columns.append(sum(terms))  # the all_reduce over axis 2
-print("difference", (torch.cat(columns, dim=1) - X @ W).abs().max().item())
-
-def seconds(d1, d2, n=16, rate=429e9):  # of Llama-3-8B's layers at batch 16 on links that are the same everywhere
-    return 8 * 32 * 16 * 4096 * 4096 * 2 / n * (d1 - 1 + 3.25 * (d2 - 1)) / rate
-for d1 in (16, 8, 4):
-    print(f"mesh {d1} × {16 // d1}: {1e3 * seconds(d1, 16 // d1):.0f} ms")
-"""
 
 
 @lru_cache(maxsize=8)
@@ -135,88 +117,64 @@ def wires_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) 
     )
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """Tiles, the four all_reduces, meshes compared, growth, and the timeline."""
     learner, note = learner.transformer()
     n, ratio, chunks = int(values["n"]), int(values["ratio"]), int(values["chunks"])
     layer, load = learner.layer(), learner.planner.workload
     tokens, base = load.batch * load.seq, learner.cluster.levels[0].bytes_per_s
-    d1, d2 = best(layer, n, base, base * ratio)
+    quickest = best(layer, n, base, base * ratio)
     times = {m: ring_s(layer, tokens, m, base, base * ratio) for m in meshes(n)}
     inside = part_of(learner.cluster, n)
     wires = {m: wires_s(layer, tokens, m, inside) for m in meshes(n)} if inside else {}
-    compute, comm, spans = _chunks(learner, (d1, d2), chunks, base * ratio)
-    tiles, error = _tiles()
-    four = (
-        f"A layer has four weights here: q, k and v count as one, FFN-1 and FFN-2 are those of the feed-forward part. So four "
-        f"all_reduces forward and four backward, each over one axis only. The table is for the mesh {d1} × {d2}; a tensor of one number per "
-        "token and feature of the stream counts as 1. " + _where_from(learner.name, layer, d1, d2)
-    )
-    growth = f"The best mesh for each number of GPUs, at {ratio}× bandwidth on axis 2, by the formula for even networks. The more GPUs, the more cutting two ways saves. The formula does not ask whether heads divide (lesson 6)."
-    steps = (
-        *tiles,
-        Step("Four all-reduces", four, _four(layer, d1, d2)),
-        _which(learner, times, wires, ratio),
-        Step("As N grows", growth, svg(_growth(layer, ratio), "Gain of the best mesh by number of GPUs")),
-        _overlap(layer, chunks, compute + comm, spans),
-    )
+    compute, comm, spans = _chunks(learner, quickest, chunks, base * ratio)
+    column, row = tile_product("column-first"), tile_product("row-first")
     numbers = {
-        "d1": d1, "d2": d2, "best_s": times[d1, d2], "megatron_s": times[n, 1], "end_s": spans[-1].end_s, "factor": factor(layer),
-        "compute_s": compute, "comm_s": comm, "error": error, **{f"{a}x{b}_wires_s": t for (a, b), t in wires.items()},
-    }  # fmt: skip
-    return Scene(steps, numbers, reveal=3, note=note)
+        "d1": quickest[0],
+        "d2": quickest[1],
+        "best_s": times[quickest],
+        "megatron_s": times[n, 1],
+        "end_s": spans[-1].end_s,
+        "factor": factor(layer),
+        "compute_s": compute,
+        "comm_s": comm,
+        "error": max(column["error"], row["error"]),
+        **{f"{a}x{b}_wires_s": t for (a, b), t in wires.items()},
+    }
+    pictures: dict[str, Picture] = {
+        "column_first": summed(column, "column-first"),
+        "row_first": summed(row, "row-first"),
+        "four": _four(layer, *quickest),
+        "meshes": _meshes(times, wires, ratio, learner),
+        "growth": _growth(layer, ratio),
+        "timeline": _timeline(spans, spans[-1].end_s),
+    }
+    errors = {"column_error": column["error"], "row_error": row["error"]}
+    facts = {**numbers, **errors, **_shape(layer), **_on_links(wires, n), **_offered(layer, n, ratio)}
+    level = {"level": learner.cluster.levels[0].name, "rate": base / 1e9}
+    return Live({**facts, **level, "model": learner.name, "stands_in": note}, pictures, numbers)
 
 
-def _where_from(name: str, layer: Layer, d1: int, d2: int) -> str:
-    """Where the factor of the question's formula comes from, for this model's shape."""
+def _shape(layer: Layer) -> dict[str, Any]:
+    """Where the factor of the question's formula comes from: sizes, and the widths that a token sends over each axis."""
     first, second = (x / layer.hidden for x in features(layer))
-    gate = ", with a gate beside FFN-1" if layer.gated else ""
-    return (
-        f"A tensor that is summed over axis 1 is split in {d2} on axis 2, and one that is summed over axis 2 is split in {d1} on axis 1. The last column is what one "
-        f"token sends, in widths of {units.whole(layer.hidden)} numbers: {first:g} widths over axis 1 and {second:g} over axis 2, whatever the mesh ({name} has an inner width of "
-        f"{units.whole(layer.inner)} = {layer.inner / layer.hidden:g} widths{gate}). Their ratio, {second:g} / {first:g} = {factor(layer):g}, is the factor in the formula of the question. "
-        "GPT's layer has 12 and 4, hence the 3 of ATP's paper:"
-    )
+    return {"hidden": layer.hidden, "inner": layer.inner, "gated": layer.gated, "first": first, "second": second}
 
 
-def _which(
-    learner: Learner, times: dict[tuple[int, int], float], wires: dict[tuple[int, int], float], ratio: int
-) -> Step:
-    """The meshes by the paper's formula, and on the links of the learner's cluster."""
-    quickest = min(times, key=lambda m: times[m])
-    (n, _), level = next(iter(times)), learner.cluster.levels[0]
-    says = (
-        f"{n} GPUs on two even networks: axis 1 as fast as {level.name} in a node, {units.significant(level.bytes_per_s / 1e9)} GB/s, "
-        f"axis 2 {ratio}×. Least: **{quickest[0]} × {quickest[1]}**, {units.seconds(times[quickest])} of communication a step; "
-        f"Megatron-LM is {n} × 1, {units.seconds(times[n, 1])}."
-    )
-    if wires:
-        real = min(wires, key=lambda m: wires[m])
-        other = "" if real == (n, 1) else f"; {n} × 1 takes {units.seconds(wires[n, 1])}"
-        says += (
-            f" That is the paper's setting. Your cluster's links are not even (lesson 10): on them the quickest is **{real[0]} × {real[1]}** with "
-            f"{units.seconds(wires[real])}{other}."
-        )
-    return Step("Which mesh?", says, _meshes(times, wires, ratio, learner))
+def _on_links(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
+    """The quickest mesh on the learner's own links, which are not even; None where the GPUs do not divide evenly."""
+    if not wires:
+        return {"real": None}
+    real = min(wires, key=lambda m: wires[m])
+    return {"real": real, "real_s": wires[real], "real_megatron_s": wires[n, 1]}
 
 
-def _tiles() -> tuple[list[Step], float]:
-    """The two ways to cut one weight on a 2×2 mesh, with real numbers; and the larger of their errors."""
-    c, r = tile_product("column-first"), tile_product("row-first")
-    first = (
-        "A 2 × 2 mesh. Axis 1 cuts the outputs, axis 2 the inputs of W. Each result is a term over axis 2: one "
-        f"all_reduce there. Error of the sums: **{number(c['error'])}**."
-    )
-    second = (
-        "The other way round: axis 1 cuts the inputs, axis 2 the outputs, so the sum runs over axis 1. It "
-        "fits behind a "
-        f"column-first weight without moving anything. Error: **{number(r['error'])}**."
-    )
-    steps = [
-        Step("Column-first", first, summed(c, "column-first").markup("Column-first weight on a 2 by 2 mesh")),
-        Step("Row-first", second, summed(r, "row-first").markup("Row-first weight on a 2 by 2 mesh")),
-    ]
-    return steps, max(c["error"], r["error"])
+def _offered(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
+    """The meshes that the question offers, with what the formula gives: the best, Megatron-LM's and the nearest others."""
+    quickest, cost = best(layer, n, 1, ratio), {m: bracket(layer, m, 1, ratio) for m in meshes(n)}
+    others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
+    others.insert(n % 3 % (len(others) + 1), quickest)
+    return {"offered": [(m, cost[m]) for m in others], "least": cost[quickest]}
 
 
 def _meshes(
@@ -234,16 +192,6 @@ def _meshes(
     formula = f"(d1−1)/B1 + {factor(layer):g}(d2−1)/B2"
     head = ("d1 × d2", formula, "on even networks", *(("on your links",) if wires else ()), "sent per GPU")
     return table(head, rows, min(range(len(times)), key=lambda i: list(times.values())[i]))
-
-
-def _overlap(layer: Layer, chunks: int, alone: float, spans: Any) -> Step:
-    end = spans[-1].end_s
-    matrices = "three matrices, gate, up and down" if layer.gated else "two matrices"
-    says = (
-        f"Feed-forward of one layer ({matrices}), its batch in {chunks} chunk{'s' * (chunks > 1)}: while one chunk's sum "
-        f"travels, the next one is computed. {units.seconds(end)} instead of {units.seconds(alone)}."
-    )
-    return Step("Chunk overlap", says, svg(_timeline(spans, end), "Compute and communication on a timeline"))
 
 
 def summed(c: dict[str, Any], kind: str) -> Film:
@@ -331,37 +279,4 @@ def _timeline(spans: Any, end: float) -> Drawing:
     return timeline(tracks, units.seconds, end)
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """Which mesh is best?"""
-    n, ratio, layer = int(values["n"]), int(values["ratio"]), learner.transformer()[0].layer()
-    quickest, c = best(layer, n, 1, ratio), f"{factor(layer):g}"
-    cost = {m: bracket(layer, m, 1, ratio) for m in meshes(n)}
-    others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
-    options = []
-    for m in (quickest, *others):
-        name = f"{m[0]} × {m[1]}" + (" (Megatron-LM)" if m == (n, 1) else "")
-        more = f", {units.significant(cost[m] / cost[quickest], 2)} times the least" if m != quickest else ", the least"
-        options.append((name, f"({m[0]}−1)/1 + {c}·({m[1]}−1)/{ratio} = {cost[m]:g}{more}."))
-    told = (
-        f"Time goes with (d1−1)/B1 + {c}(d2−1)/B2, where B1 and B2 are the bandwidths of the axes. {n} GPUs, B1 = 1, "
-        f"B2 = {ratio}: which d1 × d2 is quickest?"
-    )
-    return asked(told, options[0], tuple(options[1:]), n % 3)
-
-
-LESSON = Lesson(
-    22, "two-dimensions", "Two dimensions", "Cut inputs and outputs of each weight at once: smaller tensors are summed, in smaller groups.",
-    (
-        "ATP (Adaptive Tensor Parallelism) puts the GPUs on a grid of d1 × d2 and cuts every weight both ways. "
-        "Megatron-LM is the case d2 = 1.",),
-    (
-        ("Column-first, row-first", "outputs over axis 1 and inputs over axis 2, or the other way round"),
-    ),
-    (
-        Control("n", "GPUs", COUNTS, 16, kind="slider", step=3),
-        Control("ratio", "Bandwidth of axis 2, axis 1 being 1", (1, 2, 4, 8), 1, kind="slider", step=3),
-        Control("chunks", "Chunks of the batch", (1, 2, 4, 8), 4, kind="slider", step=6),
-    ),
-    scene, question, CODE, ("topology", "Best mesh against number of GPUs"), uses_model=True,
-    focus=links.layers,
-)  # fmt: skip
+LESSON = read_lesson("22-two-dimensions", live, focus=links.layers)
