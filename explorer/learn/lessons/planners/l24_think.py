@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Drawing, column, svg, table, text
+from explorer.figures.svg_tensors import PAPER, Drawing, column, table, text
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import suited
 from explorer.learn.learner import Learner, standard
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import scored
 from explorer.learn.lessons.planners.prices import Priced, priced
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -24,34 +26,6 @@ from planner_core.search import Answer, RunTable, run_tables, search
 from planner_core.search.network import Problem
 
 Floats = NDArray[np.float64]
-ROOMS = (10, 25, 50, 75)
-CODE = """\
-from functools import reduce
-import numpy as np  # this asks the planner, so it needs Shardscope; put your model for llama-3-8b
-from explorer.learn.learner import Learner
-from explorer.learn.lessons.planners.l24_think import asked, choices
-from planner_core.planning import Request
-from planner_core.search import run_tables, search
-learner, gpus = Learner(Request("llama-3-8b")), 8
-problem, memory = asked(learner, gpus)
-run = run_tables(problem)[0]  # seconds of a copy, from the state of the row to that of the column
-def then(a, b): return (a[:, :, None] + b[None, :, :]).min(axis=1)  # the least over every state between: (min, +) instead of (+, x)
-copies, products, table = 1, 0, run.one.round(6)
-while copies < run.copies:
-    table, copies, products = then(table, table), 2 * copies, products + 1
-print(f"ways of a copy 10^{run.ways:.2f}, of all 10^{run.ways * copies:.0f}; products {products}, copies {copies}")
-print(f"least {1e3 * table.min():.3f} ms, of one copy {1e3 * run.one.min():.3f} ms")
-slow = reduce(then, [run.one.round(6)] * copies)  # one copy after the other
-print(f"difference {max(abs(a - b) for a, b in zip(slow.flat, table.flat) if b < np.inf):.1g}")
-ms, gib, room = choices(learner, gpus, 25)
-fits = gib <= room  # below: the lowest line, at `room`, from a choice that fits to one that does not
-line = ms[fits] + (room - gib[fits]) / (gib[~fits, None] - gib[fits]) * (ms[~fits, None] - ms[fits])
-j, i = np.unravel_index(line.argmin(), line.shape)
-price = (ms[fits][i] - ms[~fits][j]) / (gib[~fits][j] - gib[fits][i])
-print(f"allowed {room:.2f} GiB: price {price:.3f} ms per GiB, bound {line.min():.3f} ms, best {ms[fits].min():.3f} ms, left {(ms + price * (gib - room) < ms[fits].min() - 1e-9).sum()}")
-answer = search(problem, budget=memory)
-print(f"whole model: bound {answer.bound:.3f} s, best {answer.value:.3f} s, solved {answer.solves} times, proven {answer.optimal}")
-"""
 
 
 @dataclass(frozen=True)
@@ -131,7 +105,7 @@ def rounded(run: RunTable) -> RunTable:
     return replace(run, all=squares(run)[-1][1])
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """Ways, a table, two copies, all copies, the price of memory, the proof."""
     learner, note = of_model(learner)
     devices = int(values["t"])
@@ -139,33 +113,48 @@ def scene(learner: Learner, values: Values) -> Scene:
     ms, gib, room = choices(learner, devices, int(values["room"]))
     p = priced(ms, gib, room)
     run = rounded(t.run)
-    steps = (
-        _ways(learner, run, devices), _as_table(run), _two_copies(run), _all_copies(run, t.run), _with_memory(learner, p, ms, gib), _proof(learner, t, devices),
-    )  # fmt: skip
     numbers = {
-        "ways": run.ways, "all_ways": run.ways * run.copies, "copies": run.copies, "products": products(run.copies), "one_ms": float(run.one.min()) * 1e3, "all_ms": float(run.all.min()) * 1e3,
-        "price": p.price, "bound_ms": p.bound_ms, "best_ms": p.best_ms, "left": p.left, "room_gib": p.room_gib,
-        "bound_s": t.answer.bound, "solves": t.answer.solves, "proven": float(t.answer.optimal),
-    }  # fmt: skip
-    return Scene(steps, numbers, reveal=3, note=note)
+        "ways": run.ways,
+        "all_ways": run.ways * run.copies,
+        "copies": run.copies,
+        "products": products(run.copies),
+        "one_ms": float(run.one.min()) * 1e3,
+        "all_ms": float(run.all.min()) * 1e3,
+        "price": p.price,
+        "bound_ms": p.bound_ms,
+        "best_ms": p.best_ms,
+        "left": p.left,
+        "room_gib": p.room_gib,
+        "bound_s": t.answer.bound,
+        "solves": t.answer.solves,
+        "proven": float(t.answer.optimal),
+    }
+    tables = {"one": _as_table(run), "two": _two_copies(run), "all": _all_copies(run, t.run)}
+    facts = numbers | {
+        "model": learner.name,
+        "ways_of_one": _ten(run.ways),
+        "ways_of_all": _ten(run.ways * run.copies),
+        "squarings": run.copies.bit_length() - 1,
+        "choices": len(ms),
+        "stands_in": note,
+        **{name: told for name, (told, _) in tables.items()},
+    }
+    pictures: dict[str, Picture] = {"ways": _ways(run), "cloud": _cloud(p, ms, gib), "proof": _proof(t)}
+    return Live(facts, pictures | {name: drawn for name, (_, drawn) in tables.items()}, numbers)
 
 
 def _ten(exponent: float) -> str:
     return f"10^{exponent:,.0f}".replace(",", "\u202f")
 
 
-def _ways(learner: Learner, run: RunTable, devices: int) -> Step:
+def _ways(run: RunTable) -> str:
     one, every = run.ways, run.ways * run.copies
     rows = [
-        ("one copy of the block", "1", _ten(one)), (f"{run.copies} copies, each its own way", str(run.copies), _ten(every)),
+        ("one copy of the block", "1", _ten(one)),
+        (f"{run.copies} copies, each its own way", str(run.copies), _ten(every)),
         (f"{run.copies} copies, all the same way", str(run.copies), _ten(one)),
-    ]  # fmt: skip
-    says = (
-        f"On {devices} GPUs each tensor of {learner.name} may lie in a few ways, and each operator may run in a few. One copy of its block has "
-        f"about **{_ten(one)}** joint ways (10^{one:.2f}), all {run.copies} copies {_ten(every)}: {run.copies} times the exponent. Folding (lesson 23) leaves one block to look at, but not one "
-        "way: neighbours may differ. No computer tries them. The planner finds the best all the same, and proves it."
-    )
-    return Step("Too many ways", says, table(("of", "copies", "joint ways"), rows))
+    ]
+    return table(("of", "copies", "joint ways"), rows)
 
 
 def _shown(run: RunTable) -> list[int]:
@@ -173,30 +162,24 @@ def _shown(run: RunTable) -> list[int]:
     return [i for i in range(len(run.states)) if np.isfinite(run.one[i]).any()]
 
 
-def _never(run: RunTable) -> str:
-    """The states that no copy can begin in, as the end of a sentence."""
-    left = [s for i, s in enumerate(run.states) if i not in _shown(run)]
-    return f"; no copy can begin from {' or '.join(left)}" if left else ""
-
-
 def _milliseconds(value: float) -> str:
     return f"{value * 1e3:,.3f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
 
-def _as_table(run: RunTable) -> Step:
-    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.one[i])) for i in _shown(run)]
-    best = np.unravel_index(int(run.one.argmin()), run.one.shape)
-    says = (
-        "A copy touches the rest of the model only through the tensor that comes in and the one that goes out. So ask: for each way that "
-        "comes in and each that goes out, how little time can the inside take? Inside, the same trick again: an operator is settled "
-        f"for each way of its neighbours, then forgotten. Such a way is written as a pair: in `S(0)|R` the tensor is S(0) and its gradient R. "
-        f"{len(_shown(run))} × {len(run.states)} numbers are left, in ms of forward and backward, rounded to whole microseconds{_never(run)}. The least is **{_milliseconds(float(run.one.min()))} ms**, from {run.states[best[0]]} to {run.states[best[1]]}."
-    )
-    return Step(
-        "A copy becomes a table",
-        says,
-        table(("", *(f"to {s}" for s in run.states)), rows, _shown(run).index(int(best[0]))),
-    )
+def _as_table(run: RunTable) -> tuple[dict[str, Any], str]:
+    """The table of one copy, and its least entry."""
+    shown = _shown(run)
+    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.one[i])) for i in shown]
+    i, j = np.unravel_index(int(run.one.argmin()), run.one.shape)
+    facts = {
+        "begins": len(shown),
+        "states": len(run.states),
+        "never": [s for k, s in enumerate(run.states) if k not in shown],
+        "least": _milliseconds(float(run.one.min())),
+        "from": run.states[i],
+        "to": run.states[j],
+    }
+    return facts, table(("", *(f"to {s}" for s in run.states)), rows, shown.index(int(i)))
 
 
 def _ends(run: RunTable) -> tuple[int, int]:
@@ -205,57 +188,33 @@ def _ends(run: RunTable) -> tuple[int, int]:
     return int(i), int(j)
 
 
-def _two_copies(run: RunTable) -> Step:
+def _two_copies(run: RunTable) -> tuple[dict[str, Any], str]:
+    """Two copies by the state between them, and the least."""
     i, j = _ends(run)
     sums = run.one[i] + run.one[:, j]
     middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
     rows = [(run.states[k], *map(_milliseconds, (run.one[i, k], run.one[k, j], sums[k]))) for k in middle]
     best = int(sums.argmin())
-    says = (
-        f"Put two copies together, from {run.states[i]} to {run.states[j]}. Between them the tensor lies in one of {len(middle)} ways: add both tables' "
-        f"numbers for each, and keep the least, **{_milliseconds(float(sums[best]))} ms** through {run.states[best]}. Done for every pair of ends, this is called a "
-        "product of tables. It goes as a product of matrices does, row by column, but two numbers are added where those multiply, and of the results the "
-        "least is taken where those add up."
-    )
-    head = ("between", "first copy, ms", "second copy, ms", "together, ms")
-    return Step("Two copies", says, table(head, rows, middle.index(best)))
+    facts = {
+        "from": run.states[i],
+        "to": run.states[j],
+        "middle": len(middle),
+        "least": _milliseconds(float(sums[best])),
+        "through": run.states[best],
+    }
+    return facts, table(("between", "first copy, ms", "second copy, ms", "together, ms"), rows, middle.index(best))
 
 
-def _all_copies(run: RunTable, exact: RunTable) -> Step:
+def _all_copies(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
+    """The least by the number of copies, from the rounded table and from the planner's."""
     i, j = _ends(run)
-    found = squares(run)
     rows = [
         (str(n), str(products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.one.min())))
-        for n, t in found
+        for n, t in squares(run)
     ]
-    says = (
-        f"The product of two tables is again such a table, now of two copies. Square it: four, eight, and so on. **{products(run.copies)} products** make all "
-        f"{run.copies} copies, and the least way from end to end is among them: {_milliseconds(float(run.all[i, j]))} ms from the rounded table (the planner does not round, and has {_milliseconds(float(exact.all[i, j]))} ms). Nothing was left out, since what lies inside "
-        "matters to nobody outside once the ends are known. That is dynamic programming."
-    )
     head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
-    return Step("All copies", says, table(head, rows, len(rows) - 1))
-
-
-def _with_memory(learner: Learner, p: Priced, ms: Floats, gib: Floats) -> Step:
-    gap = (
-        f"a gap of {units.significant(p.best_ms - p.bound_ms, 2)} ms"
-        if p.best_ms > p.bound_ms * (1 + 1e-9)
-        else "no gap"
-    )
-    left = f"{units.whole(p.left)} of {units.whole(len(ms))}" if p.left else "none"
-    says = (
-        f"Memory breaks this: whether all fits is known only at the end. An example that can be drawn, in other units: lesson 13's choices for one layer, by the "
-        f"communication of that layer alone, and the memory that the slider allows. Let memory cost time, here {units.significant(p.price, 2)} ms per GiB, and "
-        f"minimise the sum, which works as before. Every choice lies on or above the line. Where the line meets the {units.significant(p.room_gib)} GiB allowed, it is a "
-        f"**bound: nothing that fits is below {units.significant(p.bound_ms)} ms**. The best choice that fits takes {units.significant(p.best_ms)} ms: {gap}. Between line and best lie "
-        f"{left}: they are looked at one by one, and then the best is proven."
-    )
-    return Step(
-        "Memory gets a price",
-        says,
-        svg(_cloud(p, ms, gib), "Choices of a block, the line of a price and the memory allowed"),
-    )
+    facts = {"rounded": _milliseconds(float(run.all[i, j])), "exact": _milliseconds(float(exact.all[i, j]))}
+    return facts, table(head, rows, len(rows) - 1)
 
 
 def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
@@ -336,64 +295,18 @@ def _word(x: float, y: float, word: str) -> str:
     )
 
 
-def _proof(learner: Learner, t: Thought, devices: int) -> Step:
+def _proof(t: Thought) -> str:
     a = t.answer
     fits = a.assignment is not None
+    proven = "yes, the bound reaches the value" if a.optimal else "no" if fits else "there is nothing to prove"
     rows = [
         ("memory allowed per GPU", units.memory(t.budget)),
         ("bound: no plan takes less than", units.seconds(a.bound)),
         ("best plan that fits", units.seconds(a.value) if fits else "none: the least memory is too much"),
         ("times that the folded network was solved", str(a.solves)),
-        (
-            "proven",
-            "yes, the bound reaches the value" if a.optimal else "there is nothing to prove" if not fits else "no",
-        ),
+        ("proven", proven),
     ]
-    says = (
-        f"The planner does all of it for {learner.name} on {devices} neighbours. A layer's time is the longer of two sides (lesson 15), which is not a "
-        "sum; a weighted mean of the two is, and never more. So tables give bounds, and where a bound is not yet the true time it is sharpened "
-        "and solved again. **When the bound reaches a plan's own time, no other plan can beat it**: of the plans that the planner knows, which have no pipeline stages, and under its model of costs, which lesson 19 puts to the test."
-    )
-    return Step("The proof", says, table(("", ""), rows, len(rows) - 1))
+    return table(("", ""), rows, len(rows) - 1)
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """How many products are needed for all copies?"""
-    learner, _ = of_model(learner)
-    copies = thought(learner, int(values["t"])).run.copies
-    right, doubled = products(copies), copies.bit_length() - 1
-    why = f"1 → 2 → 4 → … by squaring takes {doubled}, up to {2**doubled} copies" + (
-        f", and {right - doubled} more to put together what {copies} is made of." if right > doubled else "."
-    )
-    wrong = (
-        (
-            float(copies - 1),
-            "That is one copy after the other. The table of two copies may be multiplied by itself: that is four.",
-        ),
-        (float(copies), f"Even one after the other takes {copies - 1}; and a table may be multiplied by itself."),
-        (copies / 2, "That joins pairs, and then? All pairs are equal, so one product serves them all."),
-        (float(doubled), f"That is {2**doubled} copies. {copies - 2**doubled} more have to be joined."),
-        (float(doubled + 1), f"{doubled} squarings are enough: the first table is one copy already."),
-    )
-    return typed(
-        f"There are {copies} equal copies, and a product of tables may be used again. How few products give the table of all {copies}?",
-        "products", (float(right), why), tuple(w for w in wrong if w[0] != right), lambda v: f"{v:g} products",
-    )  # fmt: skip
-
-
-LESSON = Lesson(
-    24, "planners", "How planners think", "A copy becomes a table, tables multiply, memory gets a price, and a bound is a proof.",
-    (
-        "A planner that only tries good-looking plans cannot say how much better another one would be. An exact search can: it goes through more "
-        "plans than there are atoms without trying them, on your model and your GPUs. Lessons 22 and 23 showed two papers' ideas, a formula and folding; this search starts from the second.",),
-    (
-        ("Dynamic programming", "settle a part for every way that its ends can be, and forget its inside"),
-        ("Bound", "a number that no plan can be below"),
-        ("Gap", "how far the best plan that was found is above the bound; at zero it is proven"),
-    ),
-    (
-        Control("t", "GPUs, neighbours in a node", (2, 4, 8), 8, kind="slider"),
-        Control("room", "Memory allowed, from the least (0 %) to what the quickest wants", ROOMS, 25, {r: f"{r} %" for r in ROOMS}, kind="slider", step=5),
-    ),
-    scene, question, CODE, ("plans", "The front of this model's plans, with what is proven"), uses_model=True,
-)  # fmt: skip
+LESSON = read_lesson("24-planners", live)
