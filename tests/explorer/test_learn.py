@@ -451,7 +451,9 @@ def test_13_the_messages_of_a_placement() -> None:
     ]  # fmt: skip
     assert all(x.num_bytes == size and x.seconds == pytest.approx(inside_s(size, 4)) for x in megatron)
     # down_proj kept whole: the hidden numbers, split by features, are exchanged for samples
-    found = l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, [str(LESSONS[12].defaults()[w]) for w in l13_choose.WEIGHTS])
+    found = l13_choose.sent_by(
+        LLAMA, "LlamaDecoderLayer", 4, [str(LESSONS[12].defaults()[w]) for w in l13_choose.WEIGHTS]
+    )
     hidden = [x for x in found if x.kind == "all_to_all"]
     assert [x.num_bytes for x in hidden] == [BATCH * SEQ * INNER * 2] * 2
     grads = {x.where: x.num_bytes for x in found if x.moved == "gradient: P to R"}
