@@ -104,7 +104,7 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
     folders = {p.name for p in root.iterdir() if p.is_dir() and any(p.glob("*.py"))}
     assert folders == set(ORDER[root])
     for folder in [root, *(p for p in root.rglob("*") if p.is_dir() and p.name != "__pycache__")]:
-        entries = [p for p in folder.iterdir() if p.name != "__pycache__"]
+        entries = [p for p in folder.iterdir() if p.name != "__pycache__" and p.suffix != ".md"]  # lessons are content
         assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
         init = folder / "__init__.py"
         if any(folder.glob("*.py")):
@@ -223,7 +223,7 @@ def test_the_explorer_names_no_other_host() -> None:
 def test_benchmarks_are_few_and_each_is_told() -> None:
     bench = ROOT / "bench"
     for folder in {path.parent for path in bench.rglob("*.py")}:
-        entries = [p for p in folder.iterdir() if p.name != "__pycache__"]
+        entries = [p for p in folder.iterdir() if p.name != "__pycache__" and p.suffix != ".md"]  # lessons are content
         assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(ROOT)} has {len(entries)} entries"
     told = ast.get_docstring(ast.parse((bench / "__init__.py").read_text(encoding="utf-8"))) or ""
     for file in bench.glob("[!_]*.py"):
