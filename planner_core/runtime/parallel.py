@@ -81,7 +81,7 @@ class Parallel:
         self.planned = PlannedForward(model, plan, self.axes, data_axes, finish)
         self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
         self.device = _device(mesh)
-        self.agreement = Agreement(mesh, self.data_axes, self.planned.names)
+        self.agreement = Agreement(mesh, self.data_axes, self.planned.names, exchanges=_exchanges(plan))
         self.agreement.model(model)
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
@@ -352,6 +352,12 @@ class Parallel:
                 f"here{other_versions(self.plan)}: export it again, or leave its blocks out (--no-blocks)"
             )
         return Ready(made, self.engine, self.mesh, self.data_axes)
+
+
+def _exchanges(plan: Mapping[str, Any]) -> bool:
+    """Whether ranks exchange tensors in the forward pass of a plan."""
+    traffic = (plan.get("cost") or {}).get("traffic", ())
+    return any(phase == "forward" for phase, *_ in traffic)
 
 
 def _device(mesh: DeviceMesh) -> torch.device:

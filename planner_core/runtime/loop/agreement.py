@@ -6,6 +6,7 @@ A store is how ranks find one another; comparing there adds no collective to tho
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -32,7 +33,9 @@ from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.weights import Weight
 
 _PATIENCE_S, _BRIEFLY_S = 1800, 60
-"""So long a rank may be late where all ranks must come, and where one may come alone."""
+"""So long a rank may be late where all ranks must come, if their group does not say; and where one may come alone."""
+_BEFORE = 0.8
+"""Of the time after which a collective of the group fails, the part after which a rank that waits says who is missing."""
 _SAMPLED, _SOME, _FEW = 1024, 64, 8
 _TELLING, _TOLD = 16, 1 << 24
 """Inputs of so many elements are compared in full: fewer may be alike by chance."""
@@ -49,14 +52,24 @@ Apart = dict[str, tuple[int, int]]
 class Agreement:
     """Comparisons between the ranks of a model. Each raises PlanMismatch on all of them."""
 
-    def __init__(self, mesh: DeviceMesh, data_axes: Sequence[int], names: Sequence[str]) -> None:
-        """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters."""
+    SAVE, LOAD, STATE, CLIP = "shardscope.save", "shardscope.load", "state_dict of the model", "clip_grad_norm_"
+    EVALUATE = "the model for evaluation"
+    """The calls in which all ranks take part (`meet`), as errors name them."""
+
+    def __init__(
+        self, mesh: DeviceMesh, data_axes: Sequence[int], names: Sequence[str], *, exchanges: bool = True
+    ) -> None:
+        """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters. `exchanges`:
+        whether ranks exchange tensors in forward, so that none can run it alone."""
         self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
         everyone = self._ranks_with_same(())
         _MODELS[everyone] += 1
         self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]:06}"
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
+        self.exchanges = exchanges
+        self.patience_s = _BEFORE * _timeout_s()
         self.rounds: Counter[str] = Counter()
+        self.meetings: Counter[str] = Counter()
         self.calls: set[Any] = set()
         self.due = 1
         """The number of forward passes after which copies are compared again: 1, and twice as many each time."""
@@ -111,13 +124,17 @@ class Agreement:
         """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
         where ranks that train on samples of their own were given other numbers or tables (`is_table`, by name)."""
         mode = (torch.is_grad_enabled(), training, whole)
-        if self.alone or mode in self.calls:
+        if self.alone:
+            return
+        if not (mode[0] and training) and self.exchanges:
+            self.meet(self.EVALUATE, often=True)
+        if mode in self.calls:
             return
         for name in (n for n in self.apart if n not in self.buffers):
             self._refuse(name)
         trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
         found = {spelled(path, self.names): _of_leaf(x) for path, x in leaves}
-        patience_s = _PATIENCE_S if trains else _BRIEFLY_S
+        patience_s = self.patience_s if trains else _BRIEFLY_S
         for name, ranks in self._differ(f"batch {mode}", () if whole else self.data_axes, found, patience_s).items():
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
             raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
@@ -126,6 +143,25 @@ class Agreement:
             told = self._tables({n: (found[n], leaf) for n, (_, leaf) in zip(found, leaves, strict=True)}, is_table)
             if told:
                 warnings.warn(told, stacklevel=4)
+
+    def meet(self, what: str, *, often: bool = False) -> None:
+        """Wait until all ranks have come to a call in which they exchange tensors. `often`: of calls in each step only the first, the
+        second, the fourth and so on wait, since who leaves some ranks out does so at once. Raises PlanMismatch on the ranks that came
+        if one does not within the time of their group: its collective would wait as long, and then not say for whom."""
+        self.meetings[what] += 1
+        number = self.meetings[what]
+        everyone = self._ranks_with_same(())
+        if self.alone or len(everyone) < 2 or (often and number & (number - 1)):
+            return
+        key, store = f"{self.name}/meet {what}/{number}", _get_default_store()
+        store.set(f"{key}/{dist.get_rank()}", "1")
+        if store.add(f"{key}/count", 1) == len(everyone):
+            store.set(f"{key}/all", "1")
+        try:
+            store.wait([f"{key}/all"], datetime.timedelta(seconds=self.patience_s))
+        except RuntimeError:
+            missing = [rank for rank in everyone if not store.check([f"{key}/{rank}"])]
+            raise PlanMismatch(_missing(what, missing, self.patience_s)) from None
 
     def reading(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """As `forward`, the plain one of the model, but it refuses to use a buffer that is not the same on all ranks."""
@@ -179,9 +215,10 @@ class Agreement:
         return tuple(self.mesh.mesh[place].flatten().tolist())
 
     def _differ(
-        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float = _PATIENCE_S, noise: float = 0.0
+        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None, noise: float = 0.0
     ) -> Apart:  # fmt: skip
         """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
+        patience_s = self.patience_s if patience_s is None else patience_s
         ranks = self._ranks_with_same(axes)
         if self.alone or len(ranks) < 2:
             return {}
@@ -199,12 +236,32 @@ class Agreement:
                 names = (n for n in {**found, **given} if not _nearly(found.get(n), given.get(n), noise))
                 apart = {**dict.fromkeys(names, (own, rank)), **apart}
         except PlanMismatch:
-            if patience_s == _PATIENCE_S:
+            if patience_s == self.patience_s:
                 raise
             apart = {}
         if own == first:
             store.set(f"{key}/of {first}", json.dumps(apart))
         return apart
+
+
+def _missing(what: str, ranks: Sequence[int], patience_s: float) -> str:
+    """Says which ranks did not come to a call."""
+    some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    who = f"rank{'s' * (len(ranks) != 1)} {some}" if ranks else "another rank"
+    return (
+        f"{who} did not call {what} within {patience_s:g} s, and this rank did: each rank holds a part of the model, so all ranks must "
+        "call it; take it out of `if rank == 0`, and let one rank alone print or write what it returns"
+    )
+
+
+def _timeout_s() -> float:
+    """The seconds after which a collective of the default group fails."""
+    group = dist.group.WORLD
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            found = group._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
+            return float(found.total_seconds())
+    return _PATIENCE_S
 
 
 def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:

@@ -81,6 +81,8 @@ def show_in_model_order(parallel: Parallel) -> None:
     """Let the module's `state_dict` and `load_state_dict` speak of the model's own order. `load_state_dict` also takes whole tensors."""
 
     def shown(module: nn.Module, state: MutableMapping[str, Any], prefix: str, metadata: Any) -> None:
+        if any(weight in _ORDERS for weight in parallel.engine.weights.values()):  # whose parts ranks exchange
+            parallel.agreement.meet(parallel.agreement.STATE)
         for weight, name in _named(parallel, prefix, state):
             first = prefix + weight.names[0]
             done = name != first and first in state

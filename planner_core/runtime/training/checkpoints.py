@@ -50,11 +50,13 @@ def save(
 
     Raises:
         InputError: The module does not run under a plan.
+        PlanMismatch: A rank did not call it within the time of the process group. The message says which.
 
     Example:
         >>> shardscope.save(model, optimizer, "checkpoint", extra={"step": step})
     """
     parallel = applied(module)
+    parallel.agreement.meet(parallel.agreement.SAVE)
     parallel.gather_buffers()
     state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
     if wait:
@@ -89,6 +91,7 @@ def load(
         >>> start = shardscope.load(model, optimizer, "checkpoint", extra={"step": 0})["step"]
     """
     parallel = applied(module)
+    parallel.agreement.meet(parallel.agreement.LOAD)
     if not (Path(folder) / ".metadata").is_file():
         raise InputError(f"{folder} holds no checkpoint: it has no file .metadata")
     saved = set(FileSystemReader(folder).read_metadata().state_dict_metadata)

@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.gradients import pending
+from planner_core.runtime.program.model_order import OF
+from planner_core.runtime.program.weights import owner_of
 
 Group = tuple[int, ...]
 
@@ -37,7 +39,7 @@ def clip_grad_norm_(
         The norm of all gradients together before clipping. It is the same on every rank.
 
     Raises:
-        PlanMismatch: Every backward pass of this step ran inside `no_sync()`.
+        PlanMismatch: Every backward pass of this step ran inside `no_sync()`, or a rank did not call it.
         RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
 
     Example:
@@ -51,12 +53,23 @@ def clip_grad_norm_(
             "outside of no_sync()"
         )
     grads = [p.grad for p in params if p.grad is not None]
+    _meet(params)
     total = total_norm(grads, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([_local(g) for g in grads], scale)
     return total
+
+
+def _meet(params: Iterable[torch.Tensor]) -> None:
+    """Wait for all ranks, of a plan that shards a gradient, since each has a part of the norm."""
+    for param in params:
+        weight = owner_of(param) if isinstance(param.grad, DTensor) else None
+        parallel = OF[weight]() if weight is not None and weight in OF else None
+        if parallel is not None:
+            parallel.agreement.meet(parallel.agreement.CLIP, often=True)
+            return
 
 
 @torch.no_grad()
