@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from planner_core.core import ATTENTION, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
+from planner_core.core import ATTENTION, GRADIENTS, LOSSES, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
 
 USAGE_ERROR = 2
 LIKE = 0.7
@@ -45,6 +45,13 @@ def add_software(p: argparse.ArgumentParser) -> None:
         "--optimizer-kernels",
         help=f"{' | '.join(OPTIMIZER_KERNELS)}: how weights are updated; default the stack's: fused",
     )
+    p.add_argument(
+        "--loss",
+        help=f"{' | '.join(LOSSES)} | chunked:N: how the loss of logits is computed; default as the model's code does",
+    )
+    p.add_argument(
+        "--gradients", help=f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights"
+    )  # fmt: skip
     speed = p.add_mutually_exclusive_group()
     speed.add_argument(
         "--compile", dest="compiled", action="store_true", default=None, help="torch.compile fuses what is bound by memory"

@@ -55,7 +55,7 @@ class Value:
     `kind` is "activation" (it depends on a parameter), "parameter" or "constant" (all else: token ids, masks, rotary tables,
     buffers). Constants are Replicate and do not have a gradient. `name` is that of a parameter in `model.named_parameters()`,
     relative to the call's prefix. `storage` is the id of the value whose memory this one shares (it is a view), or its own id.
-    `grad` says whether a gradient flows to it.
+    `grad` says whether a gradient flows to it. `parts`: it is made and freed in so many parts, one after the other.
     """
 
     meta: TensorMeta
@@ -63,6 +63,7 @@ class Value:
     name: str = ""
     storage: int = -1
     grad: bool = False
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ schedule/       the order of one rank's work: its events, its simulation, what o
 
 from planner_core.cost.compute import check_offload, optimizer_bytes
 from planner_core.cost.compute.as_run import as_run, kernels_taken
+from planner_core.cost.compute.sdpa import MATH, why_math
 from planner_core.cost.model import (
     PIPE,
     SMALL_BYTES,
@@ -98,6 +99,7 @@ __all__ = [
     "ENDS",
     "EXPERT",
     "IDLE",
+    "MATH",
     "NOT_HIDDEN",
     "NUM_COMPONENTS",
     "ONCE",
@@ -166,5 +168,6 @@ __all__ = [
     "weight_traffic",
     "weights_at_the_ends",
     "whole_mesh",
+    "why_math",
     "zero_stage",
 ]  # fmt: skip

@@ -258,7 +258,7 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         backward += gathered if again or (v.grad and value in op.saved) else 0.0
         if v.grad:
             gradient = local_bytes(block, value, edge.dst.gradient, model) / ITEM_BYTES[v.meta.dtype]
-            gradient *= model.workload.kept_item(ITEM_BYTES[v.meta.dtype])
+            gradient *= model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
             spent = copied_seconds if _sends(edge.backward, model) else accumulated_seconds
             backward += spent(gradient, model)
     return forward, backward

@@ -136,7 +136,7 @@ def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, mode
 
 def weight_item(block: Block, value: int, model: CostModel) -> int:
     """Bytes per element of a weight's gradient, as it is accumulated and reduced."""
-    return model.workload.kept_item(ITEM_BYTES[block.values[value].meta.dtype])
+    return model.workload.gradient_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
 def _site(buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:

@@ -34,7 +34,16 @@ file for each kind) < `registry` (find one, ask it) < `recomputation` < `groupin
 from planner_core.ops.catalog.attention import CONTEXT, RING
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, coarsen_block
-from planner_core.ops.operators import MULTIPLYING, Described, Kind, Local, LocalBytes, Operator, writes_in_place
+from planner_core.ops.operators import (
+    AS_RUN,
+    MULTIPLYING,
+    Described,
+    Kind,
+    Local,
+    LocalBytes,
+    Operator,
+    writes_in_place,
+)
 from planner_core.ops.recomputation import kept_ops, last_saving, recompute_ways
 from planner_core.ops.registry import (
     is_free,
@@ -42,7 +51,9 @@ from planner_core.ops.registry import (
     known_functions,
     looked_up,
     operator,
+    own_backward,
     own_bytes,
+    own_kept,
     rows,
     rule_of,
     splits_kept,
@@ -51,12 +62,14 @@ from planner_core.ops.registry import (
 )
 from planner_core.ops.rules import OPEN_DIMS, Pair, Row, together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
-from planner_core.ops.traffic import OWN_KERNEL, MemoryPasses, memory_passes
+from planner_core.ops.traffic import FUSED, OWN_KERNEL, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
 
 __all__ = [
+    "AS_RUN",
     "CONTEXT",
     "DISPATCH",
+    "FUSED",
     "MULTIPLYING",
     "OPEN_DIMS",
     "OWN_KERNEL",
@@ -94,7 +107,9 @@ __all__ = [
     "looked_up",
     "memory_passes",
     "operator",
+    "own_backward",
     "own_bytes",
+    "own_kept",
     "recompute_ways",
     "rows",
     "rule_of",

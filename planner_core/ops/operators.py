@@ -91,6 +91,8 @@ class LocalBytes:
 
 
 BytesFn: TypeAlias = Callable[[LocalBytes], int]
+AS_RUN = "as run"
+"""The attribute of an op that runs otherwise than the model's code has it: how (`cost.compute.as_run`)."""
 
 
 def operands(count: int) -> BytesFn:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner_core.core import ITEM_BYTES, Op, Value, local_shape
 from planner_core.ops.catalog import OPERATORS
-from planner_core.ops.operators import Kind, LocalBytes, Operator, undescribed
+from planner_core.ops.operators import AS_RUN, BytesFn, Kind, LocalBytes, Operator, operands, undescribed
 from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, arg, expand, without_splits
 from planner_core.ops.work import Sizes, Work, work_of_parts
 
@@ -79,6 +79,8 @@ def _rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
 def is_free(op: Op) -> bool:
     """Whether the op moves no data: it is a view."""
     one = operator(op.fn)
+    if one.kind is Kind.CAST:
+        return AS_RUN in op.attrs  # what would be cast is read in its own dtype
     return one.kind is Kind.VIEW and not (one.copies is not None and one.copies(op))
 
 
@@ -128,10 +130,26 @@ def whole_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozen
     )  # fmt: skip
 
 
+IN_PLACE = ("fused", "whole", "chunked")
+"""How a loss runs if the gradient of its logits takes their place."""
+
+
+def own_kept(op: Op) -> BytesFn | None:
+    """The function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
+    return None if AS_RUN in op.attrs else operator(op.fn).own_kept
+
+
+def own_backward(op: Op) -> BytesFn | None:
+    """The function of the bytes that an op's backward uses for a moment. A gradient that takes the place of an operand saves as many."""
+    how = op.attrs.get(AS_RUN)
+    if how is None or not operator(op.fn).of_logits:
+        return operator(op.fn).own_backward
+    return operands(-1) if how in IN_PLACE else None
+
+
 def own_bytes(op: Op, local: LocalBytes) -> int:
     """Bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
-    one = operator(op.fn)
-    return sum(own(local) for own in (one.own_kept, one.own_backward) if own is not None)
+    return sum(own(local) for own in (own_kept(op), own_backward(op)) if own is not None)
 
 
 def splits_kept(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from planner_core.core import Block, Op
-from planner_core.ops.operators import Kind
+from planner_core.ops.operators import AS_RUN, Kind
 from planner_core.ops.registry import is_free, looked_up, operator
 
 FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOVE, Kind.ALONG, Kind.LOSS, Kind.CREATE})
@@ -76,12 +76,17 @@ def _backward_runs(block: Block, op: Op) -> bool:
     return any(block.values[o].grad for o in op.outputs)
 
 
+AS_RUN_LOSS = {"fused": (1.0, 2.0), "chunked": (1.0, 2.0), "compiled": (1.0, 2.0), "whole": (3.0, 2.0)}
+"""Passes over the logits, forward and backward, of a loss that runs so. They are read once, and read and overwritten by their gradient; in
+float32 (`whole`) the exponentials are written first."""
+
+
 def _said(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
     said = operator(op.fn).passes
     if said is None:
         return None
-    forward, backward = said[2:] if fused else said[:2]
+    forward, backward = AS_RUN_LOSS.get(str(op.attrs.get(AS_RUN)), said[2:] if fused else said[:2])
     ends = len(op.inputs) + len(op.outputs)
     at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
     return MemoryPasses(

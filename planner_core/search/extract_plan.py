@@ -77,7 +77,7 @@ class _Site:
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
-        return self._moves(value, self.model.workload.kept_item(ITEM_BYTES[v.meta.dtype]))
+        return self._moves(value, self.model.workload.gradient_item(ITEM_BYTES[v.meta.dtype]))
 
     def _moves(self, value: int, item: int) -> Moves:
         v, share = self.block.values[value], self.buckets.share(value)

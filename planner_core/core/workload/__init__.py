@@ -2,6 +2,8 @@
 
 from planner_core.core.workload.software import (
     ATTENTION,
+    GRADIENTS,
+    LOSSES,
     OPTIMIZER_KERNELS,
     PUBLISHED_STACKS,
     SOFTWARE,
@@ -27,6 +29,8 @@ __all__ = [
     "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
+    "GRADIENTS",
+    "LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_KERNELS",
     "PRECISIONS",

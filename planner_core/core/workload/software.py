@@ -7,6 +7,7 @@ run that is described. The default is what a plan runs as: PyTorch's own operato
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -23,6 +24,9 @@ ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "math")
 """Kernels of attention."""
 TORCH_ATTENTION = "sdpa"
 """The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
+LOSSES = ("eager", "fused", "whole")
+CHUNKED = re.compile(r"chunked:[1-9][0-9]{0,5}")
+GRADIENTS = ("bfloat16", "float32")
 USUAL_STACK = "torch"
 PUBLISHED_STACKS = {"gpt_neox": "llm-foundry"}
 """By the architecture of a config, the stack of its published runs, where these are from another time than the stacks of today."""
@@ -34,7 +38,8 @@ class Stack:
 
     `attention`: its kernel, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `fused`: the share of the chains of operators
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
-    GPU has no work: loader, logging. `rank_by_rank`: whether its ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by rank.
+    GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
+    does.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Stack:
     optimizer_kernels: str = "fused"
     fused: float = 0.0
     outside_s: float = 0.0
+    loss: str = "eager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +55,16 @@ class Software:
     """What a run states of its software. None: as its `stack` does, which is "torch" if none is stated.
 
     `attention`: one of `ATTENTION`, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `compiled`: each block runs through
-    torch.compile.
+    torch.compile. `loss`: one of `LOSSES`, or "chunked:8". `gradients`: the dtype in which gradients are kept and summed; None: that of the
+    weights that the optimizer updates.
     """
 
     stack: str | None = None
     attention: str | None = None
     optimizer_kernels: str | None = None
     compiled: bool = False
+    loss: str | None = None
+    gradients: str | None = None
 
     def resolved(self) -> Stack:
         """The stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
@@ -69,13 +78,18 @@ class Software:
         for name, allowed in (
             ("attention", (*ATTENTION, TORCH_ATTENTION)),
             ("optimizer_kernels", OPTIMIZER_KERNELS),
+            ("gradients", GRADIENTS),
         ):
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise InputError(f"--{name.replace('_', '-')} {short(value)} is not one of {', '.join(allowed)}")
+        if self.loss is not None and self.loss not in LOSSES and not CHUNKED.fullmatch(self.loss):
+            raise InputError(
+                f"--loss {short(self.loss)} is not one of {', '.join(LOSSES)} and chunked:N; give e.g. --loss chunked:8"
+            )
 
 
-_STATED = ("attention", "optimizer_kernels")
+_STATED = ("attention", "optimizer_kernels", "loss")
 SOFTWARE = tuple(f.name for f in fields(Software))
 """The names of all that a run may state of its software."""
 

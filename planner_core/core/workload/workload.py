@@ -106,11 +106,17 @@ class Workload(Software):
         masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
         return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
 
+    def gradient_item(self, item_bytes: int) -> int:
+        """Bytes per element of a gradient as it is kept and summed. `item_bytes` is that of the compute dtype."""
+        if self.gradients is None:
+            return self.kept_item(item_bytes)
+        return max(item_bytes, ITEM_BYTES[self.gradients])
+
     def summed_in(self, dtype: str) -> str:
         """The dtype in which the gradient of a weight that computes in `dtype` is summed. A weight of another dtype than the workload's
         keeps it."""
         item = ITEM_BYTES[self.dtype]
-        return "float32" if dtype == self.dtype and self.kept_item(item) > item else dtype
+        return "float32" if dtype == self.dtype and self.gradient_item(item) > item else dtype
 
     def moment_bytes(self, item_bytes: int) -> int:
         """Bytes of the optimizer's moments per parameter element, wherever they are kept."""

@@ -10,21 +10,28 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from planner_core.core import Block, Gpu, Graph, Op, TensorMeta, Workload
+from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.sdpa import MATH, attention_kernel
-from planner_core.ops import Kind, operator
+from planner_core.cost.compute.stated_loss import with_loss
+from planner_core.ops import AS_RUN, Kind, operator
 
-AS_RUN = "as run"
-"""The attribute of an operator whose kept tensors are those of its kernel: the kernel's name."""
+DONE = "as_run"
+"""The entry of a graph's workload that says that it is as it runs."""
 
 
 def as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
-    """The graph as it runs. A graph that is given back as input stays as it is."""
-    stated = workload.resolved().attention
-    blocks = {name: _with_kernels(block, stated, gpu) for name, block in graph.blocks.items()}
-    top = _with_kernels(graph.top, stated, gpu)
-    if top is graph.top and all(blocks[name] is block for name, block in graph.blocks.items()):
+    """The graph as it runs. One that is so already stays as it is. Raises InputError for a loss that the model does not have."""
+    if DONE in graph.workload:
         return graph
-    return replace(graph, top=top, blocks=blocks)
+    software = workload.resolved()
+    graph = with_loss(graph, software.loss, workload.compiled)
+
+    def changed(block: Block) -> Block:
+        block = _with_kernels(block, software.attention, gpu)
+        return compiled_block(block) if workload.compiled else block
+
+    blocks = {name: changed(block) for name, block in graph.blocks.items()}
+    return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, DONE: 1})
 
 
 def kernels_taken(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
@@ -43,7 +50,7 @@ def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
     changed = {
         op.name: _math(block, op)
         for _, op in _attentions([block])
-        if AS_RUN not in op.attrs and attention_kernel(op, block.values, stated, gpu) == MATH
+        if attention_kernel(op, block.values, stated, gpu) == MATH
     }
     if not changed:
         return block

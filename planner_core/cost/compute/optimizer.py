@@ -47,13 +47,13 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
     Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
     parameter. One by one its operators move 80.
     """
-    kept, each = workload.kept_item(item), passes(workload, kernels)
+    kept, gradient, each = workload.kept_item(item), workload.gradient_item(item), passes(workload, kernels)
     return {
         "weight": each.weight * kept,
         "averages": each.moments * kept,
-        "gradient": each.gradient * kept,
+        "gradient": each.gradient * gradient,
         "made on the way": each.between * kept,
-        "gradient, clipped": CLIP_PASSES * kept,
+        "gradient, clipped": CLIP_PASSES * gradient,
         "working copy, made again": kept + item if kept != item else 0,
     }
 

@@ -8,7 +8,7 @@ operator at work adds (operands on their way, results, gathered weights) is one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
@@ -26,7 +26,8 @@ FORWARD, BACKWARD = "forward", "backward"
 class Held:
     """One tensor, or the equal tensors of several copies. The bytes are those of one copy on one GPU; the shape is global.
 
-    The placement has one letter per mesh axis. Shape and placement are empty for what is not a single tensor.
+    The placement has one letter per mesh axis. Shape and placement are empty for what is not a single tensor. `op`: the operator whose own
+    tensor it is, where it is no value of the graph.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Held:
     placement: str
     num_bytes: int
     copies: int = 1
+    op: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -65,7 +67,7 @@ class _Tensors:
         """The rows that were found; equal tensors are one row."""
         for h, copies in self.found.items():
             if h.num_bytes:
-                yield Held(h.kind, h.what, h.block, h.shape, h.dtype, h.placement, h.num_bytes, copies)
+                yield replace(h, copies=copies)
 
     def value(self, label: str, number: int) -> Value:
         """A value of a block of the plan."""
@@ -73,12 +75,12 @@ class _Tensors:
 
     def add(
         self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int,
-        copies: int = 1, dtype: str = "",
+        copies: int = 1, dtype: str = "", op: str = "",
     ) -> None:  # fmt: skip
         """Add one row, in `dtype` or in the value's own dtype."""
         meta = self.value(label, value).meta if value is not None else None
         shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
-        row = Held(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes)
+        row = Held(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes, op=op)
         self.found[row] = self.found.get(row, 0) + copies
 
     def weights(self) -> Iterator[tuple[str, WeightForms]]:
@@ -287,7 +289,7 @@ class _Tensors:
         block_memory = self.made[label]
         s, name = block_memory.storages, key[0]
         if name == "extra":
-            self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size)
+            self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size, op=str(key[1]))
         elif name == "taken" and len(key) == 3:
             op = next(o for o in s.block.ops if o.name == key[1])
             edge = s.plan.sites[op.name].inputs[key[2]]
@@ -312,6 +314,7 @@ class _Tensors:
             None,
             None,
             size,
+            op=name,
         )
 
 

@@ -18,8 +18,10 @@ from planner_core.cost.memory.in_flight import UnitMemory
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.memory.storages import Key, Storages
-from planner_core.ops import is_heavy, last_saving, operator
+from planner_core.ops import AS_RUN, is_heavy, last_saving, operator
 
+COMPILED = "compiled"
+"""How a loss runs that the model's own code computes, if it is compiled."""
 MOMENTS = 3
 """Of every item that runs forward: before it, its highest, and after it."""
 
@@ -262,7 +264,7 @@ class BlockMemory:
     def _held(self) -> tuple[int, ...]:
         """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns."""
         ops = self.storages.block.ops
-        losses = {op.name for op in ops if operator(op.fn).of_logits}
+        losses = {op.name for op in ops if operator(op.fn).of_logits and op.attrs.get(AS_RUN, COMPILED) == COMPILED}
         if not losses:
             return ()
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())

@@ -27,7 +27,7 @@ from planner_core.cost.memory.redistribution_buffers import Transit, transit
 from planner_core.cost.memory.saved import parts, viewed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
-from planner_core.ops import LocalBytes, operator, splits_kept, writes_in_place
+from planner_core.ops import LocalBytes, operator, own_backward, own_kept, splits_kept, writes_in_place
 
 Key = tuple[str, object] | tuple[str, object, int]
 EXCHANGED = -1
@@ -81,8 +81,8 @@ class Storages:
         return 0 if key is None else self.size.get(key, 0)
 
     def bytes_of(self, value: int, placements: Placements) -> int:
-        """Bytes of a value on one GPU."""
-        return local_bytes(self.block, value, placements, self.model)
+        """Bytes of a value on one GPU; of one that is made part by part, those of a part."""
+        return local_bytes(self.block, value, placements, self.model) // self.block.values[value].parts
 
     def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> Transit:
         """The bytes that it takes to redistribute a value, or its gradient, along an edge."""
@@ -183,9 +183,9 @@ class Storages:
 
     def _extras(self, op: Op) -> list[Key]:
         """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
-        own_kept = operator(op.fn).own_kept
-        if own_kept is not None:
-            self.size["extra", op.name, 0] = own_kept(self._local(op))
+        own = own_kept(op)
+        if own is not None:
+            self.size["extra", op.name, 0] = own(self._local(op))
             return [("extra", op.name, 0)]
         if not op.saved_extra:
             return []
@@ -227,7 +227,7 @@ class Storages:
 
     def backward_work(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
-        own = operator(op.fn).own_backward
+        own = own_backward(op)
         return 0 if own is None else own(self._local(op))
 
     def _local(self, op: Op) -> LocalBytes:

@@ -4,10 +4,11 @@ Let a weight have `item` bytes per element in compute dtype. On one GPU let w, g
 copy, its accumulated gradient and its stored form. Then
 
     params      s · kept_item, plus w · item if a working copy is held beside the stored parameter
-    gradients   g · kept_item, from its first backward until it is reduced, and s · kept_item from then to the optimizer
+    gradients   g · gradient_item, from its first backward until it is reduced, and s · gradient_item from then to the optimizer
     optimizer   s · moments · kept_item, and 0 if the host's memory keeps the moments
 
-`kept_item` is 4 bytes in mixed precision. A working copy is held beside the stored parameter if the two differ in dtype or in
+`kept_item` is 4 bytes in mixed precision, and so is `gradient_item` unless `--gradients` says another dtype.
+A working copy is held beside the stored parameter if the two differ in dtype or in
 placement. If the weight is gathered at each use from the stored parameter itself, the copy is made for the use and then freed.
 
 Example: 1000 elements in bf16, AdamW with fp32 states, DDP: w = g = s = 1000. params are 4000 + 2000 bytes, gradients 4000,
@@ -37,7 +38,7 @@ def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
     if not trained:
         return WeightBytes(item, item, 0, 0)
     moments = 0 if workload.offload else workload.moment_bytes(item)
-    return WeightBytes(workload.kept_item(item), item, workload.kept_item(item), moments)
+    return WeightBytes(workload.kept_item(item), item, workload.gradient_item(item), moments)
 
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:

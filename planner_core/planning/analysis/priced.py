@@ -36,6 +36,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
         for s in priced.suggestions
     ]  # fmt: skip
     data = {**told, **summary, "step_parts_s": dict(priced.parts or {}), "limited_by": priced.limited_by,
+              "about": list(priced.about), "fills": priced.fills,
               "suggestions": changes, "best": best}  # fmt: skip
     if budget is not None:
         data["run"] = budget.to_json(priced.speed, priced.cluster.num_gpus)
@@ -62,11 +63,13 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     ]
     lines = [
         head,
+        *priced.about,
         *priced.notes,
         "",
         table(rows, frozenset(range(1, 8))),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
+        *([priced.fills] if priced.fills else []),
         *([] if priced.best is None else [_chosen(priced.best)]),
         *([reserved_text(reserved_of(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]

@@ -14,7 +14,8 @@ from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choi
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, speed_of
+from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, software_text, speed_of
+from planner_core.planning.session import usable_bytes
 from planner_core.search.candidates import matrices
 
 SCHEMA = "shardscope.report/1"
@@ -203,6 +204,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
     )
     c = result.cluster
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_numbers(w)}, {w.optimizer}"
+    about = software_text(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
     placed = _placed(best)
@@ -214,6 +216,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         head,
         *own,
         where,
+        *about,
         scored,
         *result.notes,
         *unknown,

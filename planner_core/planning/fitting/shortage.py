@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from planner_core.core import Graph, NoPlanFits, Plan, Shard
-from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of
+from planner_core.core import ITEM_BYTES, Graph, NoPlanFits, Plan, Shard, root
+from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
+from planner_core.cost.memory import Held, tensors_at_peak
+from planner_core.ops import operator
 from planner_core.planning.session import Planner
 from planner_core.search import Answer, memory_of
 from planner_core.search.algebra import TooWide
@@ -35,6 +37,49 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
         f"{needs}. Most of the {gpus:,} GPUs hold the same weights: batch {least.workload['batch']:,} and the sizes of this model "
         f"do not divide by {sizes}{better}"
     )
+
+
+MOST_FILLERS = 3
+FILLERS = {
+    "params": "the weights", "optimizer": "the optimizer's states", "grads": "the gradients of weights",
+    "activations": "what the layers keep for backward", "buffers": "gathered weights, and tensors of the operators at work",
+}  # fmt: skip
+"""What a kind of tensors at the peak is called in a sentence."""
+
+
+def what_fills(plan: Plan, graph: Graph, budget: float) -> str:
+    """The largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064 words,
+    9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
+    if plan.cost.pipeline is not None:
+        return ""  # its fullest stage is not one graph
+    sizes: dict[str, int] = {}
+    shapes, losses = _logits(graph), {op.name for op in graph.top.ops if operator(op.fn).of_logits}
+    rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
+    whole = next((h for h in rows if not h.block and h.shape in shapes), None)
+    logits = f"the logits of {_tokens(whole):,} tokens x {whole.shape[-1]:,} words" if whole else "the logits"
+    for held in rows:
+        of_logits = not held.block and (held.shape in shapes or held.op in losses)
+        name = logits if of_logits else FILLERS[held.kind]
+        sizes[name] = sizes.get(name, 0) + held.total_bytes
+    most = sorted(sizes.items(), key=lambda part: -part[1])[:MOST_FILLERS]
+    parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+
+
+def _logits(graph: Graph) -> set[tuple[int, ...]]:
+    """The shapes of the logits of a loss, as they are made and as the loss takes them."""
+    found = {op.inputs[0] for op in graph.top.ops if operator(op.fn).of_logits}
+    roots = {root(graph.top, v) for v in found}
+    casts = {op.inputs[0] for op in graph.top.ops if roots & {root(graph.top, v) for v in op.outputs}}
+    every = [v for i, v in enumerate(graph.top.values) if i in found | roots or i in casts]
+    words = {v.meta.shape[-1] for i, v in enumerate(graph.top.values) if i in found}
+    return {v.meta.shape for v in every if len(v.meta.shape) > 1 and v.meta.shape[-1] in words}
+
+
+def _tokens(held: Held) -> int:
+    """Tokens whose logits one GPU holds in one tensor."""
+    return max(1, held.num_bytes // (ITEM_BYTES[held.dtype] * held.shape[-1]))
 
 
 def than_there_is(needed: float, budget: float) -> str:
@@ -117,4 +162,4 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
             f"no plan fits: {short}; use more GPUs, a smaller --batch{again} or --memory-gb {math.ceil(peak / 1e9)}",
             peak,
         )
-    return replace(plan, fits=False, notes=(f"does not fit: {short}",))
+    return replace(plan, fits=False, notes=(f"does not fit: {short}", what_fills(plan, planner.graph, planner.budget)))

@@ -22,6 +22,7 @@ from planner_core.planning.pricing.run import NOT_LEGAL, PricedRun, price_statem
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, suggestions
+from planner_core.planning.pricing.told import software_text
 
 __all__ = [
     "FITTED",
@@ -49,6 +50,7 @@ __all__ = [
     "read_setup",
     "reserved_of",
     "sigma_of",
+    "software_text",
     "speed_of",
     "suggestions",
 ]

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_numbers
+from planner_core.planning.fitting.shortage import what_fills
 from planner_core.planning.methods import CP_TYPES, Layout, faults, undecided, unseen
 from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, suggestions
+from planner_core.planning.pricing.told import software_text
 
 NOT_LEGAL = 3
 """Exit status of a layout that the model cannot follow."""
@@ -20,7 +22,8 @@ NOT_LEGAL = 3
 class PricedRun:
     """A stated run and its price. `plan` is None if the layout is not legal for the model; `reasons` say why.
 
-    `parts`: the seconds of a step by the resource for which it waits. `best`: the best plan of the same workload.
+    `parts`: the seconds of a step by the resource for which it waits. `best`: the best plan of the same workload. `about`: what sets
+    the answer and was perhaps not asked for. `fills`: what fills the memory of a plan that does not fit.
     """
 
     stated: Statement
@@ -36,6 +39,8 @@ class PricedRun:
     best: Plan | None = None
     best_speed: Speed | None = None
     notes: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+    fills: str = ""
 
     @property
     def legal(self) -> bool:
@@ -56,9 +61,11 @@ def price_statement(
     load = planner.workload
     notes = (*notes, *slow_numbers(pricer.cluster.gpu, load.dtype), *load.assumptions, *_usual_stack(stated, load))
     best = pricer.best(stated, plan) if advise else None
+    fills = "" if plan.fits else what_fills(plan, planner.graph, planner.budget)
     return PricedRun(
         stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),
         tuple(suggestions(pricer, stated, plan)) if advise else (), best, pricer.speed(best, stated) if best else None, notes,
+        software_text(planner.graph, pricer.cluster, load, planner.budget), fills,
     )  # fmt: skip
 
 

@@ -17,6 +17,9 @@ from planner_core.planning.pricing.statement import Statement
 HELPS = 0.01
 """A change that gains less than this share of the step is not reported."""
 MOST = 5
+PARTS = 8
+"""Into how many parts a suggested loss is cut."""
+FASTER_ATTENTION = ("cudnn", "flash3")
 RECOMPUTATIONS = {
     "none": "no recomputation",
     "keep-matmuls": "recomputation of all but matmuls and attention",
@@ -69,8 +72,24 @@ def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
             yield f"cp_type={kind}", stated.but(layout=replace(stated.layout, cp_type=kind))
     if not stated.compiled:
         yield "torch.compile", stated.but(compiled=True)
+    yield from _software(stated)
     if stated.rank_by_rank:
         yield "updated weights in buckets, as Megatron-LM and DeepSpeed send them", stated.but(rank_by_rank=False)
+
+
+def _software(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    """Another loss, dtype of gradients, or attention kernel."""
+    if stated.loss in (None, "eager"):
+        yield "--loss fused: a kernel that makes no float32 logits", stated.but(loss="fused")
+        yield (
+            f"--loss chunked:{PARTS}: head and loss in {PARTS} parts of the tokens",
+            stated.but(loss=f"chunked:{PARTS}"),
+        )
+    if stated.gradients is None and stated.precision == "mixed":
+        yield "--gradients bfloat16: gradients kept and summed in bfloat16", stated.but(gradients="bfloat16")
+    for kernel in FASTER_ATTENTION:
+        if stated.attention is not None and stated.attention != kernel:
+            yield f"--attention {kernel}", stated.but(attention=kernel)
 
 
 def _micro_batches(stated: Statement) -> Iterator[tuple[str, Statement]]:

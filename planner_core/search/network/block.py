@@ -139,7 +139,7 @@ class _Builder:
 
     def _weight_moves(self, value: int) -> WeightMoves:
         item = ITEM_BYTES[self.values[value].meta.dtype]
-        return WeightMoves(self._moves(value), self._moves(value, self.model.workload.kept_item(item)))
+        return WeightMoves(self._moves(value), self._moves(value, self.model.workload.gradient_item(item)))
 
     def _mark_saved(self, group: int, s: GroupStrategy) -> None:
         for op in s.ops:

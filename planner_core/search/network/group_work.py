@@ -16,7 +16,7 @@ from planner_core.cost import Component, CostModel, Ends, waited_seconds
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
-from planner_core.ops import GroupStrategy, MemoryPasses, Row, operator, own_bytes, splits_kept, whole_bytes
+from planner_core.ops import GroupStrategy, MemoryPasses, Row, own_bytes, own_kept, splits_kept, whole_bytes
 from planner_core.search.network.factors import Factor, costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
@@ -221,7 +221,7 @@ class GroupWork:
         """[joint row]: bytes that op k keeps for backward and that are not a value of the graph. For a loss: `_own_memory`."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         ins = [self.block.values[v].meta for v in op.inputs]
-        if operator(op.fn).own_kept is not None:
+        if own_kept(op) is not None:
             return self._own_memory(k)
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:

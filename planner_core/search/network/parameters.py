@@ -115,7 +115,7 @@ def use_traffic(
         made = joint_codes([digit(g) for _, g in taken], index, base)
         scatter = moves.gradient.cost[made[:, None], states.gradient[None, :]]
         stays = moves.gradient.local[made[:, None], states.gradient[None, :]]
-        gradient = _local(states, taken, 1, model.workload.kept_item(item), index, model)
+        gradient = _local(states, taken, 1, model.workload.gradient_item(item), index, model)
         added, copied = accumulated_seconds(gradient, model), copied_seconds(gradient, model)
         backward = backward + np.where(stays, added[:, None], copied[:, None])
     return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter, forward, backward)

@@ -1,0 +1,27 @@
+"""What sets an answer and was perhaps not asked for: the kernels, the loss, the dtype of gradients, and the memory that a plan may take."""
+
+from __future__ import annotations
+
+from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload
+from planner_core.cost import MATH, kernels_taken, why_math
+
+
+def software_text(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
+    """Sentences about the software of a workload on a cluster. `budget`: bytes per GPU that a plan may take."""
+    software, taken = workload.resolved(), kernels_taken(graph, cluster.gpu, workload)
+    item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
+    gradients = "float32" if workload.gradient_item(item) > item else workload.dtype
+    share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""
+    loss = "loss as the model's code has it" if software.loss == "eager" else f"loss {software.loss}"
+    attention = f"attention {' and '.join(taken)}, " if taken else ""
+    way = "compiled" if workload.compiled else "eager"
+    lines = [
+        f"{attention}optimizer {software.optimizer_kernels}, {way}, {loss}, gradients in {gradients}; a plan may take "
+        f"{budget / 2**30:.1f} GiB{share}"
+    ]
+    for block, op in taken.get(MATH, [])[:1]:
+        where = block.name or "the model"
+        lines.append(
+            f"attention of {where} runs torch's math kernel in float32, which keeps its scores: {why_math(op, block)}"
+        )
+    return tuple(lines)
