@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from explorer.figures.palette import COMPUTE, DEVICES, MEMORY_COLOURS
-from explorer.learn.lesson import Step
 from explorer.learn.pictures.sketch import LOW_Y, Curve, Handle, Sketch, Slip, bars, curves, place, spans
 from explorer.text import units
-
-FIRST = "Draw before you go on: "
 
 
 def memory_by_gpus(
@@ -44,8 +41,8 @@ def memory_by_gpus(
 
 
 def waits_by_tokens(
-    tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float], degree: int
-) -> Step:
+    tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]
+) -> str:
     """Lesson 14: what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
     first, last = tokens[0], tokens[-1]
     fsdp = [1e3 * max(0.0, gather - compute[t]) for t in tokens]
@@ -74,28 +71,15 @@ def waits_by_tokens(
     if tensor:
         why += " The sums of tensor parallelism are waited for, and grow with the tokens. So few tokens speak for tensor parallelism, and many for FSDP."
     sketch = Sketch(f"waits {gather:.9f}", "ms", most, tuple(handles), why, tuple(slips))
-    what = (
-        f" And how long for the two sums over {degree} GPUs of tensor parallelism, {units.seconds(sums[first])} at {units.whole(first)} tokens?"
-        if tensor
-        else ""
-    )
-    says = (
-        f"{FIRST}a layer's gather takes {units.seconds(gather)}, its compute {units.seconds(compute[first])} at {units.whole(first)} tokens per GPU. How long does a "
-        f"layer wait for the gather, forward, at {units.whole(first)}, at {units.whole(tokens[1])} and at {units.whole(last)} tokens?{what} Leave out that traffic slows compute."
-    )
     ticks = [(x, units.whole(t)) for x, t in zip(places, tokens, strict=True)]
     lines = [Curve(name) for name in ("FSDP", "tensor parallel")[: 1 + bool(tensor)]]
-    return Step(
-        "Draw it: what a layer waits for",
-        says,
-        curves(sketch, lines, ticks, "ms that a layer waits for, by tokens per GPU"),
-    )
+    return curves(sketch, lines, ticks, "ms that a layer waits for, by tokens per GPU")
 
 
-def streams(busy: float, traffic: float) -> list[Step]:
+def streams(busy: float, traffic: float) -> str:
     """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). Nothing to draw where nothing is gathered."""
     if traffic <= 0:
-        return []
+        return ""
     b, g = 1e3 * busy, 1e3 * traffic
     each, most = max(b, g), 3 * (b + g)
     colours = {"compute": COMPUTE, "gather": DEVICES[3]}
@@ -127,17 +111,13 @@ def streams(busy: float, traffic: float) -> list[Step]:
     longer = "compute, so the gathers hide" if b >= g else "the gather, so compute waits for it"
     why = f"While layer 1 computes, layer 2's weights come; while layer 2 computes, layer 3's. A layer begins every {units.significant(each)} ms, the longer of the two: here {longer}."
     sketch = Sketch(f"streams {b:.6f} {g:.6f}", "ms", most, handles, why, tuple(slips))
-    says = (
-        f"{FIRST}FSDP, forward. Layer 1 has its weights and begins. A layer computes for {units.significant(b)} ms, slowed by the traffic beside it, and the gather of one takes {units.significant(g)} ms. "
-        "Drag the four spans to where they lie. FSDP gathers one layer ahead."
-    )
     tracks = [("compute", [(0.0, b, "layer 1", COMPUTE)]), ("beside it", [])]
-    return [Step("Draw it: two streams", says, spans(sketch, tracks))]
+    return spans(sketch, tracks)
 
 
 def kept_by_stage(
     whole: float, kinds: tuple[int, int, int, int], truth: Mapping[str, float], n: int, inner: int
-) -> Step:
+) -> str:
     """Lesson 16: bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
     the gradient; `whole` is their sum."""
     copy, stored, averages, gradient = kinds
@@ -163,15 +143,10 @@ def kept_by_stage(
         f"FSDP keeps no copy: {stored + averages + gradient}/{n} = {told['FSDP (ZeRO-3)']}. HSDP the same by {inner}: {told['HSDP']}."
     )
     sketch = Sketch(f"stages {n} {inner}", "bytes", 1.02 * whole, handles, why, tuple(slips))
-    says = (
-        f"{FIRST}data parallelism keeps {whole:g} bytes per parameter on every GPU: a copy of {copy} to compute with, and in fp32 the optimizer's own weights ({stored}), "
-        f"its two averages ({averages}) and the gradient ({gradient}). How many does a GPU keep when they are dealt out over {n} GPUs? ZeRO-1 deals out what is the optimizer's, ZeRO-2 the gradient "
-        f"too, FSDP the weights too; HSDP does as FSDP over the {inner} GPUs of a group."
-    )
-    return Step("Draw it: what every GPU keeps", says, bars(sketch, ("data parallel", whole)))
+    return bars(sketch, ("data parallel", whole))
 
 
-def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int) -> Step:
+def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int) -> str:
     """Lesson 17: memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
     GPUs."""
     gib = units.GIB
@@ -200,11 +175,6 @@ def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, 
     still = f'<path d="{area}" fill="{MEMORY_COLOURS["activations"]}" fill-opacity="0.35"/>'
     true = [(0.5 + 0.5 * i / max(1, len(backward) - 1), v / gib) for i, v in enumerate(backward)]
     sketch = Sketch(f"back {top:.0f} {stays:.0f} {n}", "GiB", most, handles, why, tuple(slips))
-    says = (
-        f"{FIRST}the way forward is drawn, without buffers: {units.memory(stays)} stand from the start, and {units.memory(top)} are there where backward begins. How does the curve go on? "
-        f"Backward frees activations and leaves gradients; all of them would be {units.memory(whole)}, and FSDP deals them out to {n} GPUs. The axis counts operations."
-    )
     ticks = [(0.0, "forward"), (0.5, "backward"), (1.0, "its end")]
     way = Curve("way back", (0.5, top / gib), true)
-    picture = curves(sketch, [way], ticks, "GiB of one GPU, without buffers", still)
-    return Step("Draw it: the way back", says, picture)
+    return curves(sketch, [way], ticks, "GiB of one GPU, without buffers", still)
