@@ -188,6 +188,7 @@ def _environment() -> Environment:
         "difference": difference,
         "plural": _plural,
         "gpus": lambda n: _plural(n, "GPU"),
+        "per_cent": lambda n: f"{n} %",
     }
     return made
 

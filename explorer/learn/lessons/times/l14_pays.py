@@ -158,17 +158,22 @@ def live(learner: Learner, values: Values) -> Live:
         "senders": [n for n in contenders(learner.cluster) if "tensor" not in n and n in " ".join(rows[-1][1:])],
         "stands_in": note,
     }
-    speeds = LESSON.controls[1]
-    pictures: dict[str, Picture] = {
-        "roofline": _roofline(layer, gpu, dtype, tokens),
-        "gather": _gather(w, tokens),
+    pictures = _pictures(learner, w, layer, cluster, tokens) | {
         "waits": _waits(learner, speed),
-        "crossing": _crossing(w, tokens),
-        "degrees": _degrees(layer, cluster, w, tokens),
         "prices": _prices(cases, cluster, best),
-        "map": table(("tokens per GPU", *(f"{facts['outer']}: {speeds.name(s)}" for s in SPEEDS)), rows),
+        "map": _map_table(learner, rows),
     }
     return Live(facts, pictures, numbers)
+
+
+def _pictures(learner: Learner, w: Wires, layer: Layer, cluster: Cluster, tokens: int) -> dict[str, Picture]:
+    """The pictures of one layer: its first product, its gather, the crossing, and its sums by degree."""
+    return {
+        "roofline": _roofline(layer, cluster.gpu, learner.planner.workload.dtype, tokens),
+        "gather": _gather(w, tokens),
+        "crossing": _crossing(w, tokens),
+        "degrees": _degrees(layer, cluster, w, tokens),
+    }
 
 
 def ridge(gpu: Gpu, dtype: str) -> float:
@@ -262,6 +267,11 @@ def _map(learner: Learner) -> list[tuple[str, ...]]:
         cases = priced(learner, count)
         rows.append((units.whole(count), *(cell(cases, scaled(learner.cluster, speed)) for speed in SPEEDS)))
     return rows
+
+
+def _map_table(learner: Learner, rows: list[tuple[str, ...]]) -> str:
+    outer, speeds = learner.cluster.levels[-1].name, LESSON.controls[1]
+    return table(("tokens per GPU", *(f"{outer}: {speeds.name(s)}" for s in SPEEDS)), rows)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:

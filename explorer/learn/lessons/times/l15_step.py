@@ -146,17 +146,22 @@ def live(learner: Learner, values: Values) -> Live:
         "pair": _pair(learner, tokens),
         "stands_in": note,
     }
-    pictures: dict[str, Picture] = {
+    pictures = _of_layer(forward, backward) | {
         "streams": streams(busy, fsdp.traffic),
-        "forward": _stream(forward, back=False),
-        "backward": _stream(backward, back=True),
-        "longest": _longest(forward, backward),
         "buckets": _buckets(*together),
         "whole": _whole(parts),
         "optimizer": _optimizer(case),
         "ties": _ties(learner, case, tokens),
     }
     return Live(facts, pictures, numbers)
+
+
+def _of_layer(forward: Phase, backward: Phase) -> dict[str, Picture]:
+    return {
+        "forward": _stream(forward, back=False),
+        "backward": _stream(backward, back=True),
+        "longest": _longest(forward, backward),
+    }
 
 
 def _of_phases(forward: Phase, backward: Phase) -> dict[str, float]:

@@ -11,30 +11,18 @@ from functools import lru_cache
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, svg, table
+from explorer.figures.svg_tensors import Drawing, table
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Choice, Control, Lesson, Question, Scene, Step, Values, typed
+from explorer.learn.lesson import Values
+from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import Dots, columns, scatter
 from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning.pricing import PREDICTED, PublishedRun, published_runs
 
 GROUP_OUT = "group out"
-SHARES = tuple(range(20, 85, 5))
 TIE = 0.05
 """Two runs whose times are nearer than this are not asked to be put in order."""
-CODE = """\
-import statistics
-
-# model FLOPs of a step, GPUs, peak FLOP/s of one, measured seconds: four published runs of llm-foundry and torchtitan
-runs = [(4.55e18, 512, 989e12, 16.3), (1.96e16, 8, 989e12, 5.36), (4.0e15, 8, 312e12, 3.1), (7.7e15, 8, 312e12, 6.2)]
-shares = [flops / (gpus * peak * measured) for flops, gpus, peak, measured in runs]
-constant = statistics.median(shares)  # the share of the peak that is reached
-for (flops, gpus, peak, measured), share in zip(runs, shares):
-    predicted = flops / (gpus * peak * constant)
-    print(f"measured {measured} s, predicted {predicted:.2f} s, residual {predicted / measured - 1:+.0%}")
-print(f"constant {constant:.2f}")
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,33 +135,45 @@ def by_planner(r: FittedRun) -> float:
     return r.run.seconds[GROUP_OUT]
 
 
-def scene(learner: Learner, values: Values) -> Scene:
+def live(learner: Learner, values: Values) -> Live:
     """The measured runs, the learner's constant, its residuals, the best constant, the planner's, and what a model is for."""
-    share = int(values["share"]) / 100
-    one = [r.one_constant(share) for r in runs()]
-    best = best_share()
-    best_errors = [r.one_constant(best) for r in runs()]
+    share, best = int(values["share"]) / 100, best_share()
+    one, best_errors = ([r.one_constant(c) for r in runs()] for c in (share, best))
     planner = [r.run.error(GROUP_OUT) for r in runs()]
 
     def by_one(r: FittedRun) -> float:
         return r.flops / r.peak / best
 
     order = {alike: (in_order(by_one, alike), in_order(by_planner, alike)) for alike in (False, True)}
-    steps = (
-        _fit(share, one),
-        _residuals(share),
-        _best(share, best, best_errors),
-        _causes(best),
-        _planner(best_errors, planner),
-        _purpose(order),
-    )
     numbers = {
-        "runs": len(one), "median": spread(one)[0], "nine": spread(one)[1], "best": best, "best_median": spread(best_errors)[0],
-        "best_nine": spread(best_errors)[1], "planner_median": spread(planner)[0], "planner_nine": spread(planner)[1],
-        "one_order": order[False][0], "planner_order": order[False][1], "pairs": len(pairs(False)),
-        "one_alike": order[True][0], "planner_alike": order[True][1], "pairs_alike": len(pairs(True)),
-    }  # fmt: skip
-    return Scene(steps, numbers, reveal=2)
+        "runs": len(one),
+        "median": spread(one)[0],
+        "nine": spread(one)[1],
+        "best": best,
+        "best_median": spread(best_errors)[0],
+        "best_nine": spread(best_errors)[1],
+        "planner_median": spread(planner)[0],
+        "planner_nine": spread(planner)[1],
+        "one_order": order[False][0],
+        "planner_order": order[False][1],
+        "pairs": len(pairs(False)),
+        "one_alike": order[True][0],
+        "planner_alike": order[True][1],
+        "pairs_alike": len(pairs(True)),
+    }
+    predictions: dict[str, tuple[Callable[[FittedRun], float], str]] = {
+        "fit": (lambda r: r.flops / r.peak / share, "predicted with one constant"),
+        "best": (by_one, "predicted with the best constant"),
+        "planner": (by_planner, "predicted by the planner"),
+    }
+    pictures: dict[str, Picture] = {
+        name: scatter(_clouds(predict), "measured", words, units.seconds)
+        for name, (predict, words) in predictions.items()
+    }
+    pictures |= {"residuals": _histogram(one), "causes": _causes(best), "purpose": _purpose(order)}
+    low, high = (float(np.quantile([r.share for r in runs()], q)) for q in (0.05, 0.95))
+    facts = {**numbers, "least_share": low, "most_share": high, "tie": TIE, "run": _example(), **_wrong()}
+    return Live(facts, pictures, numbers)
 
 
 def _clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
@@ -185,33 +185,6 @@ def _clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
     return [Dots(name, tuple(found[name]), *looks[name]) for name in looks if found[name]]
 
 
-def _fit(share: float, errors: Sequence[float]) -> Step:
-    half, nine = spread(errors)
-    says = (
-        f"{len(runs())} training runs that others measured and published. The simplest model of a step has one constant: **time = FLOPs ÷ (share × "
-        f"the GPU's peak)**, recomputation counted in. With a share of {units.percent(share)} half of the runs are within **{units.percent(half)}** of what was measured, nine in "
-        f"ten within {units.percent(nine)}. Another share moves all points up or down."
-    )
-    picture = scatter(
-        _clouds(lambda r: r.flops / r.peak / share), "measured", "predicted with one constant", units.seconds
-    )
-    return Step(
-        "Fit one constant", says, svg(picture, f"Predicted against measured at {units.percent(share)} of the peak")
-    )
-
-
-def _residuals(share: float) -> Step:
-    low, high = (float(np.quantile([r.share for r in runs()], q)) for q in (0.05, 0.95))
-    says = (
-        f"What is left is the **residual**: predicted over measured, less one. A constant moves all points up or down together; it cannot bring "
-        f"them nearer to each other. The runs reached from {units.percent(low)} to {units.percent(high)} of their GPUs' peaks (nine in ten of them), "
-        "so no constant can be right for all. Which one is least wrong?"
-    )
-    return Step(
-        "What is left over", says, svg(_histogram([r.one_constant(share) for r in runs()]), "Residuals of one constant")
-    )
-
-
 def _histogram(errors: Sequence[float]) -> Drawing:
     edges = (-0.5, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.5)
     names = ("< −50 %", "−50…−30", "−30…−20", "−20…−10", "−10…+10", "+10…+20", "+20…+30", "+30…+50", "> +50 %")
@@ -219,19 +192,7 @@ def _histogram(errors: Sequence[float]) -> Drawing:
     return columns(list(zip(names, map(float, counts), strict=True)), "runs by residual, per cent", COMPUTE, 4)
 
 
-def _best(share: float, best: float, errors: Sequence[float]) -> Step:
-    half, nine = spread(errors)
-    says = (
-        f"The share with the least median error is **{units.percent(best)}**; you chose {units.percent(share)}. With it half of the runs are within "
-        f"{units.percent(half)}, nine in ten within {units.percent(nine)}. One number for all models, GPUs and layouts is that good, and no better."
-    )
-    picture = scatter(
-        _clouds(lambda r: r.flops / r.peak / best), "measured", "predicted with the best constant", units.seconds
-    )
-    return Step("The best constant", says, svg(picture, "Predicted against measured with the best constant"))
-
-
-def _causes(best: float) -> Step:
+def _causes(best: float) -> str:
     rows = []
     for name, of in (
         ("GPU", lambda r: r.run.gpu),
@@ -243,71 +204,37 @@ def _causes(best: float) -> Step:
             middle = float(np.median([r.one_constant(best) for r in mine]))
             off = spread([r.run.error(GROUP_OUT) for r in mine])[0]
             rows.append((name, value, str(len(mine)), units.change(middle, 0), units.percent(off)))
-    says = (
-        "Residuals are a message: where they lean to one side, something is missing. Medians by group, with the best constant. Minus means that the "
-        "runs were slower than the constant says. The last column is how far the planner is off, which knows products, links, overlap and memory traffic."
-    )
     head = ("", "", "runs", "one constant, middle", "planner, half within")
-    return Step("What residuals say", says, table(head, rows))
+    return table(head, rows)
 
 
 def _nodes(n: int) -> str:
     return "1" if n == 1 else "2 to 8" if n <= 8 else "more than 8"
 
 
-def _planner(one: Sequence[float], planner: Sequence[float]) -> Step:
-    (a, b), (c, d) = spread(one), spread(planner)
-    says = (
-        f"The planner's model adds up operators, collectives and what hides. Its constants were fitted to these runs too, so each point here is predicted "
-        f"by constants **that have not seen the run's group**: otherwise a model with more constants always looks better. Half within **{units.percent(c)}** "
-        f"({units.percent(a)} with one constant), nine in ten within **{units.percent(d)}** ({units.percent(b)})."
-    )
-    picture = scatter(
-        _clouds(lambda r: r.run.seconds[GROUP_OUT]), "measured", "predicted by the planner", units.seconds
-    )
-    return Step("The planner's model", says, svg(picture, "Predicted by the planner against measured"))
-
-
-def _purpose(order: dict[bool, tuple[float, float]]) -> Step:
+def _purpose(order: dict[bool, tuple[float, float]]) -> str:
     names = {False: "one source, model and GPU", True: "also as many GPUs and tokens a sample"}
-    rows = [
-        (name, str(len(pairs(alike))), *(units.percent(x) for x in order[alike])) for alike, name in names.items()
-    ]  # fmt: skip
+    rows = [(name, str(len(pairs(alike))), *(units.percent(x) for x in order[alike])) for alike, name in names.items()]
+    return table(("pairs of", "pairs", "one constant: right", "planner: right"), rows)
+
+
+def _wrong() -> dict[str, int]:
+    """Of the hard pairs, how many the planner gets wrong, and in how many of either a run does not agree with its own source."""
     wrong = [(a, b) for a, b in pairs(True) if (pace(a, by_planner(a)) < pace(b, by_planner(b))) != _first(a, b)]
     odd = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in wrong)
     fine = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in pairs(True) if (a, b) not in wrong)
-    says = (
-        f"A model is for choosing: which of two ways is quicker? These pairs of runs differ by more than {units.percent(TIE)} in speed. A model may be off "
-        "everywhere and still order them. A coin gets half of them right. The second row is the hard one, where only layout, micro-batch or recomputation "
-        f"differ. There the planner gets {len(wrong)} pairs wrong. Some of these measurements may be off themselves: a run that is slower on 8 GPUs than the "
-        f"same on 16, say, does not agree with its own source. There is such a run in {odd} of the pairs that are predicted wrong, and in {fine} of the "
-        f"{len(pairs(True)) - len(wrong)} that are predicted right. A model chooses what is worth trying, and a "
-        "measurement decides between the last two."
-    )
-    return Step(
-        "What a model is for", says, table(("pairs of", "pairs", "one constant: right", "planner: right"), rows)
-    )
+    return {"wrong": len(wrong), "odd_of_wrong": odd, "odd_of_right": fine}
 
 
-def question(learner: Learner, values: Values) -> Question:
-    """What share did a run reach?"""
+def _example() -> dict[str, float | str]:
     r = example()
-    right = 100 * r.share
-    flops, seconds = r.flops, r.run.measured_s
-    why = f"{units.count(flops)} ÷ ({units.count(r.peak)} per second · {units.seconds(seconds)}) = {right:.0f} %."
-    gpus = r.run.gpus
-    wrong = (
-        (100 / r.share, "That is the other way round: the share is what was done over what could have been done."),
-        (right * gpus, f"The FLOPs are those of one GPU already; they need not be divided among {gpus}."),
-        (right / gpus, f"The FLOPs are those of one GPU already; do not divide by {gpus} again."),
-        (100.0, "No run reaches the peak: kernels start and end, memory is read, messages are waited for."),
-        (right / 100, "In per cent, please."),
-    )
-    ask = (
-        f"{r.run.model} on {gpus} × {r.run.gpu}: each GPU does {units.count(flops)} FLOP in a step that took {units.seconds(seconds)}. Its peak is "
-        f"{units.count(r.peak)} FLOP per second. Which share of the peak did the run reach?"
-    )
-    return typed(ask, "per cent", (right, why), wrong, lambda value: f"{units.significant(value, 2)} %")
+    told: dict[str, float | str] = {
+        "model": r.run.model,
+        "gpus": r.run.gpus,
+        "gpu": r.run.gpu,
+        "seconds": r.run.measured_s,
+    }
+    return {**told, "flops": r.flops, "peak": r.peak, "share": r.share}
 
 
 def example() -> FittedRun:
@@ -315,17 +242,4 @@ def example() -> FittedRun:
     return next(r for r in runs() if r.run.nodes == 1 and not r.run.contradicted)
 
 
-SHARE_NAMES: dict[Choice, str] = {s: f"{s} %" for s in SHARES}
-LESSON = Lesson(
-    19, "measured", "Predicted and measured", "A model is known by its residuals, and judged by what it lets you choose.",
-    (
-        "Every plan of this course rests on predicted times. How wrong are they? Published runs tell; first fit one constant yourself, the share of the "
-        "peak that runs reach. On logarithmic axes a factor is the same distance everywhere.",),
-    (
-        ("Residual", "what a model leaves over: predicted over measured, less one"),
-        ("Fit", "to choose constants so that predictions come near measurements"),
-        ("Peak", "what the data sheet of a GPU promises, in FLOP per second"),
-    ),
-    (Control("share", "Share of the peak that runs reach", SHARES, 80, SHARE_NAMES, "slider"),),
-    scene, question, CODE, ("measured", "Every run with its source, and filters"),
-)  # fmt: skip
+LESSON = read_lesson("19-measured", live)
