@@ -11,34 +11,36 @@ from streamlit.starlette import App
 
 from explorer.static.first_paint import FirstPaint, markup
 
-FIRST = "answer"
+FIRST = "overview"
 PAGES = (
-    (FIRST, "What should I run? The recommendation, what it takes, and why it wins."),
-    ("fold", "What repeats? The model's graph, folded into its few unique blocks."),
-    ("plans", "What are my choices? Every plan by communication and memory."),
-    ("compare", "Why is this one better? Two to four plans side by side."),
-    ("topology", "What does my network do to it? The plan's traffic on the cluster's links."),
-    ("measured", "How far are predictions off? Published runs, predicted against measured."),
-    ("learn", "How does it work? Parallel training in short lessons."),
-    ("export", "How do I train with it? The plan as JSON and as a script that runs."),
+    (FIRST, "Overview", "The folded model, and the plans for it"),
+    ("plans", "Plans", "Every method and layout, and every candidate of a block"),
+    ("compare", "Compare", "Two to four plans in time, memory and traffic"),
+    ("whatif", "What if", "Another batch, cluster, link or number of GPUs"),
+    ("measured", "Measured", "Published runs, predicted against measured"),
+    ("learn", "Learn", "Parallel training in short lessons"),
 )
+# pages of before, which links may still name
+MOVED = ("answer", "fold", "topology", "export")
 
 
 def view() -> None:
     """One view of a page."""
     st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
+    st.logo("explorer/static/wordmark.svg", size="large")
     st.navigation(
         [
             st.Page(
                 f"explorer/pages/{name}.py",
-                title=name.title(),
+                title=title,
                 help=text,
                 default=name == FIRST,
                 url_path="" if name == FIRST else name,
             )
-            for name, text in PAGES
+            for name, title, text in PAGES
         ]
-        + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")],
+        + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")]
+        + [st.Page("explorer/pages/moved.py", title=name, url_path=name, visibility="hidden") for name in MOVED],
         position="top",
     ).run()
 

@@ -248,10 +248,10 @@ def panned(place: Place, script: str, drawing: dict[str, Any], what: str) -> Ite
 def first(place: Place) -> Iterator[Figure]:
     """From a cold browser's request to the first picture, and the bytes that it loaded till then; the plan itself is known."""
     cases = (
-        ("Answer: the step of each plan as bars", "/", "table.steps"),
-        ("Fold: the graph", "/fold", "g.node"),
-        ("Plans: the first picture of both charts", "/plans", ".sketch img, .js-plotly-plot .scatterlayer"),
-        ("Plans: both charts by plotly", "/plans", ".js-plotly-plot .scatterlayer"),
+        ("Overview: the graph", "/", "g.node"),
+        ("Overview: the table of plans", "/", ".plans tbody tr"),
+        ("Plans: the first picture of the chart", "/plans", ".sketch img, .js-plotly-plot .scatterlayer"),
+        ("Plans: the chart by plotly", "/plans", ".js-plotly-plot .scatterlayer"),
     )
     with place.page("/"):
         pass
@@ -276,8 +276,8 @@ SHIFTS = """
 
 
 SHOWN = {
-    name: "" if name == "Answer" else name.lower()
-    for name in ("Answer", "Fold", "Plans", "Compare", "Topology", "Export", "Learn")
+    name: "" if name == "Overview" else name.lower().replace(" ", "")
+    for name in ("Overview", "Plans", "Compare", "What if", "Learn")
 }
 """Pages by name, each with its address."""
 

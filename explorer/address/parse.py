@@ -60,6 +60,13 @@ def one_of(known: Iterable[str], what: str) -> Parse:
     return parse
 
 
+def overlay(known: Iterable[str]) -> Parse:
+    """A parser of what the graph shows; what it showed in links of before is the first of these."""
+    names = tuple(known)
+    parse = one_of(names, "overlay")
+    return lambda text: names[0] if text in ("graph", "placement") else parse(text)
+
+
 def number(least: int, most: int) -> Parse:
     """A parser of a whole number."""
 
@@ -172,24 +179,6 @@ def setup(text: str) -> tuple[str, ...]:
         return setups.read(texts(text)).write()
     except InputError as error:
         raise Unreadable(f"is not a layout: {error}") from None
-
-
-def beside(text: str) -> str:
-    """A plan's name, a pinned plan (see `pins`), or `model:` and a model of the zoo."""
-    kind, mark, name = short(text).partition(":")
-    if mark and "@" not in kind and (kind != "model" or name not in ZOO):
-        raise Unreadable(f"is neither a plan nor model: and one of {', '.join(ZOO)}")
-    return text
-
-
-def grown(text: str) -> tuple[str, ...]:
-    """Names of clusters."""
-    names = tuple(t for t in text.split(",") if t)
-    known = cluster_names()
-    for name in names:
-        if name not in known:
-            raise Unreadable(f"names a cluster that is not there; known are {', '.join(known)}")
-    return names
 
 
 def model(text: str) -> str:

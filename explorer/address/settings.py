@@ -60,25 +60,21 @@ TOOLS = {
     "hf": "transformers",
 }
 """The tools to whose settings the search can keep."""
-OVERLAYS = ("graph", "placement", "memory", "flops", "forward", "backward")
+OVERLAYS = ("split", "memory", "flops", "forward", "backward")
+TABS = {"plans": "Plans and methods", "block": "Candidates of a block", "weight": "Change a weight"}
 PHASES = ("all", "forward", "backward", "optimizer")
-GROW_BATCH = {"fixed": "the same for the whole cluster", "per-gpu": "the same per GPU"}
 FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
 MOST_SAMPLES = 10**6
 TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
-SWEPT = ("inter", "intra", "batch", "nodes")
-"""The quantities that a map of regions may vary: GB/s out of a node, GB/s out of a GPU inside it, samples per step, nodes."""
 ALONE = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
 """The quantities that a sweep may vary, alone or two of them."""
 MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
 """The measures that a sweep of two quantities can draw."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
-GRAPH_KEYS = ("node", "open", "show", "beside", "way", "least", "depth")
-"""Settings of the graph's page. A link to "/" that holds one is of the time when the graph stood there."""
 
 SETTINGS: dict[str, Setting] = {
     "model": Setting("llama-3-8b", parse.model),
@@ -106,21 +102,15 @@ SETTINGS: dict[str, Setting] = {
     "tool": Setting("", parse.one_of(TOOLS, "tool")),
     "tokens": Setting(None, tokens_of, tokens_text),
     "price": Setting(None, parse.decimal),
-    "days": Setting(None, parse.decimal),
-    "machines": Setting("", parse.one_of(("", "yes"), "answer to whether machines are worked out")),
     "setup": Setting((), parse.setup),
     "plan": Setting("", parse.short),
+    "tab": Setting("plans", parse.one_of(TABS, "part of the page")),
     "compare": Setting((), parse.texts),
     "node": Setting("", parse.short),
     "open": Setting(None, parse.texts),
-    "show": Setting("graph", parse.one_of(OVERLAYS, "overlay")),
-    "beside": Setting("", parse.beside),
-    "way": Setting("", parse.short),
-    "least": Setting(2, parse.number(2, 1001)),
-    "depth": Setting(None, parse.number(1, 100)),
+    "show": Setting("split", parse.overlay(OVERLAYS)),
     "block": Setting("", parse.short),
     "phase": Setting("all", parse.one_of(PHASES, "phase")),
-    "target": Setting("", parse.short),
     "axis": Setting("step", parse.one_of(TIMES, "axis")),
     "candidate": Setting(None, parse.number(0, 10**6)),
     "lasso": Setting((), parse.corners),
@@ -133,22 +123,17 @@ SETTINGS: dict[str, Setting] = {
     "edit": Setting((), parse.edit),
     "sweep": Setting((), parse.some_of(ALONE, 1)),
     "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
-    "map": Setting(("inter", "batch"), parse.some_of(SWEPT, 2)),
-    # Compare and Topology
+    # Compare
     "lit": Setting((), parse.texts),
     "held": Setting((), parse.texts),
     "rows": Setting("differing", parse.one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", parse.one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
-    "bandwidth": Setting((), parse.factors),
-    "latency": Setting((), parse.factors),
-    "grow": Setting((), parse.grown),
     # Measured
     "left_out": Setting("groups", parse.one_of(FITS, "choice of fitted runs")),
     "from_source": Setting((), parse.texts),
     "on_gpu": Setting((), parse.texts),
     "of_kind": Setting((), parse.texts),
     "on_nodes": Setting((), parse.texts),
-    "grow_batch": Setting("fixed", parse.one_of(GROW_BATCH, "way to choose the batch")),
 }
 REQUEST_KEYS = (
     "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",
@@ -237,11 +222,6 @@ def mesh_gpus(mesh: str) -> int:
 def model_words(name: str) -> str:
     """The model as people call it; one of somebody's own by its name in the address."""
     return MODELS.get(name, name)
-
-
-def answer(values: Mapping[str, Value]) -> dict[str, str]:
-    """The address of the first page: nothing in it asks for the graph."""
-    return {key: text for key, text in write(values).items() if key not in GRAPH_KEYS}
 
 
 def request(values: Mapping[str, Value]) -> Request:

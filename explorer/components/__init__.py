@@ -31,31 +31,20 @@ _SVG = st.components.v2.component(
     css=style("svg"),
     js=script("svg"),
 )
-_WEIGHTS = st.components.v2.component(
-    "shardscope_weights",
-    html="<div class='weights'></div>",
-    css=style("weights"),
-    js=script("weights"),
+_PLANS = st.components.v2.component(
+    "shardscope_plans", html="<div class='plans'></div>", css=style("plans_table"), js=script("plans_table")
 )
-_CODE = st.components.v2.component(
-    "shardscope_code", html="<div class='code' tabindex='0' role='region'></div>", css=style("code"), js=script("code")
-)
+
+
+def plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
+    """A table of plans (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
+    _PLANS(key=key, data=data, on_chosen_change=on_choose)
 
 
 def streams(data: dict[str, Any], *, key: str) -> None:
     """Draw the steps of plans in time (see streams.js and `explorer.analysis.streams`)."""
     lanes, plans = len(data["streams"]), len(data["plans"])
     _STREAMS(key=key, data=data, height=120 + plans * (34 + 24 * lanes))
-
-
-def weights(data: dict[str, Any], *, key: str, on_open: Callable[[], None]) -> None:
-    """A table of weights (see weights.js); a click on a name puts the node's id at `st.session_state[key]["open"]`."""
-    _WEIGHTS(key=key, data=data, on_open_change=on_open)
-
-
-def code(data: dict[str, Any], *, key: str) -> None:
-    """Show generated code whose lines are linked with the nodes of a graph on the page (see code.js)."""
-    _CODE(key=key, data=data, height=data["height"])
 
 
 def svg(text: str, *, key: str) -> None:

@@ -12,17 +12,15 @@ import streamlit as st
 from explorer import components
 from explorer.address import settings
 from explorer.analysis import answer, differences, rows, streams, timeline
-from explorer.components import frame, graphs
-from explorer.components.answers import money
-from explorer.components.answers import why as parts
-from explorer.components.answers.answer import in_order
+from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES, WORK
-from explorer.graph import held as held_memory
-from explorer.session import state, stated
-from explorer.text import glossary, spending, units, words
+from explorer.session import state
+from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Graph, Plan
+from planner_core.cost import cost_model_of
+from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import AblationStep, TraceWork, ablation_steps, chrome_trace, step_work
 from planner_core.planning.pricing import model_flops, speed_of
@@ -44,8 +42,6 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
         "beside it cost time only where they hold it up."
     )
-    simulations = [f"{words.title(p)} {in_order(n, p, homes[n])}" for n, p in shown.items()]
-    st.caption(frame.text(f"Simulated in the order in which a run issues its work: {'; '.join(simulations)}."))
     titled = {words.title(p): p for p in shown.values()}
     lit = state.value("lit")
     if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
@@ -90,10 +86,62 @@ def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
     with st.container(
         key="room_steps", height=STEPS + ROW * len(shown), border=False
     ):  # its markup comes a moment later
-        st.html(parts.steps(found, shown, list(shown), against, {}))
+        st.html(steps(found, shown, list(shown), against, {}))
 
 
-def memory_and_traffic(result: Result, shown: Plans, homes: Mapping[str, Result]) -> None:
+PART_WORDS = {
+    answer.COMPUTE: "The GPU computes",
+    answer.AGAIN: "The GPU computes again, in backward, what it did not keep",
+    answer.WAITS: "The next operation needs data of other GPUs",
+    answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
+    answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
+}
+
+
+def steps(
+    found: answer.Shown, plans: Mapping[str, Plan], names: list[str], rival: str | None, called: Mapping[str, str]
+) -> str:
+    """Every step as a bar and in numbers, under the plans' titles or as `called`; below them how the rival's differs from the first
+    one's, part by part."""
+    parts = [p for p in answer.PARTS if any(found.parts[n][p] for n in names)]
+    longest = max(found.total(n) for n in names)
+    head = "".join(
+        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key p{answer.PARTS.index(p)}'></i>{p}</th>" for p in parts
+    )
+    rows = [_step_row(found, plans[n], n, parts, longest, called.get(n)) for n in names]
+    if rival is not None:
+        first = called[names[0]].lower() if names[0] in called else words.title(plans[names[0]])
+        title = html.escape(f"{words.title(plans[rival])} against {first}")
+        differences = [found.parts[rival][p] - found.parts[names[0]][p] for p in parts]
+        told = "".join(
+            f"<td>{found.text(d, sign=True)}</td>" for d in (*differences, found.total(rival) - found.total(names[0]))
+        )
+        rows.append(f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{told}<td></td></tr>")
+    return (
+        "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
+        f"<th scope='col' class='wide'>step</th>{head}<th scope='col'>step</th><th scope='col'>memory</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _step_row(found: answer.Shown, plan: Plan, name: str, parts: list[str], longest: int, called: str | None) -> str:
+    title = html.escape(called or words.title(plan))
+    bars = "".join(
+        f"<i class='p{answer.PARTS.index(p)}' style='width:{found.parts[name][p] / longest:.2%}' "
+        f"title='{p}: {found.text(found.parts[name][p])}'></i>"
+        for p in parts
+    )
+    cells = "".join(f"<td>{found.text(found.parts[name][p])}</td>" for p in parts)
+    held = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
+    kind = "" if plan.fits else "unfit"
+    aside = "" if called else f"<small>{html.escape(recipe.layout(plan))}</small>"
+    return (
+        f"<tr class='{kind}'><th scope='row'>{title}{aside}</th><td class='wide'><span class='bar'>{bars}</span></td>{cells}"
+        f"<td><b>{found.text(found.total(name))}</b></td><td>{held}</td></tr>"
+    )
+
+
+def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
     """Memory stacked by kind, and bytes sent by collective; below them what a chosen bar of memory is made of."""
     look = frame.theme()
     held = state.value("held")
@@ -111,7 +159,7 @@ def memory_and_traffic(result: Result, shown: Plans, homes: Mapping[str, Result]
             theme=None, config=frame.CHART, key=_memory_key(), on_select=_hold, selection_mode="points",
             alt="Memory per GPU of each plan by kind",
         )  # fmt: skip
-        st.caption("A click on a part of a bar shows which nodes of the graph hold it.")
+        st.caption("A click on a part of a bar lists what it is made of.")
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
@@ -125,7 +173,7 @@ def memory_and_traffic(result: Result, shown: Plans, homes: Mapping[str, Result]
         st.caption("A click on a bar lets its collective stand out in the step above.")
     if held:
         name, kind = held
-        made_of(result if name in state.plan_ids(result.plans) else homes[name], name, shown[name], kind)
+        made_of(homes[name], shown[name], kind)
 
 
 def _memory_key() -> str:
@@ -154,7 +202,7 @@ def _clicked(chart: str) -> tuple[str, ...]:
 def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
     """How fast each plan trains: its step with the band, tokens per second, utilisation, and what all tokens take; their number and the
     price are set here."""
-    asked = money.budget()
+    asked = state.budget()
     body = []
     for name, plan in shown.items():
         home = homes[name]
@@ -169,20 +217,15 @@ def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
     with st.container(key="room_speeds", height=HEAD + SPEED_ROW * len(shown), border=False):
         head = ["plan", "step, with its band", "tokens/s per GPU", "utilisation", *spending.head(asked)]
         frame.table(head, body, "how fast each plan trains")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        if not asked:
-            st.caption("Days and money of each plan: say how many tokens to train on.", width="content")
-        money.control()
 
 
 HOLDERS = 10
 """Tensors that are listed."""
 
 
-def made_of(result: Result, name: str, plan: Plan, kind: str) -> None:
-    """What a part of a bar of memory is made of: the nodes that hold it in the graph of `result`, and its largest tensors."""
-    graph, drawing = stated.home(name, result).graph, state.drawing(result.request)
-    found = held_memory.tensors(plan, graph, kind)
+def made_of(home: Result, plan: Plan, kind: str) -> None:
+    """What a part of a bar of memory is made of: its largest tensors."""
+    found = [h for h in tensors_at_peak(plan.blocks, home.graph, cost_model_of(plan)) if h.kind == kind]
     total = units.memory(plan.cost.memory_bytes.get(kind, 0))
     with st.container(horizontal=True, vertical_alignment="center"):
         told = (
@@ -190,21 +233,13 @@ def made_of(result: Result, name: str, plan: Plan, kind: str) -> None:
         )
         st.markdown(told, width="content")
         st.button("Show all alike", key="let_go", type="tertiary", on_click=_let_go)
-    with st.container(key="wide_held"):
-        left, right = st.columns(2, gap="medium")
-    with left:
-        graphs.holders(result, name, plan, held_memory.by_node(found, plan, drawing, state.value("way")), kind)
-    with right:
-        rows = [
-            [html.escape(h.what), html.escape(h.block), str(h.copies), units.memory(h.total_bytes)]
-            for h in found[:HOLDERS]
-        ]
-        frame.table(
-            ["tensor", "block", "copies", "together"], rows, f"{MEMORY_NAMES[kind]} of this plan, largest first"
-        )
-        if len(found) > HOLDERS:
-            rest = sum(h.total_bytes for h in found[HOLDERS:])
-            st.caption(f"and {units.whole(len(found) - HOLDERS)} more, together {units.memory(rest)}")
+    rows = [
+        [html.escape(h.what), html.escape(h.block), str(h.copies), units.memory(h.total_bytes)] for h in found[:HOLDERS]
+    ]
+    frame.table(["tensor", "block", "copies", "together"], rows, f"{MEMORY_NAMES[kind]} of this plan, largest first")
+    if len(found) > HOLDERS:
+        rest = sum(h.total_bytes for h in found[HOLDERS:])
+        st.caption(f"and {units.whole(len(found) - HOLDERS)} more, together {units.memory(rest)}")
 
 
 def _light() -> None:
@@ -253,12 +288,13 @@ def weights(shown: Plans, homes: Mapping[str, Result]) -> None:
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     left.markdown("**Weights that differ**" if state.value("rows") == "differing" else "**All weights**")
     with right:
-        widget = state.seed("w_rows", state.value("rows"))
+        widget = state.shown("w_rows", state.value("rows"))
         st.segmented_control(
             "Rows",
             ["differing", "all"],
             format_func=lambda r: {"differing": f"differing, {len(some)}", "all": f"all, {len(every) - 1}"}[r],
             key=widget,
+            default=state.value("rows"),
             required=True,
             on_change=state.from_widget,
             args=("rows", widget),
@@ -306,12 +342,13 @@ def restrictions(result: Result) -> None:
         "restriction to those above and searches exactly again.",
     )
     methods = [m for m in settings.METHODS if m != "exact"]
-    widget = state.seed("w_rungs", state.value("rungs") or None)
+    widget = state.shown("w_rungs", state.value("rungs") or None)
     st.segmented_control(
         "From exact to",
         methods,
         format_func=lambda m: settings.METHODS[m],
         key=widget,
+        default=state.value("rungs") or None,
         on_change=lambda: state.change(rungs=st.session_state[widget] or ""),
     )
     method = state.value("rungs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import streamlit as st
@@ -13,7 +13,7 @@ from explorer.address import settings
 from explorer.components.asking import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import state
-from explorer.text.glossary import GLOSSARY, PLAN_WORDS, axis_told, define
+from explorer.text.glossary import GLOSSARY, axis_told, define
 from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, mesh_words, title
 from explorer.text.words import text as text
@@ -29,12 +29,10 @@ LISTED = 12
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
 
 
-def open_page(name: str, *, short: Callable[[], None] = lambda: None, head: Callable[[], None] | None = None) -> Result:
+def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
     """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no
     plan; `short` says what would do where nothing fits."""
     state.begin(name)
-    if head:
-        head()
     sentence.sentence()
     result = state.result(short)
     if result.unknown_ops:
@@ -163,6 +161,23 @@ def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
             )  # fmt: skip
 
 
+def file_name(what: str) -> str:
+    """`plans-llama-3-8b-2x8-h100-16x4096`: what is downloaded, and of which settings."""
+    batch, seq = settings.work(state.values())
+    return f"{what}-{state.value('model')}-{slug(settings.cluster(state.values()).rpartition('/')[2])}-{batch}x{seq}"
+
+
+def asked_columns() -> dict[str, object]:
+    """The first columns of every table: the model, the cluster, the batch and the tokens of a sample."""
+    batch, seq = settings.work(state.values())
+    return {
+        "model": state.value("model"),
+        "cluster": settings.cluster(state.values()).rpartition("/")[2],
+        "batch": batch,
+        "seq": seq,
+    }
+
+
 def slug(value: object) -> str:
     """A value as the address keeps it: `fsdp-one-node`."""
     return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
@@ -172,17 +187,6 @@ def how_sure(label: str = "How sure are these times?", **changes: object) -> Non
     """A link to the published runs, predicted against measured, with `changes` of the settings."""
     query = settings.write({**state.values(), **changes})
     st.page_link("explorer/pages/measured.py", label=label, query_params=query, icon=":material/query_stats:")
-
-
-def plan_choice(
-    plans: Mapping[str, Plan], label: str = "Plan", width: int | Literal["stretch"] = "stretch"
-) -> tuple[str, Plan]:
-    """A selectbox over all plans, bound to the address; returns the chosen one."""
-    name, _ = state.chosen(plans)
-    # a list loads a moment after its page, the style sheet too: its room is kept, so that what stands below does not jump
-    with st.container(height=LABELLED, border=False, key=f"labelled_{label.lower().replace(' ', '_')}", width=width):
-        follower(label, list(plans), "plan", name, lambda n: option(plans[n]), help=PLAN_WORDS)
-    return name, plans[name]
 
 
 def option(plan: Plan) -> str:

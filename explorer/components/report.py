@@ -8,8 +8,8 @@ from datetime import datetime
 import streamlit as st
 
 from explorer.analysis.answer import limit_bytes
-from explorer.components.answers import money
 from explorer.figures import report_page
+from explorer.session import state
 from planner_core.core import Plan
 from planner_core.planning import Result
 
@@ -21,7 +21,7 @@ def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
         help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
         "again. It needs no network and prints on paper.",
     )
-    budget = money.budget()  # the report is made after this script has ended, when there is no session to read
+    budget = state.budget()  # the report is made after this script has ended, when there is no session to read
     st.download_button(
         "Download report",
         lambda: report_page.report(

@@ -41,24 +41,6 @@ def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
     return f"{len(places)} of {len(order)} copies: {told}"
 
 
-def placements(plan: Plan, drawing: Scene, way: str = "") -> dict[str, list[dict[str, Any]]]:
-    """Per node: one entry per mesh axis with its size and the placement; of the weight where there is one, else the result."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for scope, content in drawing.scopes.items():
-        one = variant(plan, drawing, scope, way)
-        if one is None:
-            continue
-        for placed in content.nodes:
-            where = node_placement(placed.node, one[1])
-            if where:
-                what, letters = where
-                found[placed.node.id] = [
-                    {"axis": name, "n": size, "p": p, "of": what}
-                    for name, size, p in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, letters, strict=True)
-                ]
-    return found
-
-
 def node_placement(node: Node, block: BlockPlan) -> tuple[str, list[str]] | None:
     """("weight" or "result", placement letters per axis) of one node."""
     matrix = max(node.weights, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
@@ -138,7 +120,6 @@ def legends(plan: Plan) -> dict[str, str]:
     whose = f"{words.title(plan)} on {mesh}"
     sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"
     return {
-        "placement": f"{whose}; one bar per mesh axis",
         "memory": f"weights and what is kept for backward, on one GPU under {whose}",
         "flops": f"forward work of one GPU under {whose}; 2 FLOP a multiplication and addition",
         "forward": f"forward {sends}",

@@ -23,6 +23,8 @@ from planner_core.search.network import Run, find_runs
 
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
+LONGEST = 24
+"""Letters of a name in a brief drawing; of a longer one the end is shown."""
 IN, OUT = "in", "out"
 
 
@@ -45,6 +47,7 @@ class Node:
     flops: int = 0
     saved_bytes: int = 0
     call: int = -1
+    copies: int = 1
 
     @property
     def num_params(self) -> int:
@@ -109,13 +112,14 @@ class Scene:
         return [p.node.id for s in self.scopes.values() for p in s.nodes if p.node.kind != "port"]
 
 
-def scene(coarse: CoarseGraph, least: int = 2) -> Scene:
-    """The drawing of a model: every unique block laid out once; runs of fewer than `least` copies stand copy by copy."""
+def scene(coarse: CoarseGraph, least: int = 2, *, brief: bool = False) -> Scene:
+    """The drawing of a model: every unique block laid out once; runs of fewer than `least` copies stand copy by copy. `brief`: nodes
+    have names alone, and sums are small."""
     runs, _ = find_runs(coarse.graph.top)
     runs = [one for run in runs for one in ([run] if len(run.calls) >= least else _singly(run))]
     titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
-    scopes = {name: _scope(name, block, [], titles) for name, block in coarse.blocks.items()}
-    scopes[""] = _scope("", coarse.top, runs, titles)
+    scopes = {name: _scope(name, block, [], titles, brief) for name, block in coarse.blocks.items()}
+    scopes[""] = _scope("", coarse.top, runs, titles, brief)
     return Scene(coarse.graph.name, scopes, tuple(runs), titles)
 
 
@@ -132,11 +136,12 @@ def block_title(name: str, calls: Any) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=True))
 
 
-def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]) -> ScopeDrawing:
+def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str], brief: bool) -> ScopeDrawing:
     block = coarse.block
     nodes, made = _nodes(name, coarse, runs, titles)
     edges = _edges(block, coarse, runs, nodes, made, name)
-    boxes = [Box(n.id, _width(n), PORT_HEIGHT if n.kind == "port" else NODE_HEIGHT, _first(n, block)) for n in nodes]
+    nodes = [_brief(n) for n in nodes] if brief else nodes
+    boxes = [Box(n.id, *(_brief_size(n) if brief else (_width(n), _height(n))), _first(n, block)) for n in nodes]
     drawn = layered(boxes, edges)
     placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
@@ -146,6 +151,25 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
 def _first(node: Node, block: Block) -> float:
     """Where the node's first op stands in the model's code: siblings are drawn in this order."""
     return float(block.items.index(node.ops[0])) if node.ops else 0.0
+
+
+def _brief(node: Node) -> Node:
+    """A node by its name alone; a sum of branches by its sign."""
+    name = "+" if node.kind == "join" and node.name == "add" else node.name
+    return replace(node, sub="", name=name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}")
+
+
+def _brief_size(node: Node) -> tuple[float, float]:
+    """Width and height of a node that shows its name, and below it how its weight is split."""
+    if node.kind == "port" or node.name == "+":
+        return (26.0, 8.0) if node.kind == "port" else (26.0, 20.0)
+    if node.kind == "block":
+        return max(190.0, round(text_width(node.name, 12.5, bold=True) + 30)), 64.0
+    return max(92.0, round(text_width(node.name, 12.5, bold=True) + 18)), 40.0 if node.kind == "weight" else 28.0
+
+
+def _height(node: Node) -> float:
+    return PORT_HEIGHT if node.kind == "port" else NODE_HEIGHT
 
 
 def _width(node: Node) -> float:
@@ -202,13 +226,14 @@ def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node
 
     return Node(
         f"run:{k}",
-        run_title(run) + (f"  ×{len(run.calls)}" if len(run.calls) > 1 else ""),
+        run_title(run),
         titles[run.block],
         "block",
         module=first.prefix,
         inputs=metas(first.inputs),
         outputs=metas(last.outputs),
         call=k,
+        copies=len(run.calls),
     )
 
 
@@ -308,10 +333,14 @@ def _edges(
     return sorted((p for p in pairs if place[p[0]] < place[p[1]]), key=lambda p: (place[p[0]], place[p[1]]))
 
 
+def lead_op(node: Node) -> Op | None:
+    """The operation whose choices a node has."""
+    return next((op for op in node.ops if is_heavy(op)), node.ops[0]) if node.ops else None
+
+
 def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
     """The ways to run the node's leading op along one mesh axis: (name of the split, operands, results)."""
-    block = block_of(node, coarse)
-    lead = next((op for op in node.ops if is_heavy(op)), node.ops[0]) if node.ops else None
+    block, lead = block_of(node, coarse), lead_op(node)
     if lead is None:
         return []
     table = []
@@ -344,17 +373,13 @@ def block_of(node: Node, coarse: CoarseGraph) -> Block:
 
 def facts(node: Node) -> list[tuple[str, str]]:
     """What the hover card says."""
-    lines = [("runs", ", ".join(dict.fromkeys(op.fn for op in node.ops)))] if node.ops else []
+    lines: list[tuple[str, str]] = []
     if node.outputs:
         lines.append(("result", tensor(node.outputs[0])))
     if node.flops:
         lines.append(("work", f"{units.flops(node.flops)} forward, whole"))
     if node.num_params:
         lines.append(("parameters", units.count(node.num_params)))
-    if node.saved_bytes:
-        lines.append(("kept for backward", f"{units.memory(node.saved_bytes)}, whole"))
-    if node.module:
-        lines.append(("module", node.module))
     return lines
 
 

@@ -37,6 +37,7 @@ def _node_json(p: Placed, drawing: Scene) -> dict[str, Any]:
     }
     if n.kind == "block":
         data["scope"] = drawing.runs[n.call].block
+        data["copies"] = n.copies
     if n.kind != "port":
         data["facts"] = facts(n)
     return data

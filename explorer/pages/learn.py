@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from explorer.address import settings
+from explorer.address import carry, settings
 from explorer.components import frame
 from explorer.components.asking import sentence
 from explorer.components.lesson import picture
@@ -24,6 +24,8 @@ from explorer.session import state
 from planner_core.core import PlannerError
 
 PAGE = "explorer/pages/{}.py"
+NOW = {"fold": "overview", "topology": "compare", "export": "overview", "answer": "overview"}
+# the pages that lessons name, where they have moved
 
 
 def go(number: int) -> None:
@@ -274,8 +276,8 @@ def way_on(lesson: Lesson) -> None:
             code_of_block(lesson)
     target, label = lesson.link
     st.page_link(
-        PAGE.format(target),
-        label=f"{label}: {target.capitalize()}",
+        PAGE.format(NOW.get(target, target)),
+        label=label,
         icon=":material/arrow_forward:",
         query_params=same_thing(lesson),
     )
@@ -324,7 +326,7 @@ def same_thing(lesson: Lesson) -> dict[str, str]:
     found = seen(lesson.number, learner(), place(lesson)["values"])
     now = state.values()
     if found.get("model", now["model"]) != now["model"]:
-        now = {**now, **state.OF_THE_MODEL}
+        now = {**now, **carry.OF_THE_MODEL, "batch": None, "seq": None}
     plans = state.planned_names(settings.request({**now, "model": found.get("model", now["model"])}))
     for key in {"plan", "compare"} & found.keys() if plans else ():
         found[key] = ",".join(n for n in found[key].split(",") if n in plans)

@@ -32,9 +32,10 @@ def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
             values = sorted({of(r) for r in runs}, key=lambda v: (0, v) if isinstance(v, int) else (1, v))
             named = {frame.slug(v): str(v) for v in values}
             frame.absent(label.lower(), state.value(key), list(named), "It is left out")
-            widget = state.seed(f"w_{key}", [v for v in state.value(key) if v in named])
+            now = [v for v in state.value(key) if v in named]
+            widget = state.shown(f"w_{key}", now)
             st.multiselect(
-                label, list(named), format_func=named.__getitem__, key=widget, placeholder="all", width=260,
+                label, list(named), default=now, format_func=named.__getitem__, key=widget, placeholder="all", width=260,
                 on_change=_take, args=(key, widget),
             )  # fmt: skip
             chosen = {v for v in state.value(key) if v in named}
@@ -48,9 +49,10 @@ def _take(key: str, widget: str) -> None:
 
 def left_out() -> str:
     """The control: which runs the constants that predict a run have not seen."""
-    widget = state.seed("w_left_out", state.value("left_out"))
+    widget = state.shown("w_left_out", state.value("left_out"))
     st.segmented_control(
-        "Constants fitted to", list(FITS), format_func=FITS.__getitem__, key=widget, required=True, wrap=True,
+        "Constants fitted to", list(FITS), default=state.value("left_out"),
+        format_func=FITS.__getitem__, key=widget, required=True, wrap=True,
         on_change=state.from_widget, args=("left_out", widget),
         help="A prediction is honest where the constants have not seen the run. A group: the same source, model, GPU, layout and "
         "recomputation.",

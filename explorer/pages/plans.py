@@ -1,73 +1,63 @@
-"""Plans: what are my choices? All plans by communication and memory, the chosen one weight by weight."""
+"""Plans: every plan of the search, of every method and of the usual layouts; behind a tab every candidate of a block."""
 
 from __future__ import annotations
 
 import streamlit as st
 
+from explorer.address import settings
 from explorer.analysis.filters import REFERENCE
-from explorer.components import frame, opened
-from explorer.components.plans import (
-    candidates,
-    changes,
-    choice,
-    edit_panel,
-    first_picture,
-    methods_panel,
-    regions_panel,
-    sweep_panel,
-    whatif_panel,
-)
+from explorer.components import comparing, frame, opened
+from explorer.components.plans import candidates, choice, edit_panel, first_picture, methods_panel
 from explorer.session import state, stated
-from explorer.text import glossary, words
-
-FOLD = "explorer/pages/fold.py"
+from explorer.text import recipe, units
+from planner_core.core import Plan
+from planner_core.planning import Result
 
 
 def page() -> None:
     """The page."""
-    if st.session_state.pop("to_fold", False):
-        st.switch_page(FOLD)
     result = frame.open_page("plans")
     first_picture.begin()
-    plans = stated.plans(result)
-    chosen, plan = state.chosen(plans)
-    shown = choice.current().plans(plans)
-    choice.filters(plans, shown)
-    differing = changes.found(result, plans, chosen)
-    with st.container(key="wide"):
-        left, right = st.columns(2, gap="large")
-        with left:
-            choice.plans_chart(result, plans, shown, chosen, candidates.alike(result, plans))
-            changes.line(result, plans, chosen, differing)
-        with right:
-            among = [shown[n] for n in state.value("among") if n in shown]
-            candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None), among)
-    choice.plans_table(result, plans, shown, chosen)
-    choice.ties(plans)
-    frame.how_sure()
-    candidates.dropped(result)
-    with st.expander("What if …", expanded=bool(state.value("whatif"))):
-        whatif_panel.panel(result, plan)
-    st.markdown(f"### {frame.text(words.title(plan))}")
-    frame.follower(
-        "Chosen plan", list(plans), "plan", chosen, lambda n: frame.option(plans[n]), help=glossary.PLAN_WORDS
-    )
-    choice.pinned(plans, chosen)
-    st.markdown(f"{frame.text(words.describe(plan))}.")
-    for note in plan.notes:
-        st.caption(frame.text(state.in_words(note)))
-    opened.opened(stated.home(chosen, result), plan)
-    count = sum(len(b.params) for b in plan.blocks.values())
-    with st.expander(f"Placement of every weight ({count} patterns)", expanded=True):
-        changes.weights(result, plans, chosen, differing)
-    with st.expander("Change a placement by hand", expanded=bool(state.value("edit"))):
+    found = methods_panel.found()
+    plans = {**stated.beside(state.with_pinned(state.plan_ids(result.plans)), result), **found}
+    widget = state.shown("w_tab", state.value("tab"))
+    st.segmented_control(
+        "Part of the page", list(settings.TABS), default=state.value("tab"), format_func=lambda t: settings.TABS[t], key=widget,
+        required=True, label_visibility="collapsed", on_change=state.from_widget, args=("tab", widget),
+    )  # fmt: skip
+    chosen, plan = state.chosen(plans, result)
+    if state.value("tab") == "block":
+        candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
+        candidates.dropped(result)
+    elif state.value("tab") == "weight":
         # What is run now was not found by the search, and edits start from a plan that was.
         searched = state.plan_ids(result.plans)
         edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
+    else:
+        _every(result, plans, chosen, plan)
     first_picture.rest()
-    methods_panel.panel(result)
-    regions_panel.panel(result)
-    sweep_panel.panel(result)  # last: it takes long, and nothing waits for it
+
+
+def _every(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:
+    """The chart, the table, and the chosen plan in full."""
+    shown = choice.current().plans(plans)
+    with st.container(key="wide"):
+        left, right = st.columns([3, 4], gap="medium")
+    with left:
+        choice.plans_chart(result, plans, shown, chosen)
+    with right:
+        methods_panel.panel(result)
+        choice.plans_table(result, plans, shown, chosen)
+        choice.filters(plans, shown)
+    st.markdown(f"### {frame.text(recipe.short(plan))}")
+    st.markdown(f"{frame.text(recipe.recipe(plan))}. {units.seconds(plan.cost.step_time_s)} a step.")
+    for note in plan.notes:
+        st.caption(frame.text(state.in_words(note)))
+    choice.pinned(plans, chosen)
+    opened.opened(stated.home(chosen, result), plan)
+    with st.expander("How every weight lies", key="every_weight", on_change="rerun") as box:
+        if box.open:
+            comparing.weights({chosen: plan}, {chosen: stated.home(chosen, result)})
 
 
 page()

@@ -19,6 +19,7 @@ import streamlit as st
 from explorer.address import carry, edits, pins, settings
 from explorer.address.pins import EDITED
 from explorer.address.settings import Unreadable
+from explorer.graph.modules import by_module
 from explorer.graph.scene import Scene, scene
 from explorer.jobs.result_cache import ResultCache
 from explorer.session.pace import SAY_S
@@ -27,9 +28,11 @@ from explorer.text.words import text as plain
 from explorer.text.words import title
 from planner_core.core import NoPlanFits, Plan, PlannerError
 from planner_core.planning import GraphSource, Progress, Request, Result, plan_model
+from planner_core.planning.analysis import Choice, choice
+from planner_core.planning.pricing import Budget
 
 CACHED_RESULTS = 24
-ANSWER = "answer"
+FIRST = "overview"
 """The first page."""
 EDITED_KEPT = 100
 PATIENCE_S = 0.4
@@ -60,8 +63,7 @@ def begin(page: str) -> None:
 
 def _wanted() -> dict[str, str]:
     """The address of the page as it should be."""
-    own = settings.answer if st.session_state["page"] == ANSWER else settings.write
-    return own(st.session_state["values"])
+    return settings.write(st.session_state["values"])
 
 
 def completion() -> tuple[str, str]:
@@ -123,6 +125,11 @@ def follow() -> None:
     st.session_state["changed"] = False
 
 
+def from_widget(key: str, widget: str) -> None:
+    """Callback: the setting takes what the widget holds."""
+    change(**{key: st.session_state[widget]})
+
+
 def shown(widget: str, current: Any) -> str:
     """The key under which a widget shows `current` as its default.
 
@@ -131,21 +138,18 @@ def shown(widget: str, current: Any) -> str:
     """
     known = st.session_state.setdefault("widgets", {})
     number, before = known.get(widget, (0, current))
-    known[widget] = number + (before != current), current
-    return f"{widget}~{known[widget][0]}" if known[widget][0] else widget
+    if before != current and st.session_state.get(_numbered(widget, number), before) != current:
+        number += 1
+    known[widget] = number, current
+    return _numbered(widget, number)
 
 
-def from_widget(key: str, widget: str) -> None:
-    """Callback: the setting takes what the widget holds, whose key is one of `shown`."""
-    new = st.session_state[widget]
-    known, name = st.session_state.get("widgets", {}), widget.partition("~")[0]
-    if name in known:
-        known[name] = known[name][0], new
-    change(**{key: new})
+def _numbered(widget: str, number: int) -> str:
+    return f"{widget}~{number}" if number else widget
 
 
 def seed(widget: str, current: Any) -> str:
-    """Put a setting into its widget's state before the widget is drawn; returns the widget's key."""
+    """Put a setting into its widget's state before the widget is drawn; returns the widget's key. For widgets that are always drawn."""
     if st.session_state.get(widget) != current:
         st.session_state[widget] = current
     return widget
@@ -179,44 +183,10 @@ def plan(request: Request, say: Progress | None = None) -> Result:
     return found
 
 
-def beside_plan(text: str) -> tuple[Request, tuple[str, ...], str, Plan] | None:
-    """A pinned plan: its request, edits, name and the plan, called by what of its settings is not as here. None, told in
-    place, where there is none."""
-    try:
-        name, asked = pins.unpin(text, values())
-        with st.spinner("Planning", show_time=True):
-            found = plan_ids(with_edit(plan(settings.request(asked)), asked["edit"]).plans)
-    except (Unreadable, PlannerError) as why:
-        st.warning(f"“{plain(text[:40])}” cannot be set beside it: {in_words(str(why))}")
-        return None
-    if name not in found:
-        st.warning(f"There is no plan “{plain(name[:40])}” at the settings asked for beside it.")
-        return None
-    note = pins.changed({**asked, "method": values()["method"]}, values())
-    called = replace(found[name], name=f"{title(found[name])} ({note})") if note else found[name]
-    return settings.request(asked), asked["edit"], name, called
-
-
-def beside_model(model: str) -> Result | None:
-    """The plans of another model of the zoo on the same cluster, at its own batch and sequence; None, told in place, where
-    there are none."""
-    own = carry.change(values(), {"model": model, "batch": None, "seq": None, "mesh": None})[0]
-    try:
-        with st.spinner(f"Planning {model}", show_time=True):
-            return plan(settings.request(own))
-    except PlannerError as error:
-        st.warning(f"{model} cannot be set beside it: {in_words(str(error))}")
-        return None
-
-
-def drawing(request: Request) -> Scene:
-    """The drawing of the request's model, laid out once; blocks are folded from as many copies on as the address says."""
-    return _drawing(request, value("least"))
-
-
 @st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
-def _drawing(request: Request, least: int) -> Scene:
-    return scene(plan(request).coarse, least)
+def drawing(request: Request) -> Scene:
+    """The drawing of the request's model by its modules, laid out once."""
+    return scene(by_module(plan(request).coarse), brief=True)
 
 
 def own_graph(request: Request, say: Progress | None = None) -> Any:
@@ -333,6 +303,12 @@ def waiting(
     return say
 
 
+def budget() -> Budget | None:
+    """The tokens to train on and the price of a GPU hour, where the address says them."""
+    tokens = value("tokens")
+    return None if tokens is None else Budget(tokens, value("price"))
+
+
 def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:
     """Every plan by a name for the address: its own, numbered where two share it."""
     found: dict[str, Plan] = {}
@@ -351,14 +327,25 @@ def planned_names(request: Request) -> tuple[str, ...]:
     return tuple(plan_ids(ready.plans)) if ready else ()
 
 
-def chosen(found: Mapping[str, Plan]) -> tuple[str, Plan]:
-    """The plan in the address, else the best; a name that is not there is told in place."""
-    name = value("plan")
+@st.cache_resource(max_entries=4 * CACHED_RESULTS, show_spinner=False)
+def choice_of(request: Request, _result: Result) -> Choice:
+    """Which plan is recommended, which is the fastest, and which tie with it."""
+    return choice(_result)
+
+
+def recommended(result: Result) -> str:
+    """The name in the address of the plan to run."""
+    return next(n for n, p in plan_ids(result.plans).items() if p.name == choice_of(result.request, result).recommended)
+
+
+def chosen(found: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
+    """The plan in the address, else the recommended one; a name that is not there is told in place."""
+    name, first = value("plan"), recommended(result)
     if name and name not in found:
         st.warning(
-            f"There is no plan “{plain(name[:40])}” here any more; showing the best one. Plans here: {', '.join(found)}."
+            f"There is no plan “{plain(name[:40])}” here any more; showing the recommended one. Plans here: {', '.join(found)}."
         )
-    name = name if name in found else next(iter(found))
+    name = name if name in found else first
     return name, found[name]
 
 
@@ -374,7 +361,7 @@ def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """The plans, and those that are pinned from other settings of this model, by the text of their pin. A pin of the
     settings as they stand takes the place of the plan's own name. What cannot be read is told in place."""
     found = dict(plans)
-    for text in value("compare"):
+    for text in dict.fromkeys((*value("compare"), value("plan"))):
         if pins.MARK not in text:
             continue
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from explorer.static import style
 
-STYLES = ("app", "answer", "learn")
+STYLES = ("app", "overview", "learn")
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
 """Streamlit's scripts, by the element that each draws, that pages are made of and that Streamlit loads late."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')

@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import fields
 
+from planner_core.core import Cluster
 from planner_core.planning import Request
 
 OPTIONS = (
@@ -41,3 +42,25 @@ def plan(request: Request, file: str, pick: str = "") -> str:
             parts.append(f"--{NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
     chosen = [f"--pick {shlex.quote(pick)}"] if pick else []
     return " ".join([*parts, *chosen, "-o", shlex.quote(file)])
+
+
+ALLOCATOR = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""Lets PyTorch's allocator return what it keeps between blocks."""
+TRAINER = "train.py"
+"""The user's own script, where a form is read by one."""
+
+
+def launch(target: str, cluster: Cluster, file: str) -> str:
+    """What to type on each node to run an exported form; HEAD is the name of the first node."""
+    per_node = cluster.levels[0].size
+    nodes = cluster.num_gpus // per_node
+    run = f"torchrun --standalone --nproc-per-node {per_node}"
+    if nodes > 1:
+        run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
+    forms = {
+        "torchrun": f"{run} {file}", "torchtitan": f"{run} -m torchtitan.train $(cat {file})",
+        "megatron": f"{run} pretrain_gpt.py $(cat {file})",
+        "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
+        "accelerate": f"accelerate launch --config_file {file} {TRAINER}",
+    }  # fmt: skip
+    return f"{ALLOCATOR} {forms.get(target, f'{run} {TRAINER}')}"

@@ -27,6 +27,46 @@ def recipe(plan: Plan) -> str:
     return ", ".join([*_axes(plan), work(plan)])
 
 
+LONGEST = 36
+"""Letters of a name in a table."""
+
+
+def short(plan: Plan) -> str:
+    """The layout as a name of one short line: `FSDP 8 × TP 8`; what goes another way is named where there is room, else as mixed."""
+    whole = [part.partition(" with ") for part in _axes(plan)]
+    parts = [_degree(head) for head, _, _ in whole]
+    apart = [tail for _, _, tail in whole if tail and tail != "sequence parallelism"]
+    apart = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in apart]
+    name = " × ".join(parts)
+    told = f"{name}, {', '.join(filter(None, apart))}"
+    if not any(apart):
+        return name
+    return told if len(told) <= LONGEST else f"{name}, mixed"
+
+
+DEGREES = (
+    ("data parallel over ", "DP "), ("FSDP over ", "FSDP "), ("tensor parallel ", "TP "), ("context parallel ", "CP "),
+    ("expert parallel over ", "EP "), ("ZeRO-1 over ", "ZeRO-1 "), ("ZeRO-2 over ", "ZeRO-2 "),
+    ("the same work on ", "same work on "),
+)  # fmt: skip
+
+
+def _degree(words_: str) -> str:
+    for long, brief in DEGREES:
+        if words_.startswith(long):
+            return brief + words_.removeprefix(long).partition(" ")[0]
+    return words_
+
+
+def brief_work(plan: Plan) -> str:
+    """What a step does beside one plain pass: `4 micro-batches, full recomputation`; empty where it does nothing else."""
+    parts = [p for p in work(plan).split(", ") if p not in ("1 micro-batch", RECOMPUTED["none"])]
+    mixed = sum("recomputation" in p for p in parts)
+    if mixed > 1:
+        parts = [p for p in parts if "recomputation" not in p] + ["mixed recomputation"]
+    return ", ".join(parts)
+
+
 def work(plan: Plan) -> str:
     """What a step does: its micro-batches, what it recomputes, whether it makes products in chunks, and where its moments are."""
     parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []

@@ -17,6 +17,7 @@ from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.fitting.for_tool import as_told, shards_data
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.micro_batches import GraphSource, settle
+from planner_core.planning.fitting.shortage import copies
 from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
@@ -52,6 +53,7 @@ __all__ = [
     "choose",
     "compare",
     "compare_methods",
+    "copies",
     "edit",
     "exact_front",
     "fold",

@@ -18,12 +18,9 @@ from explorer.analysis import filters as choosing
 from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.figures.palette import LIGHT, MEMORY_KINDS
-from explorer.graph import weight_table as weight_rows
-from explorer.graph.scene import scene
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.text import words
-from planner_core.cost import cost_model_of
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
@@ -262,21 +259,6 @@ def test_changes_of_the_cluster_reach_the_request() -> None:
 # --- the weight table ----------------------------------------------------------------------------------
 
 
-def test_rows_of_the_weight_table_know_their_node(result: Result) -> None:
-    drawing = scene(result.coarse)
-    node = "LlamaDecoderLayer:self_attn.q_proj/linear"
-    found = weight_rows.table(
-        result.best, result.coarse, drawing, node, {("LlamaDecoderLayer", "mlp.up_proj.weight"): "S(1)"}
-    )
-    rows = {r["name"]: r for r in found["rows"]}
-    assert [r["name"] for r in found["rows"] if r["picked"]] == ["model.layers.*.self_attn.q_proj.weight"]
-    assert rows["model.layers.*.mlp.up_proj.weight"]["cells"][-2] == {"chip": "S(1)"}
-    assert all(len(r["cells"]) + 1 == len(found["head"]) for r in found["rows"])
-    assert all(drawing.node(r["node"]) is not None for r in found["rows"])
-    assert weight_rows.run_of(drawing, node) == "run:0"
-    assert weight_rows.run_of(drawing, "lm_head/linear") == ""
-
-
 # --- the shelf -------------------------------------------------------------------------------------------
 
 
@@ -334,13 +316,3 @@ def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
         assert sum(w.seconds for w in waits) == pytest.approx(plan.cost.exposed_comm_time_s)
         memory = plan.cost.memory_bytes
         assert sum(memory[k] for k in MEMORY_KINDS) == memory["peak"]
-
-
-def test_the_weights_of_the_table_add_up_to_the_memory(result: Result) -> None:
-    for plan in result.plans:
-        total = 0.0
-        for label, block in plan.blocks.items():
-            name = label.partition("#")[0]
-            content = (result.coarse.blocks[name] if name else result.coarse.top).block
-            total += sum(weight_rows.per_gpu(content, block, cost_model_of(plan)).values())
-        assert total == pytest.approx(plan.cost.memory_bytes["params"], rel=1e-6)

@@ -138,17 +138,6 @@ def result() -> Result:
     return planned(Request("llama-3-8b"))
 
 
-def test_overlays_name_nodes_of_the_drawing(result: Result) -> None:
-    drawn = scene(result.coarse)
-    ids = set(drawn.node_ids())
-    for plan in result.plans:
-        placed = overlay.placements(plan, drawn)
-        assert set(placed) <= ids
-        assert all(len(v) == len(plan.mesh.axis_names) for v in placed.values())
-        sent = overlay.communication(plan, drawn, result.graph, result.cluster, result.workload)
-        assert set(sent) <= ids
-
-
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
     found = planned(Request("llama-3-8b", recompute=recompute, layers=4))

@@ -68,15 +68,15 @@ def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_page_plans_on_it_and_gives_its_file(name: str) -> None:
-    at = open_page("answer", model="gpt2-xl", layers="2", cluster=name)
+    at = open_page("overview", model="gpt2-xl", layers="2", cluster=name)
     assert not at.exception and not at.error
-    assert "2 nodes × 4 A100" in words(at) and "class='recipe'" in words(at)
+    assert "2 nodes × 4 A100" in words(at)
     assert at.selectbox(key="w_cluster").value == name
     assert any("This cluster as a file" in str(b.proto) for b in at.get("download_button"))
 
 
 def test_a_link_to_a_cluster_of_another_machine_says_so() -> None:
-    at = open_page("answer", model="gpt2-xl", layers="2", cluster="own-0123456789abcdef")
+    at = open_page("overview", model="gpt2-xl", layers="2", cluster="own-0123456789abcdef")
     assert not at.exception
     assert any("not on this machine" in w.value for w in at.warning)
     assert at.selectbox(key="w_cluster").value == "2x8-h100"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -68,19 +67,8 @@ def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
         setups.of_file("run.toml", b"[", 16)
 
 
-def test_the_answer_is_measured_against_the_setup_first() -> None:
-    at = open_page(
-        "answer", model="gpt2-xl", cluster="1x8-h100", layers="4", setup="dp=8,zero=1,accumulate=2,recompute=full"
-    )
-    assert not at.exception
-    text = words(at).replace("\\", "")
-    assert "Your current setup (ZeRO-1 over 8, 2 micro-batches, full recomputation) " in text
-    table = text[text.index("<table class='steps'") :]
-    assert table.index("This plan") < table.index("Our current setup") < table.index("against this plan")
-
-
 def test_a_setup_that_cannot_be_is_told_in_place() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=4")
+    at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=4")
     assert not at.exception
     assert "takes 4 GPUs, but 1x8-h100 has 8" in at.warning[0].value
 
@@ -92,23 +80,6 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
     )  # fmt: skip
     assert not at.exception
     assert "**Our current setup**" in words(at)
-
-
-def test_the_smallest_machine_and_the_fewest_gpus_for_some_days_are_found() -> None:
-    asked = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "tokens": "100B", "machines": "yes"}
-    at = open_page("answer", **asked, days="2")
-    at.session_state["opened_machines"] = True
-    at.run()
-    assert not at.exception
-    text = words(at).replace("\\", "")
-    assert "that holds it: **1 GPU**" in text
-    told = re.search(r"The fewest for 2 days: \*\*(\d+) GPUs\*\*, which take ([\d.]+) days", text)
-    assert told and float(told[2]) <= 2
-    rows = re.findall(r"([\d.\u202f]+) days · ", text)
-    assert len(rows) > 1 and all(float(days.replace("\u202f", "")) > 2 for days in rows[:-1])
-    at.button(key=f"take_machine_{len(rows) - 1}").click().run()
-    assert not at.exception
-    assert at.query_params["gpus"] == ("8" if int(told[1]) > 8 else told[1])
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,12 @@ from itertools import pairwise
 import pytest
 
 from explorer.analysis import answer, filters
-from explorer.components.answers import answer as sure
-from explorer.components.answers import why
 from explorer.session.state import in_words, plan_ids
 from explorer.text import recipe, words
 from planner_core.core import NoPlanFits, Plan, Shard, cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import METHODS, Request, Result, prepare
-from planner_core.planning.analysis import ablation_steps, choice
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.analysis import ablation_steps
 from tests.support.plans import planned
 
 QUICK = {("gpt2-xl", "1x8-h100", "exact"), ("gpt2-xl", "2x8-v100-eth", "exact"), ("llama-3-8b", "2x8-h100", "taps")}
@@ -121,39 +118,6 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
                 for n, p in plans.items()
                 if n != name and p.fits >= against.fits
             )
-
-
-def test_the_reason_calls_a_tie_what_the_headline_does(result: Result) -> None:
-    plans = plan_ids(result.plans)
-    for best, plan in plans.items():
-        rival = answer.strongest(plans, best)
-        if rival is None or plan.blocks == plans[rival].blocks:
-            continue
-        names = [best, rival]
-        found = answer.shown({n: answer.step_parts(plans[n], result.graph, result.coarse) for n in names}, best)
-        text = why.reason(found, plans, best, rival)
-        if found.total(best) != found.total(rival):
-            assert ("That is a tie" in text) == ("tie in time" in words.headline(plan, plans[rival])), text
-            slower = plan.cost.step_time_s > plans[rival].cost.step_time_s
-            assert ("about as long" in text) or (("more time" in text or "times as long" in text) == slower), text
-
-
-def test_a_simpler_plan_is_recommended_with_what_the_fastest_gains(result: Result) -> None:
-    plans, found = plan_ids(result.plans), choice(result)
-    fastest = next(n for n, p in plans.items() if p.name == found.fastest)
-    for run, plan in plans.items():
-        if plan.name != found.recommended or run == fastest or found.one_axis:
-            continue
-        assert plan.method in BASELINES and words.tied(plan, plans[fastest])
-        told = answer.shown({n: answer.step_parts(plans[n], result.graph, result.coarse) for n in (run, fastest)}, run)
-        gain = told.total(run) - told.total(fastest)
-        assert (f"is faster by {told.text(gain)}:" if gain else "takes as long") in why.against_fastest(
-            told, plans, run, fastest
-        )
-        share = f"{100 * (plan.cost.step_time_s / plans[fastest].cost.step_time_s - 1):.1f} %"
-        said = sure._ties(found, plans)
-        assert f"{words.title(plan)} (+{share})" in said and f"{words.title(plan)} is the simplest" in said
-        assert f"may gain {share}." in said or share == "0.0 %"
 
 
 def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Result) -> None:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PAGES = {
-    "answer": "/?tokens=15T&price=2",
-    "fold": "/fold?show=placement",
-    "fold beside": "/fold?beside=megatron-lm",
-    "plans": "/plans?whatif=batch:32&edit=best:keep,lm_head.weight:R",
+    "overview": "/?tokens=15T&price=2",
+    "a node": "/?node=LlamaDecoderLayer:self_attn.q_proj/linear&plan=megatron-lm-sequence-parallel",
+    "plans": "/plans",
+    "candidates": "/plans?tab=block&candidate=5",
+    "a weight": "/plans?tab=weight&edit=best:keep,lm_head.weight:R",
     "compare": "/compare",
-    "topology": "/topology",
-    "export": "/export",
+    "what if": "/whatif?whatif=batch:32",
     "measured": "/measured?of_kind=fsdp-one-node",
     "learn": "/learn",
     "learn, a block to build": "/learn?lesson=13",
@@ -106,10 +106,10 @@ def open_all(visit: Visit) -> None:
 
 def test_axe_finds_nothing_serious_from_page_to_page(visit: Visit) -> None:
     """One window turns the pages, so that it loads only once."""
-    visit.open(PAGES["answer"] + "&model=gpt2-xl&edit=best:keep,transformer.wte.weight:S(0)")
+    visit.open(PAGES["overview"] + "&model=gpt2-xl&edit=best:keep,transformer.wte.weight:S(0)")
     visit.page.add_script_tag(content=AXE.read_text(encoding="utf-8"))
-    for title in ("Answer", "Plans", "Compare", "Learn"):
-        if title != "Answer":
+    for title in ("Overview", "Plans", "Compare", "Learn"):
+        if title != "Overview":
             visit.turn(title)
         visit.page.wait_for_function(STILL)
         found = ours(visit)
@@ -132,11 +132,9 @@ def test_axe_finds_nothing_serious(chromium: Browser, app: str, page: str, theme
     "path",
     [
         "/?node=LlamaDecoderLayer:self_attn.q_proj/linear",
-        "/plans?candidate=5",
-        "/plans?sweep=nodes&model=gpt2-xl",
+        "/plans",
+        "/whatif?sweep=nodes&model=gpt2-xl",
         "/compare",
-        "/topology",
-        "/export",
     ],
 )
 def test_axe_finds_nothing_serious_in_opened_sections(chromium: Browser, app: str, path: str, theme: str) -> None:
@@ -162,7 +160,7 @@ def test_axe_finds_nothing_serious_while_a_model_is_read_and_once_it_is_there(vi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["Llama-3-8B", "2 nodes × 8 H100", "Set our current setup"])
+@pytest.mark.parametrize("which", ["Llama-3-8B", "2 nodes × 8 H100", "what you run now", "any tool"])
 def test_axe_finds_nothing_serious_in_what_pops_up(visit: Visit, which: str) -> None:
     visit.open("/")
     visit.page.get_by_role("button", name=which).click()

@@ -9,20 +9,24 @@ from typing import Any
 
 import pytest
 
-from explorer.jobs import code as coding
+from explorer.address import settings
 from explorer.jobs import export as exporting
-from tests.pages.test_edits_stay import field, plan
+from explorer.text import units
+from planner_core.core import Plan
+from tests.pages.test_edits_stay import field
+from tests.pages.test_edits_stay import plan as press
 from tests.support.app_test import AppTest
+from tests.support.plans import planned
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("answer", "fold", "plans", "compare", "topology", "export")
+PAGES = ("overview", "plans", "compare", "whatif")
 
 
 def open_page(page: str, **address: str) -> AppTest:
     at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
     for key, text in address.items():
         at.query_params[key] = text
-    if page != "answer":
+    if page != "overview":
         at.switch_page(f"explorer/pages/{page}.py")
     return at.run()
 
@@ -39,19 +43,7 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     at = open_page(page)
     assert not at.exception
     assert not at.error
-    assert "8.03 B parameters" in words(at)
-
-
-def test_a_newcomer_sees_the_simplest_of_the_fastest_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exact plan is faster by less than the prediction's doubt: it stands beside the headline, with what it gains."""
-    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
-    at = open_page("answer")
-    said = words(at).replace("\\", "").replace("\u00a0", " ")
-    assert "The simplest of the fastest plans for Llama-3-8B" in said and "FSDP over 16, <span" in said
-    assert re.search(r"The exact plan \(FSDP over 16 with [^)]+\) is faster by \d+\sms: it ", said)
-    assert "FSDP is the simplest: stock tools run its layout." in said
-    at.button(key="answer_export").click().run()
-    assert at.session_state["values"]["plan"] == "fsdp"
+    assert (page == "overview") == ("8.03 B parameters" in words(at))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +55,124 @@ def test_a_newcomer_sees_the_simplest_of_the_fastest_plans(monkeypatch: pytest.M
 )  # fmt: skip
 def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
     at = open_page(page, model=model, cluster="1x4-a100-pcie", layers="2" if model == "t5-large" else "")
+    assert not at.exception and not at.error
+
+
+def table(at: AppTest) -> list[dict[str, Any]]:
+    """The rows of the first page's table."""
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    return list(json.loads(drawn.json)["rows"])
+
+
+def graph(at: AppTest) -> dict[str, Any]:
+    """What the graph of the first page is drawn from."""
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_graph")
+    return dict(json.loads(drawn.json))
+
+
+def test_the_first_page_sets_the_plans_beside_each_other() -> None:
+    """Recommended first, the exact optimum behind it; every figure is the plan's own; what does not fit is said and red."""
+    at = open_page("overview")
+    rows = table(at)
+    assert 3 <= len(rows) <= 5 and rows[0]["name"] == "FSDP 16" and rows[0]["what"].startswith("recommended")
+    assert rows[1]["what"].startswith("the exact optimum") and len({r["name"] for r in rows}) == len(rows)
+    plans = {p.name: p for p in planned(settings.request(settings.read({})[0])).plans}
+    for row, plan in ((rows[0], plans["FSDP"]), (rows[1], plans["best"])):
+        assert row["step"] == units.seconds(plan.cost.step_time_s) and row["memory"] == units.memory(
+            plan.cost.memory_bytes["peak"]
+        )
+        assert row["sent"] == units.traffic(sum(t.wire_bytes for t in plan.cost.traffic))
+    assert all(r["over"] and r["range"].startswith("of ") for r in rows if not r["fits"])
+    assert all(r["filled"] <= r["likely"] <= 1 for r in rows)
+    assert "FSDP 16 takes" in words(at)
+
+
+def test_a_chosen_plan_colours_the_graph_by_how_it_splits_weights() -> None:
+    node = "LlamaDecoderLayer:self_attn.q_proj/linear"
+    said = {}
+    for plan in ("fsdp", "megatron-lm-sequence-parallel"):
+        at = open_page("overview", plan=plan, node=node)
+        assert not at.exception
+        said[plan] = graph(at)["overlay"]["split"][node]
+        assert "weight \\[4096, 4096\\]" in words(at) or "[4096, 4096]" in words(at)
+        assert "choices on one mesh axis" in str([e.label for e in at.expander])
+    assert said["fsdp"] == {"n": 16, "kind": "sharded", "words": "FSDP 16"}
+    assert (
+        said["megatron-lm-sequence-parallel"]["kind"] == "split"
+        and "rows / 4" in said["megatron-lm-sequence-parallel"]["words"]
+    )
+
+
+def test_a_model_is_drawn_by_its_modules_and_its_repeats_as_a_stack() -> None:
+    scene = graph(open_page("overview"))["scene"]["scopes"]
+    names = [n["name"] for n in scene["LlamaDecoderLayer"]["nodes"]]
+    assert "input_layernorm" in names and not {"mean", "rsqrt", "multiply", "to"} & set(names)
+    assert [n["copies"] for n in scene[""]["nodes"] if n["kind"] == "block"] == [32]
+
+
+def test_what_is_run_now_stands_among_the_plans() -> None:
+    at = open_page(
+        "overview", model="gpt2-xl", cluster="1x8-h100", layers="4", setup="dp=8,zero=1,accumulate=2,recompute=full"
+    )
     assert not at.exception
-    assert "parameters" in words(at)
+    row = next(r for r in table(at) if r["what"].startswith("what you run now"))
+    assert row["name"] == "ZeRO-1 8" and "2 micro-batches, full recomputation" in row["what"]
+    assert "what you run now" in words(at)
+
+
+def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> None:
+    at = open_page("overview", tool="torchtitan", layers="2")
+    assert not at.exception
+    assert table(at)[0]["what"].startswith("recommended: torchtitan runs it")
+    assert at.button(key="export").label == "Export to torchtitan"
+    assert any("torchtitan.train" in c.value and "PYTORCH_ALLOC_CONF" in c.value for c in at.code)
+
+
+def test_nothing_is_written_before_a_form_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> exporting.ExportedFile:
+        made.append(target)
+        return exporting.ExportedFile("line", ())
+
+    monkeypatch.setattr(exporting, "export", export)
+    at = open_page("overview", model="gpt2-xl", layers="2")
+    assert not made
+    at.button(key="export").click().run()
+    assert not at.exception and made == ["torchrun"]
+    assert any(c.value.startswith("python -m planner_core plan gpt2-xl") for c in at.code)
+    assert sum("torchrun" in c.value and "PYTORCH_ALLOC_CONF" in c.value for c in at.code) == 2
+
+
+def test_samples_that_do_not_share_out_are_told_with_batches_that_do() -> None:
+    at = open_page(
+        "overview", model="gpt2-xl", layers="2", cluster="1x8-h100", nodes="6", inter="400", batch="100", accumulate="1"
+    )
+    assert not at.exception
+    assert "do the same work" in words(at)
+    at.button(key="batch_96").click().run()
+    assert at.query_params["batch"] == "96" and "do the same work" not in words(at)
+
+
+def test_unknown_plan_and_node_are_told() -> None:
+    assert any("no plan" in w.value for w in open_page("plans", plan="nobodys").warning)
+    assert any("no node" in w.value for w in open_page("overview", node="nothing/at/all").warning)
+    found = [w.value for w in open_page("overview", open="run:99").warning]
+    assert len(found) == 1 and "no block to open “run\\:99”" in found[0]
+    assert any("no mesh “9x9”" in w.value for w in open_page("plans", meshes="9x9").warning)
+
+
+def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:
+    at = open_page("plans", model="gpt2-xl", layers="2", cluster="1x8-h100")
+    before = len(at.dataframe[0].value)
+    at.button(key="plan_methods").click().run()
+    assert not at.exception
+    rows = at.dataframe[0].value
+    assert len(rows) > before and "bytes" in list(rows["minimises"])
+    chosen = open_page(
+        "overview", model="gpt2-xl", layers="2", cluster="1x8-h100", plan="best@layers:2;method:tap;cluster:1x8-h100"
+    )
+    assert not chosen.exception
 
 
 def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
@@ -75,21 +183,6 @@ def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_the_answer_says_what_to_run_what_it_takes_and_why() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
-    text = words(at)
-    assert not at.exception
-    assert re.search(r"<h2 class='recipe'>.*1 micro-batch</span>, no recomputation</h2>", text)
-    for name in ("One training step", "Tokens per second", "Utilisation", "Memory per GPU", "Days and money"):
-        assert re.search(f"<span>{name}</span><b>[\\d.]", text), name
-    assert "usual layout that fits" in text or "own layout" in text
-    assert "nine in ten" in text
-    assert at.query_params["tokens"] == "300B"
-    at.button(key="answer_memory").click().run()
-    assert not at.exception
-    assert any("Every tensor at the peak" in m.value for m in at.markdown)
 
 
 def test_days_and_money_stand_beside_every_plan_once_tokens_are_said() -> None:
@@ -104,9 +197,9 @@ def test_days_and_money_stand_beside_every_plan_once_tokens_are_said() -> None:
 
 
 def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2")
+    at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2")
     at.text_area(key="own_pasted").set_value("Qwen/Qwen3-8B").run()
-    assert "only config.json is needed, no weights" in at.info[0].value
+    assert "Nothing is downloaded here" in at.info[0].value
     at.text_area(key="own_pasted").set_value('{"hidden_size": 64}').run()
     assert "lacks model_type" in at.error[0].value
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
@@ -117,7 +210,7 @@ def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
 
 def test_where_nothing_fits_the_answer_is_what_would() -> None:
     at = open_page(
-        "answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096", accumulate="1", recompute="none"
+        "overview", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096", accumulate="1", recompute="none"
     )
     assert not at.exception
     text = words(at)
@@ -133,11 +226,11 @@ def test_where_nothing_fits_the_answer_is_what_would() -> None:
 
 def test_a_batch_that_is_too_large_runs_in_micro_batches() -> None:
     """As on the command line: the search chooses how many, and what is recomputed."""
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
+    at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096")
     assert not at.exception
-    assert re.search(r"<h2 class='recipe'>.*\b(?:[2-9]|\d\d+) micro-batches</span>, ", words(at))
+    assert re.search(r"\b(?:[2-9]|\d\d+) micro-batches", table(at)[0]["what"])
     field(at, "accumulate").set_value(3)
-    plan(at, "batch")
+    press(at, "batch")
     assert at.query_params["accumulate"] == "3"
     assert "Number of micro-batches 3 does not divide" in at.error[0].value
 
@@ -145,19 +238,10 @@ def test_a_batch_that_is_too_large_runs_in_micro_batches() -> None:
 @pytest.mark.slow
 def test_a_refusal_of_memory_comes_with_what_would_fit() -> None:
     at = open_page(
-        "answer", model="gpt2-xl", cluster="1x8-h100", layers="2", memory="0.5", accumulate="1", recompute="none"
+        "overview", model="gpt2-xl", cluster="1x8-h100", layers="2", memory="0.5", accumulate="1", recompute="none"
     )
     assert "least memory" in at.error[0].value
     assert any(b.label == "Let a plan fill the GPU’s memory" for b in at.button)
-
-
-def test_an_old_link_to_the_graph_still_opens_the_graph() -> None:
-    at = open_page("answer", model="gpt2-xl", layers="2", node="transformer.wte/embedding")
-    assert not at.exception
-    assert any("transformer.wte.weight" in c.value for c in at.caption)
-    at.switch_page("explorer/pages/answer.py").run()
-    assert "Why this one" in words(at)
-    assert "node" not in at.query_params
 
 
 def test_address_sets_the_page() -> None:
@@ -166,20 +250,20 @@ def test_address_sets_the_page() -> None:
     assert at.selectbox(key="w_model").value == "gpt2-xl"
     assert at.selectbox(key="w_cluster").value == "1x8-h100"
     assert field(at, "batch").value == "64"
-    assert at.selectbox(key="w_plan:fsdp").value == "fsdp"
+    assert at.session_state["values"]["plan"] == "fsdp"
 
 
 def test_memory_is_set_in_gib_and_kept_in_the_command_lines_unit() -> None:
-    at = open_page("fold", model="gpt2-xl", layers="2", memory="40")
+    at = open_page("overview", model="gpt2-xl", layers="2", memory="40")
     assert field(at, "memory").value == pytest.approx(40e9 / 2**30, rel=0.01)
     field(at, "memory").set_value(32.0)
-    plan(at, "cluster")
+    press(at, "cluster")
     assert not at.exception
     assert float(at.query_params["memory"]) == pytest.approx(32 * 2**30 / 1e9)
 
 
 def test_a_control_changes_the_address_and_keeps_the_rest() -> None:
-    at = open_page("fold", model="gpt2-xl", layers="2", batch="32")
+    at = open_page("overview", model="gpt2-xl", layers="2", batch="32")
     at.selectbox(key="w_cluster").set_value("1x8-h100").run()
     assert not at.exception
     assert at.query_params["cluster"] == "1x8-h100"
@@ -219,123 +303,10 @@ def test_what_cannot_be_planned_is_one_sentence_in_place(address: dict[str, str]
     assert at.query_params[key] == text
 
 
-def test_unknown_plan_and_node_are_told() -> None:
-    assert any("no plan" in w.value for w in open_page("plans", plan="nobodys").warning)
-    assert any("no node" in w.value for w in open_page("fold", node="nothing/at/all").warning)
-    found = [w.value for w in open_page("fold", depth="99", open="run:99").warning]
-    assert (
-        len(found) == 2
-        and any("no depth “99”" in w for w in found)
-        and any("no block to open “run\\:99”" in w for w in found)
-    )
-    assert any("no mesh “9x9”" in w.value for w in open_page("plans", meshes="9x9").warning)
-
-
-def test_click_on_a_node_shows_its_shapes_and_choices() -> None:
-    at = open_page("fold")
-    at.selectbox(key="w_node:").set_value("LlamaDecoderLayer:self_attn.q_proj/linear").run()
-    text = words(at)
-    assert "self_attn.q_proj.weight" in text
-    assert "[4096, 4096]" in text
-    assert "choices on one mesh axis" in text
-    assert "replicate" in text
-    assert "TFLOP" in text
-
-
-def test_slider_replays_algorithm_1() -> None:
-    at = open_page("fold")
-    seen = set()
-    for depth in at.select_slider(key="w_depth").options:
-        at.select_slider(key="w_depth").set_value(int(depth)).run()
-        seen.add(next(m.value for m in at.markdown if m.value.startswith("Depth")))
-    assert any("32" in s and "layers" in s for s in seen)
-    assert len(seen) >= 3
-
-
-def test_compare_tells_why_in_words() -> None:
-    at = open_page("compare", compare="best,megatron-lm")
-    headline = next(m.value for m in at.markdown if m.value.startswith("###"))
-    assert "Megatron" in headline
-    assert "memory" in headline
-
-
-def test_export_shows_the_code_beside_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = coding.CodeLine("    x = F.layer_norm(x)", ("ln_1/layer_norm",))
-    written = [coding.Code((coding.Function("block", "GPT2Block", (line,)),)), coding.Code((), "it has no blocks")]
-    monkeypatch.setattr(coding, "code", lambda plan: written.pop(0))
-    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
-    at = open_page("export", model="gpt2-xl")
-    assert not any("its lines are marked" in c.value for c in at.caption)
-    at.toggle(key="show_code").set_value(True).run()
-    assert not at.exception and any("its lines are marked" in c.value for c in at.caption)
-    at.toggle(key="show_code").set_value(False).run()
-    at.toggle(key="show_code").set_value(True).run()
-    assert len(written) == 1, "written once for a plan"
-
-
-def test_export_offers_the_plan_and_its_command() -> None:
-    at = open_page("export", model="gpt2-xl")
-    assert not at.exception
-    assert any(c.value.startswith("python -m planner_core plan gpt2-xl") for c in at.code)
-
-
-def test_an_unverified_plan_is_called_so_until_all_three_depths_confirm_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules are read for real; what the other two buttons run is tested on real ranks elsewhere."""
-    asked = []
-    monkeypatch.setattr(exporting, "outcome", lambda plan, *options, tick: asked.append(options) or {"ok": True})
-    monkeypatch.setattr(exporting, "export", lambda plan, target, suffix, near: exporting.ExportedFile("", ()))
-    at = open_page("export", model="gpt2-xl")
-    for key, left in (("rules", 3), ("numbers", 2), ("traffic", 1)):
-        told = [c.value for c in at.caption if "Not verified yet" in c.value]
-        assert len(told) == 2  # one at the plan's download, one at the form's
-        assert told[0].count(";") == left - 1
-        at.button(key=f"verify_{key}").click().run()
-        assert not at.exception
-    assert not [c.value for c in at.caption if "Not verified yet" in c.value]
-    assert sum("**confirmed**" in m.value for m in at.markdown) == 3
-    assert asked == [("--ranks", "4"), ("--fake",)]
-
-
-@pytest.mark.slow
-def test_the_buttons_verify_for_real() -> None:
-    at = open_page("export", model="gpt2-xl", cluster="1x8-h100")
-    at.default_timeout = 600
-    for key, said in (("numbers", "gradient error"), ("traffic", "the same collectives and bytes")):
-        at.button(key=f"verify_{key}").click().run()
-        assert any("**confirmed**" in m.value and said in m.value for m in at.markdown)
-
-
-def test_what_is_marked_in_one_chart_is_marked_in_the_others_and_the_graph() -> None:
-    lasso = {"lasso": "100,30,400,30,400,120,100,120", "node": "LlamaDecoderLayer:self_attn.q_proj/linear"}
-    at = open_page("plans", **lasso)
-    assert not at.exception
-    told = words(at).replace("\\", "")
-    assert re.search(r"≠ in the graph: \d+ marked candidates", told) and "mlp.down_proj S(1)." in told
-    plans, candidates = (names(chart) for chart in at.get("plotly_chart")[:2])
-    assert "places the block’s weights as a marked candidate does" in plans and "self_attn.q_proj S(0)" in candidates
-    at = open_page("plans", among="megatron-lm,data-parallel")
-    told = words(at).replace("\\", "")
-    assert "≠ in the graph: Megatron-LM and Data parallel place it otherwise than Exact plan." in told
-    assert "as the marked plans do" in names(at.get("plotly_chart")[1])
-
-
-def names(chart: Any) -> list[str]:
-    """What is drawn in a chart."""
-    return [trace.get("name", "") for trace in json.loads(chart.proto.spec)["data"]]
-
-
 def test_sessions_share_no_settings() -> None:
     model = {"model": "gpt2-xl", "layers": "2"}
-    one, two = open_page("fold", batch="64", **model), open_page("fold", **model)
+    one, two = open_page("overview", batch="64", **model), open_page("overview", **model)
     one.selectbox(key="w_cluster").set_value("1x8-h100").run()
     two.run()
     assert two.selectbox(key="w_cluster").value == "2x8-h100"
-    assert field(two, "batch").value == "16"
-
-
-def test_the_search_keeps_to_what_a_tool_can_be_told() -> None:
-    at = open_page("answer", tool="deepspeed", layers="2")
-    said = words(at)
-    assert not at.exception and "The fastest plan that DeepSpeed runs, for" in said
-    assert "that DeepSpeed can be told and that fits" in said and "of all plans" in said
-    assert "the simplest" not in said
+    assert field(two, "batch").value == "32"

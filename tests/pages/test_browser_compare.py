@@ -47,7 +47,6 @@ def test_compare_step_by_step(visit: Visit) -> None:
     assert box is not None
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.get_by_text(re.compile("^Weights of Exact plan: .* on one GPU at the peak")).wait_for()
-    expect(page.locator(".st-key-holders .node").first).to_be_visible()
     visit.asks(lambda query: "held=" in query)
     page.get_by_role("button", name="Show all alike").click()
     page.wait_for_function("!location.search.includes('held=')")
@@ -138,62 +137,10 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     expect(page.locator(".svg svg")).to_have_count(3)
 
 
-def test_topology_sliders_replan_and_back_undoes(visit: Visit) -> None:
-    page = visit.page
-    visit.open("/topology?model=gpt2-xl&layers=2")
-    thumb = page.get_by_role("slider", name=re.compile("InfiniBand: bandwidth"))
-    thumb.focus()
-    for _ in range(3):
-        page.keyboard.press("ArrowLeft")
-    page.wait_for_function("location.search.includes('bandwidth=1%2C0.125')")
-    page.get_by_text("best plan for the links as set").wait_for()
-    visit.settle()
-    page.get_by_text(re.compile("Planning anew for these links")).wait_for()
-    page.go_back()
-    page.wait_for_function("!location.search.includes('bandwidth=1%2C0.125')")
-    visit.settle()
-    page.go_forward()
-    page.wait_for_function("location.search.includes('bandwidth=1%2C0.125')")
-    visit.settle()
-    expect(thumb).to_have_attribute("aria-valuetext", "47.5 GB/s (× 0.125)")
-    page.reload()
-    visit.settle()
-    page.get_by_text("best plan for the links as set").wait_for()
-
-
-@pytest.mark.slow
-def test_growing_with_progress(visit: Visit) -> None:
-    page = visit.page
-    visit.open("/topology?model=gpt2-xl&layers=2")
-    field = page.get_by_role("combobox", name=re.compile("Interconnects"))
-    field.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)  # scrolling closes the list
-    field.click()
-    page.get_by_role("option", name=re.compile("4x8-a100")).click()
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name="Stop the sweep").wait_for()
-    page.wait_for_function("location.search.includes('grow=4x8-a100')")
-    page.get_by_text(re.compile("4x8-a100: tensor parallelism")).wait_for(timeout=120_000)
-    visit.settle()
-    expect(page.locator("table[aria-label^='best mesh'] tbody tr")).to_have_count(10)
-    page.locator(".js-plotly-plot").nth(1).wait_for()
-
-
-def test_growing_can_be_stopped(visit: Visit) -> None:
-    page = visit.page
-    page.goto(f"{visit.base}/topology?model=llama-3-8b&grow=2x8-h100,4x8-a100,2x8-v100-eth")
-    page.get_by_role("button", name="Stop the sweep").click(timeout=180_000)
-    page.wait_for_function("!location.search.includes('grow')")
-    visit.settle()
-    expect(page.locator("table[aria-label^='best mesh']")).to_have_count(0)
-    page.get_by_text("what has been worked out is kept").wait_for()
-
-
 @pytest.mark.parametrize(
     "path",
     [
         "compare?rungs=tap&rows=all",
-        pytest.param("topology?bandwidth=1,0.25&model=gpt2-xl&layers=2&grow=2x8-h100", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])

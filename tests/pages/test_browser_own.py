@@ -29,9 +29,8 @@ def config(**fields: Any) -> dict[str, Any]:
 def upload(visit: Visit, folder: Path, content: str) -> None:
     file = folder / "config.json"
     file.write_text(content)
-    visit.open("/fold")
+    visit.open("/")
     visit.page.locator(".st-key-sentence").get_by_role("button").first.click()
-    visit.page.get_by_text("Your own model", exact=True).click()
     visit.page.set_input_files("input[type=file]", file)
 
 

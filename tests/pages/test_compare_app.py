@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -33,22 +32,6 @@ def test_up_to_four_plans_from_the_address() -> None:
     assert "no plan “nobodys”" in at.warning[0].value
 
 
-def test_days_and_money_stand_beside_every_step() -> None:
-    """Days and cost of 1e9 tokens, which are set on the page itself, follow from the tokens per second in the same row:
-    `tokens / (per GPU · GPUs)` seconds."""
-    at = open_page("compare", model="gpt2-xl", price="2")
-    next(w for w in at.text_input if w.label == "Tokens to train on").set_value("1B").run()
-    assert not at.exception
-    table = next(str(e.value) for e in at.html if "how fast each plan trains" in str(e.value))
-    assert "days for 1.00 B tokens" in table
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
-    assert len(rows) == 2
-    for _, _, per_gpu, _, days, cost in rows:
-        tokens_per_day = float(per_gpu.replace("\u202f", "")) * 16 * 86_400
-        assert float(days.removesuffix(" days").replace("\u202f", "")) == pytest.approx(1e9 / tokens_per_day, rel=0.01)
-        assert float(cost.replace("\u202f", "")) == pytest.approx(2 * 24 * 16 * 1e9 / tokens_per_day, abs=0.51)
-
-
 def test_rows_that_differ_and_all_rows() -> None:
     at = open_page("compare", compare="best,megatron-lm")
     few = tables(at).count("<tr>")
@@ -64,56 +47,6 @@ def test_what_a_method_costs(method: str) -> None:
     assert not at.exception
     assert f"{method.upper()}’s plan takes" in markdown(at)
     assert "nothing is forbidden" in tables(at)
-
-
-@pytest.mark.slow
-def test_other_links_from_the_address() -> None:
-    at = open_page("topology", bandwidth="1,0.25", latency="2,1")
-    assert not at.exception
-    assert at.select_slider(key="w_bandwidth_1").value == "0.25"
-    assert at.select_slider(key="w_latency_0").value == "2"
-    assert "best plan for the links as set" in tables(at)
-    assert "Planning anew for these links" in markdown(at)
-
-
-def test_a_slider_writes_the_address_and_back_at_one_leaves_it() -> None:
-    at = open_page("topology", model="gpt2-xl", layers="2")
-    assert "links as set" not in tables(at)
-    at.select_slider(key="w_bandwidth_1").set_value("0.125").run()
-    assert not at.exception
-    assert at.query_params["bandwidth"] == "1,0.125"
-    at.select_slider(key="w_bandwidth_1").set_value("1").run()
-    assert "bandwidth" not in at.query_params
-
-
-def test_another_cluster_forgets_the_links() -> None:
-    at = open_page("topology", model="gpt2-xl", layers="2", bandwidth="1,0.25")
-    at.selectbox(key="w_cluster").set_value("1x8-h100").run()
-    assert not at.exception
-    assert "bandwidth" not in at.query_params
-
-
-def test_volume_stands_beside_topology() -> None:
-    at = open_page("topology")
-    assert "least bytes, links unseen" in tables(at)
-    assert "Bytes are not time" in markdown(at) or "within the estimate" in markdown(at)
-
-
-def test_growing_from_the_address() -> None:
-    at = open_page("topology", model="gpt2-xl", layers="2", grow="2x8-h100", grow_batch="per-gpu")
-    assert not at.exception
-    assert "tensor parallelism" in markdown(at)
-    assert "1\u202f024" in tables(at)
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [("bandwidth", "fast"), ("latency", "1,0"), ("grow", "nowhere"), ("rungs", "magic"), ("rows", "none")],
-)
-def test_nonsense_in_the_address_is_told(key: str, text: str) -> None:
-    at = open_page("topology" if key != "rows" else "compare", **{key: text})
-    assert not at.exception
-    assert any(key in w.value for w in at.warning)
 
 
 def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:

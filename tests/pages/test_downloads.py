@@ -13,12 +13,10 @@ from tests.pages.test_app import open_page
 
 FEW = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "setup": "dp=8"}
 ADDRESSES: dict[str, tuple[str, dict[str, str]]] = {
-    "answer": ("answer", {}),
-    "fold": ("fold", FEW),
+    "overview": ("overview", FEW),
     "plans": ("plans", {**FEW, "compare": "best,fsdp", "tokens": "1e9"}),
     "compare": ("compare", {**FEW, "compare": "best,setup", "tokens": "1e9", "price": "2"}),
-    "topology": ("topology", FEW),
-    "export": ("export", FEW),
+    "whatif": ("whatif", FEW),
     "measured": ("measured", {}),
     "learn": ("learn", FEW),
 }
@@ -48,6 +46,6 @@ def test_files_are_made_without_a_session(address: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(st, "download_button", noted)
     at = open_page(page, **query)
     assert not at.exception
-    assert (len(makers) > 1) == (page in ("fold", "plans", "compare", "measured"))
+    assert (len(makers) > 1) == (page in ("plans", "compare", "measured"))
     for label, make in makers.items():
         assert made(make), label

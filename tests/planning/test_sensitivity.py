@@ -8,19 +8,12 @@ import re
 
 import pytest
 
-from explorer.address import settings
-from explorer.analysis import other_links as linked
 from explorer.analysis import what_if as whatif
-from explorer.figures import regions
-from explorer.figures.palette import DARK, LIGHT
-from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan
 from planner_core.planning.analysis.sensitivity import (
     CLOSE,
     SAME,
-    UNKNOWN,
-    Crossover,
     MapAxis,
     RegionCell,
     cell,
@@ -31,7 +24,6 @@ from planner_core.planning.analysis.sensitivity import (
 )
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
-from tests.support.plans import planned
 
 
 def step_at(border: float, asked: list[float]) -> object:
@@ -149,18 +141,6 @@ def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
     assert {found.low, found.high} <= {*made.asked, 1.0, 1000.0}, "both sides were searched"
 
 
-def test_a_point_that_takes_too_long_is_a_kind_of_its_own() -> None:
-    cells = [
-        RegionCell(1.0, 8.0, "a"),
-        RegionCell(2.0, 8.0, UNKNOWN),
-        RegionCell(4.0, 8.0, "b"),
-        RegionCell(8.0, 8.0, "c"),
-    ]
-    assert [(left.x, right.x) for left, right in changes(cells)] == [(4.0, 8.0)]
-    drawn = regions.figure(MapAxis("inter", (1.0, 2.0, 4.0, 8.0)), MapAxis("batch", (8.0,), 8.0), cells, None, LIGHT)
-    assert [t.text[0] for t in drawn.data if t.text is not None] == ["A", "B", "C", "?"]
-
-
 def test_a_search_can_be_stopped_inside() -> None:
     """Between eliminations the search says that it goes on; what is said may raise to stop it there."""
     request = Request("t5-large", cluster="1x8-h100", layers=3, memory_gb=1.4, precision="pure")
@@ -177,15 +157,6 @@ def test_a_search_can_be_stopped_inside() -> None:
     said.clear()
     with pytest.raises(TimeoutError):
         whatif.best(request, say=stop)
-
-
-def test_a_plan_priced_on_other_links_is_the_plan_repriced() -> None:
-    result = planned(Request("gpt2-xl"))
-    for plan in result.plans:
-        seconds = linked.step_times(plan, result.graph)
-        for factor in ("0.125", "1", "4"):
-            there = linked.changed(result.cluster, ("1", factor), ())
-            assert seconds(there) == pytest.approx(linked.repriced(plan, there, result.graph).cost.step_time_s)
 
 
 def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
@@ -221,55 +192,6 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
 
 
 # --- in words and as a figure ------------------------------------------------------------------------------
-
-
-def test_kinds_are_named_in_the_fields_terms() -> None:
-    best = whatif.best(Request("llama-3-8b", memory_gb=73.6, zero=None))
-    assert str(regions.sort_of(best)) == "data parallel 16, gradients and states sharded"
-    best = whatif.best(Request("llama-3-8b", memory_gb=73.6, zero=3))
-    assert str(regions.sort_of(best)) == "data parallel 16, weights sharded"
-    wide = regions.Sort(tensor=16, leaves=True)
-    assert str(wide) == "tensor parallel 16, tp between nodes"
-    assert str(regions.Sort()) == "everything whole"
-
-
-def test_axes_surround_what_stands() -> None:
-    values, _ = settings.read({})
-    cluster = load_cluster("2x8-h100")
-    assert 400.0 in regions.axis_of("inter", values, cluster, 16).values
-    assert 450.0 in regions.axis_of("intra", values, cluster, 16).values
-    assert 16.0 in regions.axis_of("batch", values, cluster, 16).values
-    x, y = regions.axis_of("inter", values, cluster, 16), regions.axis_of("batch", values, cluster, 16)
-    assert regions.changes(x, 62.5, y, 32.0) == {"inter": 62.5, "batch": 32}
-
-
-def test_crossovers_in_words() -> None:
-    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
-    found = [Crossover(b, 61.0, 63.0, "one", "two") for b in y.values]
-    (told,) = regions.told(x, y, found, {"one": "A", "two": "B"})
-    assert told == "At 8 to 16 samples: A one below about 62 GB/s between nodes, B two above."
-    (told,) = regions.told(y, x, [Crossover(25.0, 16.0, 32.0, "one", None)], {"one": "A"})
-    assert told == "At 25 GB/s between nodes: A one up to 16 samples, nothing fits from 32 samples on."
-
-
-def test_the_points_known_so_far_are_told_as_a_table() -> None:
-    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
-    head, rows = regions.so_far(x, y, [RegionCell(25.0, 8.0, "a"), RegionCell(50.0, 8.0, "a", searched=False)])
-    assert head[1:] == ["25.0", "50.0"] and all(head)
-    assert rows == [["16", "·", "·"], ["8", "■", "□"]]
-    assert regions.counted([RegionCell(25.0, 8.0, "a")], 3).startswith(
-        "3 searches: 1 of the 1 points, and 2 to close in"
-    )
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_the_map_shows_every_cell_with_a_letter(theme: object) -> None:
-    x, y = MapAxis("inter", (25.0, 50.0)), MapAxis("batch", (8.0, 16.0), 16.0)
-    cells = [RegionCell(a, b, "k" if a < 30 else None, 0.1, 10) for b in y.values for a in x.values]
-    figure = regions.figure(x, y, cells, (25.0, 8.0), theme)  # type: ignore[arg-type]
-    tiles = [t for t in figure.data if t.text is not None]
-    assert sum(len(t.x) for t in tiles) == 4 and {t.text[0] for t in tiles} == {"A", "–"}
-    assert "GB/s" in figure.layout.xaxis.title.text and "batch" in figure.layout.yaxis.title.text
 
 
 @pytest.mark.parametrize(("model", "mesh"), [("gpt2-xl", "16"), pytest.param("vit-large", "", marks=pytest.mark.slow)])

@@ -48,7 +48,7 @@ class Visit:
 
     def turn(self, title: str) -> None:
         self.page.get_by_role("link", name=title, exact=True).click()
-        self.page.wait_for_url(re.compile(title.lower()))
+        self.page.wait_for_url(re.compile(title.lower().replace(" ", "")))
         self.settle()
 
     def click(self, target: Locator) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -11,7 +11,7 @@ from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS
 from explorer.components import frame
-from explorer.components.plans import first_picture, linked
+from explorer.components.plans import first_picture
 from explorer.components.plans.choice import CHOOSING, current, data_of, figure, generation, unmark
 from explorer.figures import scatter
 from explorer.session import state
@@ -24,8 +24,8 @@ ROWS_SHOWN = 500
 """Rows of the table of what is marked."""
 
 
-def section(result: Result, plan: Plan, reference: Plan | None, like: Sequence[Plan] = ()) -> None:
-    """Every assignment of one unique block; `like` are plans that are marked in their own chart."""
+def section(result: Result, plan: Plan, reference: Plan | None) -> None:
+    """Every assignment of one unique block."""
     one = chosen_block(result)
     if one is None:
         st.caption(
@@ -54,7 +54,7 @@ def section(result: Result, plan: Plan, reference: Plan | None, like: Sequence[P
     first_picture.chart(
         scatter.candidates_scatter(
             one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan),
-            by=by, like=[i for p in like if (i := choosing.placed_as(one, p)) is not None],
+            by=by,
         ),
         key, theme=None, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
@@ -74,37 +74,27 @@ def _head(result: Result, one: Candidates, names: list[str]) -> str:
             width="content",
         )
         if len(names) > 1:
-            widget = state.seed("w_block", one.block)
+            widget = state.shown("w_block", one.block)
             st.selectbox(
-                "Block", names, key=widget, format_func=lambda n: titles.get(n, n), width=150,
+                "Block", names, index=names.index(one.block), key=widget, format_func=lambda n: titles.get(n, n), width=150,
                 on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
                 label_visibility="collapsed",
             )  # fmt: skip
-        return linked.coloured(result, one)
+        return coloured(one)
 
 
-def marked(result: Result) -> tuple[Candidates, list[int]] | None:
-    """The candidates that are marked or chosen, with the block that they are of; None where none are."""
-    one = chosen_block(result)
-    if one is None:
-        return None
-    index = picked(one)
-    if index is not None:
-        return one, [index]
-    region = state.value("lasso")
-    reference = next((p for p in result.plans if p.method == choosing.REFERENCE), None)
-    keep = current().candidates(one, answer.limit_bytes(result), reference)
-    found: list[int] = choosing.marked(one, keep, region).tolist() if region else []
-    return (one, found) if found else None
+def coloured(found: Candidates) -> str:
+    """The control that colours candidates by one weight; returns the weight or nothing."""
+    return st.selectbox(
+        "Coloured by", list(found.weights), key=f"coloured_{found.block}", index=None, format_func=choosing.short, width=190,
+        label_visibility="collapsed", placeholder="coloured by a weight", help="How each candidate places it",
+    ) or ""  # fmt: skip
 
 
-def alike(result: Result, plans: Mapping[str, Plan]) -> list[str]:
-    """The plans that place the block's weights as one of the marked candidates does, each on its own last axis."""
-    held = marked(result)
-    if held is None:
-        return []
-    found, some = held
-    return [n for n, p in plans.items() if choosing.placed_as(found, p) in some]
+def common(found: Candidates, marked: Sequence[int]) -> str:
+    """The placements that all marked candidates have in common: `all place q_proj R, up_proj S(1)`."""
+    alike = [f"{choosing.short(w)} {ways[0]}" for w, ways in choosing.given(found, marked).items() if len(ways) == 1]
+    return f"All place {', '.join(alike)}." if alike else "They place no weight all alike."
 
 
 def chosen_block(result: Result) -> Candidates | None:
@@ -187,7 +177,7 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
         what = "marked" if region else "of equal cost"
         st.caption(f"{units.whole(len(rows))} candidate{'s' * (len(rows) != 1)} {what}{more}", width="content")
         if region and len(rows):
-            st.caption(frame.text(linked.common(found, rows.tolist())), width="content")
+            st.caption(frame.text(common(found, rows.tolist())), width="content")
         if region:
             st.button("Clear the mark", on_click=unmark, kwargs={"lasso": ()}, key="unmark", type="tertiary")
     rows = rows[:ROWS_SHOWN]

@@ -11,14 +11,13 @@ from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
-from explorer.components.answers.money import budget
 from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state, stated
-from explorer.text import glossary, units, words
+from explorer.text import glossary, recipe, units, words
 from explorer.text.notebook import notebook
 from planner_core.core import Plan
-from planner_core.planning import Result, edit, leads
+from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
 from planner_core.planning.pricing import Speed, model_flops, speed_of
 
@@ -38,9 +37,10 @@ def current() -> choosing.Filter:
 def _many(label: str, key: str, options: list[str], names: Any, placeholder: str, help: str | None = None) -> None:
     what = {"meshes": "mesh", "methods": "method"}.get(key, "weight")
     frame.absent(what, state.value(key), options, "“Show all” takes it out of the filter")
-    widget = state.seed(f"w_{key}", [x for x in state.value(key) if x in options])
+    now = [x for x in state.value(key) if x in options]
+    widget = state.shown(f"w_{key}", now)
     st.multiselect(
-        label, options, format_func=names, key=widget, placeholder=placeholder, help=help,
+        label, options, default=now, format_func=names, key=widget, placeholder=placeholder, help=help,
         on_change=lambda: state.change(**{key: tuple(st.session_state[widget])}),
     )  # fmt: skip
 
@@ -49,10 +49,12 @@ def filters(plans: Plans, shown: Plans) -> None:
     """The controls: only what fits, meshes, methods, weights placed otherwise than by Megatron-LM."""
     other = sorted(set().union(*choosing.differing(plans).values()))
     on = current()
-    with st.expander(f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on)):
-        widget = state.seed("w_fits", state.value("fits") == "only")
+    with st.expander(
+        f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on), key=f"filter_{bool(on)}"
+    ):
+        widget = state.shown("w_fits", state.value("fits") == "only")
         st.checkbox(
-            "Only what fits the memory", key=widget,
+            "Only what fits the memory", value=state.value("fits") == "only", key=widget,
             on_change=lambda: state.change(fits="only" if st.session_state[widget] else "all"),
         )  # fmt: skip
         left, middle, right = st.columns(3)
@@ -79,14 +81,13 @@ def _clear() -> None:
 # --- whole-model plans ----------------------------------------------------------------------------------
 
 
-def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str, like: list[str]) -> None:
-    """Whole-model plans; a click chooses one, a lasso or box marks several here, in the table, among the candidates and in the graph.
-    Those `like` a marked candidate are marked too."""
-    widget = state.seed("w_axis", state.value("axis"))
+def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
+    """Whole-model plans; a click chooses one, a lasso or box marks several here and in the table."""
+    widget = state.shown("w_axis", state.value("axis"))
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
         st.markdown("**Plans for the whole model** by", width="content")
         st.selectbox(
-            "Across", list(AXES), format_func=lambda a: AXES[a], key=widget, width=230,
+            "Across", list(AXES), index=list(AXES).index(state.value("axis")), format_func=lambda a: AXES[a], key=widget, width=230,
             on_change=state.from_widget, args=("axis", widget), label_visibility="collapsed",
         )  # fmt: skip
     limit = answer.limit_bytes(result)
@@ -99,7 +100,7 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str, like: l
         state.value("axis"),
         plans,
         state.value("among"),
-        like,
+        [],
     )
     key = f"plans_chart{generation()}"
 
@@ -152,7 +153,8 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
     unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {
-            "plan": words.title(p),
+            "plan": recipe.short(p),
+            "what": words.title(p) + (f", {work}" if (work := recipe.brief_work(p)) else ""),
             f"step, {unit}": figure(p.cost.step_time_s * size),
             "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
             "MFU, %": figure(100 * speeds[n].mfu),
@@ -162,9 +164,8 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
             "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
-            "mesh": words.mesh_words(p.mesh),
-            "what it does": words.describe(p),
-            "proof": "optimal" if p.optimal else "a tie" if leads(p) else "best found",
+            "minimises": minimises(p),
+            "sent, GB": figure(sum(t.wire_bytes for t in p.cost.traffic) / 1e9),
         }
         for n, p in listed.items()
     ]
@@ -181,12 +182,19 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         column_config=_columns(unit), alt="The plans as a table",
     )  # fmt: skip
     _take_along(result, listed, homes)
-    st.caption("A row chooses its plan, as a click on its point does; so does “Chosen plan” below, which keys reach.")
+
+
+def minimises(plan: Plan) -> str:
+    """What the search of a plan made least: the papers' methods do not count seconds of a step."""
+    method = ALL.get(plan.method)
+    if method is not None and method.by_volume:
+        return "bytes"
+    return {"time": "step", "communication": "communication"}.get(plan.objective, plan.objective)
 
 
 def _money(speed: Speed, result: Result) -> dict[str, float]:
     """Days and money for all tokens, where the address says how many, and what a GPU hour costs."""
-    asked = budget()
+    asked = state.budget()
     run = asked.to_json(speed, result.cluster.num_gpus) if asked else {}
     return {name: figure(amount) for name in ("days", "cost") if (amount := run.get(name)) is not None}
 
@@ -194,7 +202,11 @@ def _money(speed: Speed, result: Result) -> dict[str, float]:
 def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
     """The rows as data, and a notebook that makes them. These files are made when there is no session to read any more."""
     with st.container(horizontal=True):
-        frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
+        frame.data(
+            "the plans",
+            frame.file_name("plans"),
+            lambda: [frame.asked_columns() | row for row in table_rows.plans(listed, homes)],
+        )
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
             key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
@@ -204,23 +216,20 @@ def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None
 def _columns(unit: str) -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     return {
-        "plan": text(width=225, help=glossary.PLAN_WORDS),
-        "what it does": text(width=290),
+        "plan": text(width=200, help=glossary.PLAN_WORDS),
+        "what": text(width=225),
         "fits": text(width=50),
         f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
         "MFU, %": number(
             help="Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
         ),
-        "mesh": text(help=glossary.GLOSSARY["mesh"]),
         "tie": text(
             width=50,
             help="As fast as the fastest plan that fits, as far as the prediction can tell (by published runs of their kinds)",
         ),
         f"of it exposed, {unit}": number(help=glossary.GLOSSARY["exposed"]),
-        "proof": text(
-            help="optimal: proven the best of its kind under the stated cost model; best found: a small gap is left"
-        ),
+        "minimises": text(help="TAP counts bytes, TAPS and ATP communication; the exact search the step"),
     }
 
 

@@ -8,7 +8,6 @@ from explorer.address import edits, pins
 from explorer.analysis import what_if as whatif
 from explorer.components import frame
 from explorer.components.plans import whatif_panel
-from explorer.graph import weight_table as weight_rows
 from explorer.session import state
 from explorer.text import glossary, words
 from planner_core.core import Placements, Plan, PlannerError, parse_placement
@@ -58,9 +57,9 @@ def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
         for axis, size in enumerate(base.mesh.axis_sizes):
             if size > 1:
                 _axis(asked, one, key, now, axis, f"On {base.mesh.axis_names[axis]} ({size} GPUs)")
-        widget = state.seed("edit_rest", asked.rest)
+        widget = state.shown("edit_rest", asked.rest)
         st.segmented_control(
-            "All other weights", list(edits.REST), key=widget, required=True, format_func=lambda r: edits.REST[r],
+            "All other weights", list(edits.REST), default=asked.rest, key=widget, required=True, format_func=lambda r: edits.REST[r],
             on_change=lambda: _rest(asked, st.session_state[widget]),
         )  # fmt: skip
     if len(one.stored) > 1:
@@ -68,14 +67,14 @@ def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
 
 
 def _axis(asked: edits.Edits, one: Editable, key: str, now: Placements, axis: int, label: str) -> None:
-    widget = state.seed(f"edit_{key}_{axis}", str(now[axis]))
+    widget, options = state.shown(f"edit_{key}_{axis}", str(now[axis])), _options(one, now[axis])
 
     def put() -> None:
         placements = tuple(parse_placement(st.session_state[widget]) if a == axis else p for a, p in enumerate(now))
         _set(asked.put(key, placements, one.stored))
 
     help = glossary.GLOSSARY["R"] + ". " + glossary.GLOSSARY["S"]
-    st.selectbox(label, _options(one, now[axis]), key=widget, width=WIDE, on_change=put, help=help)
+    st.selectbox(label, options, index=options.index(str(now[axis])), key=widget, width=WIDE, on_change=put, help=help)
 
 
 def _options(one: Editable, now: object) -> list[str]:
@@ -87,9 +86,16 @@ def _of_node(result: Result, known: dict[str, Editable]) -> str:
     """The first weight of the node that is selected in the graph, else the first matrix of a repeated block."""
     node = state.value("node")
     if node:
-        names = weight_rows.by_weight(state.drawing(result.request))
+        scenes = state.drawing(result.request).scopes.items()
+        held = {
+            (scope, w)
+            for scope, content in scenes
+            for p in content.nodes
+            if p.node.id == node
+            for w, _ in p.node.weights
+        }
         for key, e in known.items():
-            if names.get(e.weight) == node:
+            if e.weight in held:
                 return key
     return next((k for k, e in known.items() if e.copies > 1 and len(e.meta.shape) > 1), next(iter(known)))
 

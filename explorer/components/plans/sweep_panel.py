@@ -38,23 +38,24 @@ def panel(result: Result) -> None:
     """The controls, the figures and the table."""
     offered = sweep.offered(result)
     names = tuple(n for n in state.value("sweep") if n in offered)
-    with st.expander("How the answer changes with batch, GPUs, memory, links, …", expanded=bool(names)):
-        _choose(offered, names)
-        if not names:
-            st.caption("Everything else stays as it stands. A few seconds for each value; what has been found is kept.")
-            return
-        found = _work_out(names, result)
-        if len(names) > 1:
-            _show_two(names, found, result)
-        else:
-            _show_one(names[0], found[""], sweep.here(names[0], result))
-        _table(names, found)
-        frame.data("the sweep", "sweep", lambda: sweep.rows(names, found))
+    _choose(offered, names)
+    if not names:
+        return
+    found = _work_out(names, result)
+    if len(names) > 1:
+        _show_two(names, found, result)
+    else:
+        _show_one(names[0], found[""], sweep.here(names[0], result))
+    _table(names, found)
+    frame.data(
+        "the sweep", frame.file_name("sweep"), lambda: [frame.asked_columns() | row for row in sweep.rows(names, found)]
+    )
 
 
 def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
     """Two lists: what is swept, and for each value of what else."""
-    keys = [state.seed(f"w_sweep_{k}", names[k] if k < len(names) else None) for k in range(2)]
+    now = [names[k] if k < len(names) else None for k in range(2)]
+    keys = [state.shown(f"w_sweep_{k}", now[k]) for k in range(2)]
 
     def take() -> None:
         state.change(sweep=tuple(dict.fromkeys(n for key in keys if (n := st.session_state.get(key)))))
@@ -64,9 +65,10 @@ def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
         rest = [n for n in offered if n != names[0]]
         lists.append(("and for each", "a second one: small multiples", rest))
     with st.container(horizontal=True):
-        for key, (label, placeholder, options) in zip(keys, lists, strict=False):
+        for key, one, (label, placeholder, options) in zip(keys, now, lists, strict=False):
             st.selectbox(
-                label, options, key=key, index=None, width=330, on_change=take, placeholder=placeholder,
+                label, options, key=key, index=list(options).index(one) if one in options else None,
+                width=330, on_change=take, placeholder=placeholder,
                 format_func=lambda n: sweep.QUANTITIES[n],
             )  # fmt: skip
 
@@ -148,9 +150,10 @@ def _show_one(name: str, points: Sequence[Point], here: str) -> None:
 
 def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
     """A figure for each value of the second quantity, all with the same axes, and below each where the layout changes."""
-    widget = state.seed("w_measure", state.value("measure"))
+    widget = state.shown("w_measure", state.value("measure"))
     st.segmented_control(
-        "Drawn", list(settings.MEASURES), format_func=lambda m: settings.MEASURES[m], key=widget, required=True,
+        "Drawn", list(settings.MEASURES), default=state.value("measure"),
+        format_func=lambda m: settings.MEASURES[m], key=widget, required=True,
         on_change=state.from_widget, args=("measure", widget),
     )  # fmt: skip
     measure = state.value("measure")

@@ -131,19 +131,20 @@ def _set(key: str, value: Any, stands: Any, alone: bool = False) -> None:
 
 def _slider(key: str, steps: tuple[float, ...], now: float, changes: dict[str, Any], alone: bool) -> None:
     current = changes.get(key, now)
-    widget = state.seed(f"wi_{key}", current)
+    widget = state.shown(f"wi_{key}", current)
     st.select_slider(
-        LABELS[key], whatif.options((*steps, current), now), key=widget, width=WIDE, format_func=lambda v: f"{v:g}",
+        LABELS[key], whatif.options((*steps, current), now), value=current, key=widget, width=WIDE, format_func=lambda v: f"{v:g}",
         on_change=lambda: _set(key, st.session_state[widget], now, alone),
     )  # fmt: skip
 
 
 def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
     now = state.value(key)
-    widget = state.seed(f"wi_{key}", changes.get(key, now))
+    current = changes.get(key, now)
+    widget = state.shown(f"wi_{key}", current)
     width = WIDEST if max(map(len, names.values())) > SHORT_NAME else WIDE
     st.selectbox(
-        LABELS[key], list(names), key=widget, width=width, format_func=lambda v: names[v],
+        LABELS[key], list(names), index=list(names).index(current), key=widget, width=width, format_func=lambda v: names[v],
         on_change=lambda: _set(key, st.session_state[widget], now),
     )  # fmt: skip
 
@@ -186,9 +187,8 @@ def moved(before: Plan, after: Plan) -> None:
     """The weights that lie otherwise."""
     found = whatif.moved(before, after)
     if found:
-        with st.expander(
-            f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"
-        ):
+        title = f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"
+        with st.expander(title, key="moved"):
             rows = [[html.escape(w), html.escape(a), html.escape(b)] for w, a, b in found[: whatif.CHANGED_SHOWN]]
             frame.table(["weight", "before", "after"], rows, "placements that changed")
             if len(found) > whatif.CHANGED_SHOWN:

@@ -21,6 +21,7 @@ export interface SceneNode {
   w: number;
   h: number;
   scope?: string;
+  copies?: number;
   facts?: [name: string, value: string][];
 }
 
@@ -37,12 +38,11 @@ export interface Scene {
   scopes: Record<string, Scope>;
 }
 
-/** How a tensor lies along one mesh axis of `n` devices: `p` is R, P or S(d). */
-export interface AxisPlacement {
-  axis: string;
+/** How a plan splits a node's weight (explorer/graph/stripes.py): in how many parts, and in words. */
+export interface Stripe {
   n: number;
-  p: string;
-  of: string;
+  kind: "whole" | "sharded" | "split" | "both";
+  words: string;
 }
 
 /** A collective that a node runs (explorer/graph/overlay.py). */
@@ -64,14 +64,14 @@ export interface Heat {
 }
 
 export interface Overlay {
-  placement: Record<string, AxisPlacement[]>;
+  split: Record<string, Stripe>;
   messages: Record<string, Message[]>;
   memory?: Heat;
   flops?: Heat;
   words?: Record<string, string>;
 }
 
-export type Show = "graph" | "placement" | "memory" | "flops" | "forward" | "backward";
+export type Show = "split" | "memory" | "flops" | "forward" | "backward";
 
 /** What the graph is drawn from. `bare` says by node why it runs whole, `marks` how it is in the `other` graph. */
 export interface GraphData {
@@ -111,7 +111,7 @@ export interface Push {
 
 /** An entry of the legend: words, and the mark before them. */
 export interface LegendKey {
-  mark?: "grey" | "slices" | "stripes" | "shade" | "line" | "bare" | "diamond";
+  mark?: "grey" | "slices" | "sharded" | "split" | "shade" | "line" | "bare" | "diamond";
   fill?: string;
   text: string;
 }
@@ -198,4 +198,27 @@ export interface Sketch {
   why: string;
   handles: { name: string; start: number; truth: number; line: number }[];
   slips: { values: (number | null)[]; why: string }[];
+}
+
+/** A row of the first page's table of plans (explorer/components/overview/table.py). */
+export interface PlanRow {
+  id: string;
+  name: string;
+  what: string;
+  fits: boolean;
+  step: string;
+  band: string;
+  parts: [part: string, share: number, words: string][];
+  sent: string;
+  shows: string;
+  memory: string;
+  range: string;
+  filled: number;
+  likely: number;
+  over: boolean;
+}
+export interface PlansData {
+  label: string;
+  rows: PlanRow[];
+  chosen: string;
 }

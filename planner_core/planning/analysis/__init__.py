@@ -4,6 +4,7 @@ from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
 from planner_core.planning.analysis.doubt import (
     MOST_DOUBT,
+    SCENARIOS,
     Choice,
     Regret,
     Scenario,
@@ -37,6 +38,7 @@ __all__ = [
     "MOST_DOUBT",
     "SAME",
     "SAYS",
+    "SCENARIOS",
     "STREAMS",
     "UNKNOWN",
     "AblationStep",

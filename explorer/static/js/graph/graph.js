@@ -4,7 +4,7 @@
 
 import { fillCard, placeCard } from "./graph_card.js";
 import { Drawing, find } from "./graph_draw.js";
-import { savePng, saveSvg } from "./graph_save.js";
+import { saveSvg } from "./graph_save.js";
 import { point, whenPointed } from "./pointed.js";
 
 /** @typedef {import("../types").GraphData} GraphData */
@@ -64,7 +64,6 @@ class Graph extends Drawing {
     this.count = find(root, ".matches", HTMLElement);
     this.input = find(root, "input", HTMLInputElement);
     this.select = find(root, "select", HTMLSelectElement);
-    this.kind = find(root, "[data-do=kind]", HTMLButtonElement);
     this.view = { x: 0, y: 0, k: 1 };
     this.moved = false;
     this.touched = false;
@@ -120,8 +119,6 @@ class Graph extends Drawing {
     this.told = [String(data.open), data.show];
     const led = this.follow(data.selected || "", fresh) && data.other;
     this.select.value = this.show;
-    const scopes = this.runs().map((n) => n.scope);
-    this.kind.hidden = new Set(scopes).size === scopes.length;
     this.draw();
     if (led) this.reveal(this.selected);
     if (!fresh) return;
@@ -198,12 +195,12 @@ class Graph extends Drawing {
       const { src, dst } = /** @type {SVGElement} */ (w).dataset;
       w.classList.toggle("lit", !!this.selected && (src === this.selected || dst === this.selected));
     }
-    this.kind.disabled = !this.block();
   }
 
   /** @param {string} id */
   pick(id) {
     this.selected = id;
+    this.card.hidden = true;
     this.mark();
     this.echoes.push(id);
     this.said.textContent = this.spoken(id);
@@ -230,6 +227,7 @@ class Graph extends Drawing {
     this.at = -1;
     this.count.textContent = this.matches.length ? `${this.matches.length} found` : "no match";
     if (!text) this.count.textContent = "";
+    for (const step of ["previous", "next"]) find(this.root, `[data-do=${step}]`, HTMLButtonElement).hidden = !text;
     this.mark();
   }
 
@@ -274,13 +272,6 @@ class Graph extends Drawing {
     this.flipped();
   }
 
-  /** The run that is selected, or one around the selected node. */
-  block() {
-    const scope = homeOf(this.selected);
-    const runs = this.runs();
-    return runs.find((n) => n.id === this.selected) || runs.find((n) => n.scope === scope && this.open.has(n.id));
-  }
-
   runs() {
     return this.top.nodes.filter((n) => n.kind === "block");
   }
@@ -291,15 +282,6 @@ class Graph extends Drawing {
    */
   flip(id) {
     if (!this.open.delete(id)) this.open.add(id);
-    this.flipped();
-  }
-
-  /**
-   * Open every block, or none.
-   * @param {boolean} open
-   */
-  flipAll(open) {
-    this.open = new Set(open ? this.runs().map((n) => n.id) : []);
     this.flipped();
   }
 
@@ -444,14 +426,8 @@ class Graph extends Drawing {
     const commands = {
       previous: () => this.visit(-1),
       next: () => this.visit(1),
-      open: () => this.flipAll(true),
-      close: () => this.flipAll(false),
-      kind: () => this.flipKind(this.block()),
-      out: () => this.zoom(0.8),
-      in: () => this.zoom(1.25),
       fit: () => this.fit(),
       svg: () => saveSvg(this),
-      png: () => savePng(this),
     };
     if (name) commands[name]?.();
   }

@@ -18,7 +18,8 @@ function lines(graph, node) {
   const found = [...(node.facts ?? [])];
   if (work) found.push(["work of one GPU", `${work} forward`]);
   if (held) found.push(["memory of one GPU", held]);
-  for (const a of overlay.placement[node.id] ?? []) found.push([`${a.of} on ${a.axis}`, a.p]);
+  const split = overlay.split[node.id];
+  if (split) found.push(["weight", split.words]);
   for (const m of graph.sent(node.id)) {
     const times = m.count > 1 ? `${m.count} × ` : "";
     found.push([m.kind, `${times}${m.text} on ${m.axis}`]);

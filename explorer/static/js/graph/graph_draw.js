@@ -13,11 +13,11 @@ const PAD = 16;
 const EMPTY = {
   key: "nothing yet",
   scene: { title: "", scopes: { "": { w: 0, h: 0, nodes: [], wires: [] } } },
-  overlay: { placement: {}, messages: {} },
+  overlay: { split: {}, messages: {} },
   devices: [],
   selected: "",
   open: [],
-  show: "graph",
+  show: "split",
   asked: null,
 };
 
@@ -63,7 +63,7 @@ export class Drawing {
     /** @type {Set<string>} */
     this.open = new Set();
     /** @type {import("../types").Show} */
-    this.show = "graph";
+    this.show = "split";
     /** @type {import("../types").Shape[]} */
     this.shapes = [];
   }
@@ -178,14 +178,48 @@ export class Drawing {
     const h = inside.h + HEADER + PAD;
     const g = this.group(n, x, y + h / 2, w, h);
     g.classList.add("opened");
-    make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
-    make("text", { class: "name", x, y: y + 21 }, g, n.name);
-    this.toggle(g, n, x + w / 2 - 16, y + 17, "–");
+    this.stack(g, n, x, y, w, h);
+    make("text", { class: "title", x: x - w / 2 + 34, y: y + 21 }, g, n.name);
+    this.toggle(g, n, x - w / 2 + 17, y + 17, "–");
+    this.times(g, n, x + w / 2, y);
     this.badge(g, n, x - w / 2, y);
     /** @type {(point: Point) => Point} */
     const move = ([a, b]) => [a + x - inside.w / 2, b + y + HEADER];
     this.drawWires(inside, move);
     for (const inner of inside.nodes) this.drawNode(inner, ...move([inner.x, inner.y]), n);
+  }
+
+  /**
+   * The box of a block; of one that repeats, a stack of boxes.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   * @param {number} w
+   * @param {number} h
+   */
+  stack(g, n, x, y, w, h) {
+    const deep = (n.copies ?? 1) > 1 ? [10, 5] : [];
+    for (const d of deep)
+      make("rect", { class: "behind", x: x - w / 2 + d, y: y - d, width: w, height: h, rx: 10 }, g);
+    return make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
+  }
+
+  /**
+   * How many copies a block stands for, where its stack has its corner.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} right
+   * @param {number} top
+   */
+  times(g, n, right, top) {
+    const copies = n.copies ?? 1;
+    if (copies < 2) return;
+    const words = `× ${copies}`;
+    const w = 22 + 9 * words.length;
+    const b = make("g", { class: "times" }, g);
+    make("rect", { x: right - w + 16, y: top - 20, width: w, height: 28, rx: 14 }, b);
+    make("text", { x: right - w / 2 + 16, y: top - 0.5 }, b, words);
   }
 
   /**
@@ -210,17 +244,27 @@ export class Drawing {
   drawNode(n, x, y, parent) {
     const g = this.group(n, x, y, n.w, n.h);
     g.dataset.parent = parent ? parent.id : "";
-    const body = make("rect", { class: "body", x: x - n.w / 2, y: y - n.h / 2, width: n.w, height: n.h, rx: 6 }, g);
+    const top = y - n.h / 2;
     if (n.kind === "port") {
-      make("text", { class: "sub", x, y: y + 4 }, g, n.name);
+      make("circle", { class: "body", cx: x, cy: y, r: 3.5 }, g);
       return;
     }
-    this.tint(n, body);
-    const second = this.second(n);
-    make("text", { class: "name", x, y: y + (second === "" ? 4.5 : -3) }, g, n.name);
-    if (Array.isArray(second)) this.bars(g, second, x, y, n.w);
-    else if (second) make("text", { class: "sub", x, y: y + 11.5 }, g, second);
-    if (n.kind === "block") this.toggle(g, n, x + n.w / 2 - 2, y - n.h / 2 + 2, "+");
+    const round = n.name === "+" ? n.h / 2 : 6;
+    const body =
+      n.kind === "block"
+        ? this.stack(g, n, x, top, n.w, n.h)
+        : make("rect", { class: "body", x: x - n.w / 2, y: top, width: n.w, height: n.h, rx: round }, g);
+    this.tint(n, body, g);
+    const stripe = this.show === "split" ? this.data.overlay.split[n.id] : undefined;
+    const second = stripe ? "" : this.second(n);
+    const line = n.kind === "block" ? top + 24 : stripe ? top + 14 : second ? y - 2 : y + 4.5;
+    make("text", { class: "name", x, y: line }, g, n.name);
+    if (stripe) this.stripe(g, stripe, x, top + (n.kind === "block" ? 32 : 19), n.w);
+    else if (second) make("text", { class: "sub", x, y: line + 14 }, g, second);
+    if (n.kind === "block") {
+      this.toggle(g, n, x - n.w / 2 + 17, top + 17, "+");
+      this.times(g, n, x + n.w / 2, top);
+    }
     this.badge(g, n, x - n.w / 2, y - n.h / 2);
     this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
   }
@@ -325,14 +369,13 @@ export class Drawing {
   }
 
   /**
-   * What stands below a node's name: words, or the placements to draw as bars.
+   * The words below a node's name.
    * @param {SceneNode} n
    */
   second(n) {
-    if (this.show === "placement") return this.data.overlay.placement[n.id] ?? n.sub;
     const heat = this.heatOf(n.id);
     if (heat) return heat[0];
-    if (this.show === "graph") return n.sub;
+    if (this.show === "split") return n.sub;
     const sent = this.sent(n.id);
     if (!sent.length) return n.kind === "block" ? n.sub : "";
     return sent.length === 1 ? `${sent[0].kind} ${sent[0].text}` : `${sent[0].kind} +${sent.length - 1} more`;
@@ -341,8 +384,10 @@ export class Drawing {
   /**
    * @param {SceneNode} n
    * @param {SVGRectElement} body
+   * @param {SVGGElement} g
    */
-  tint(n, body) {
+  tint(n, body, g) {
+    if (this.show === "split") g.classList.add(this.data.overlay.split[n.id]?.kind ?? "none");
     const heat = this.heatOf(n.id);
     if (heat) body.style.fill = this.shade(heat[1]);
     if (!this.sent(n.id).length) return;
@@ -357,40 +402,25 @@ export class Drawing {
   }
 
   /**
-   * One bar per mesh axis: grey where replicated, slices in device colours where sharded, hatched where Partial.
+   * The parts of a weight in the colours of the GPUs that hold them, and in words how it is split.
    * @param {SVGGElement} g
-   * @param {import("../types").AxisPlacement[]} axes
+   * @param {import("../types").Stripe} stripe
    * @param {number} x
    * @param {number} y
    * @param {number} width
    */
-  bars(g, axes, x, y, width) {
-    const cell = (width - 12) / axes.length;
-    const top = y + 4;
-    axes.forEach((axis, i) => {
-      const left = x - width / 2 + 6 + i * cell;
-      const letters = axis.p.length > 1 ? 22 : 9;
-      const w = Math.max(10, cell - letters - 8);
-      if (axis.p.startsWith("S")) this.slices(g, axis, left, top, w);
-      else
-        make("rect", { class: axis.p === "P" ? "partial" : "whole", x: left, y: top, width: w, height: 9, rx: 1.5 }, g);
-      make("text", { class: "letter", x: left + w + 3, y: top + 8.5 }, g, axis.p);
-    });
-  }
-
-  /**
-   * @param {SVGGElement} g
-   * @param {import("../types").AxisPlacement} axis
-   * @param {number} x
-   * @param {number} y
-   * @param {number} width
-   */
-  slices(g, axis, x, y, width) {
-    const devices = this.data.devices.slice(0, axis.n);
-    const one = width / devices.length;
-    devices.forEach((fill, d) => {
-      make("rect", { x: x + d * one, y, width: Math.max(0.5, one - 0.8), height: 9, fill }, g);
-    });
+  stripe(g, stripe, x, y, width) {
+    const parts = Math.min(stripe.n, 16);
+    const left = x - width / 2 + 8;
+    const one = (width - 16) / parts;
+    const colours = this.data.devices;
+    for (let k = 0; k < parts; k++) {
+      const fill = parts > 1 ? colours[k % colours.length] : "";
+      const cell = make("rect", { x: left + k * one, y, width: Math.max(1, one - 0.8), height: 6, rx: 1 }, g);
+      if (fill) cell.setAttribute("fill", fill);
+      else cell.setAttribute("class", "whole");
+    }
+    make("text", { class: "how", x, y: y + 16 }, g, stripe.words);
   }
 
   /**
@@ -400,10 +430,11 @@ export class Drawing {
   keys() {
     /** @type {import("../types").LegendKey[]} */
     const found = [];
-    if (this.show === "placement") {
-      found.push({ mark: "grey", text: "R: whole on every device" });
-      found.push({ mark: "slices", text: "S(d): split along dim d" });
-      found.push({ mark: "stripes", text: "P: terms not summed yet" });
+    if (this.show === "split") {
+      found.push({ mark: "slices", text: "GPUs that hold a part" });
+      found.push({ mark: "sharded", text: "gathered at use" });
+      found.push({ mark: "split", text: "split at use" });
+      found.push({ mark: "grey", text: "whole" });
     }
     for (const [share, text] of this.heat()?.scale ?? []) found.push({ mark: "shade", fill: this.shade(share), text });
     if (this.show === "forward" || this.show === "backward") found.push({ mark: "line", text: "sends" });

@@ -1,1 +1,0 @@
-"""Components of the Answer page."""

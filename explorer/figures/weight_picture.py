@@ -1,0 +1,58 @@
+"""A weight as the GPUs hold it: a matrix whose parts have the colours of their GPUs, at rest and where it is used. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.figures import svg_tensors as draw
+from explorer.figures.svg_tensors import Drawing
+from planner_core.core import DeviceMesh, ParamPlan, Placement, Shard
+
+SIDE = 132.0
+MOST = 16
+"""Parts of a side that are drawn; more would be lines."""
+NAMED = 15.0
+"""Pixels that the number of a GPU needs."""
+
+
+def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
+    """The weight at rest, and gathered where it is used, if that is another way."""
+    used = [r if axis not in p.gathered else None for axis, r in enumerate(p.working)]
+    rest = draw.titled(_matrix(list(p.stored), mesh, shape), "stored")
+    apart = [str(r) for r in p.stored] != [str(r) if r is not None else "R" for r in used]
+    picture = draw.row(rest, draw.titled(_matrix(used, mesh, shape), "while used"), gap=26, align=1) if apart else rest
+    text = draw.svg(picture, "The weight in the colours of the GPUs that hold its parts")
+    return text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequence[int]) -> Drawing:
+    """Rows are dim 0, columns dim 1; of a part its first GPU gives the colour. None counts as whole."""
+    cuts: dict[int, list[tuple[int, int]]] = {}
+    stride = mesh.num_devices
+    for placement, n in zip(placed, mesh.axis_sizes, strict=True):
+        stride //= n
+        if isinstance(placement, Shard) and n > 1:
+            cuts.setdefault(min(placement.dim, 1), []).append((n, stride))
+    rows, columns = (_owners(cuts.get(dim, [])) for dim in (0, 1))
+    wide = SIDE if len(shape) > 1 else SIDE / 3
+    w, h = wide / len(columns), SIDE / 1.6 / len(rows)
+    named = w > 1.4 * NAMED and h > NAMED
+    tiles = [
+        draw.row(
+            *(
+                draw.tile(w, h, ("S", a + b) if cuts else ("R", None), f"{a + b}" if named and cuts else "", 11)
+                for b in columns
+            ),
+            gap=0,
+        )
+        for a in rows
+    ]
+    return draw.column(*tiles, gap=0)
+
+
+def _owners(cuts: Sequence[tuple[int, int]]) -> list[int]:
+    """The first GPU of each part of a dim that is cut by several axes in turn; at most `MOST` parts."""
+    found = [0]
+    for n, stride in cuts:
+        found = [rank + k * stride for rank in found for k in range(n)]
+    return found[:MOST]

@@ -1,0 +1,145 @@
+"""A coarsened model drawn by its modules: a norm is one node, not its mean, its root and its products. Pure.
+
+Groups of one module that has weights become one node. What lies between modules joins the one whose result it works on, or the only
+one that reads it: a rotation joins the projection before it, a product of two branches the one behind. Sums of branches, attention,
+the loss and calls of blocks stay. Where that would make a cycle, the block stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner_core.core import Block, Call, Op
+from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, operator
+
+ALONE = (Kind.ATTENTION, Kind.LOSS)
+
+
+def by_module(coarse: CoarseGraph) -> CoarseGraph:
+    """The same graph with fewer, larger groups; a node has the name of the group that leads it."""
+    return replace(coarse, top=_joined(coarse.top), blocks={name: _joined(b) for name, b in coarse.blocks.items()})
+
+
+def _joined(coarse: CoarseBlock) -> CoarseBlock:
+    block = coarse.block
+    home = _homes(coarse)
+    reads, readers = _neighbours(coarse)
+    members = Counter(home.values())
+    loose = [
+        k for k, g in enumerate(coarse.nodes) if isinstance(g, Group) and members[home[k]] == 1 and _between(block, g)
+    ]
+    for key in loose:  # in order: what works on a result joins it, and so on
+        makers = {_end(home, m) for m in reads[key]}
+        if len(makers) == 1 and _is_group(coarse, *makers):
+            home[key] = makers.pop()
+    for key in reversed([k for k in loose if home[k] == k]):
+        found = {_end(home, r) for r in readers[key]} - {key}
+        if len(found) == 1 and _is_group(coarse, *found):
+            home[key] = found.pop()
+    return _ordered(coarse, {key: _end(home, key) for key in home}, reads) or coarse
+
+
+def _is_group(coarse: CoarseBlock, key: int) -> bool:
+    return key >= 0 and isinstance(coarse.nodes[key], Group)
+
+
+def _homes(coarse: CoarseBlock) -> dict[int, int]:
+    """Node -> the node that it is drawn in, at first: the first of its module, where that has weights of its own."""
+    block = coarse.block
+    owners = {_scope(op) for g in coarse.groups for op in _ops(block, g) if _has_weight(block, op)} - {""}
+    first: dict[str, int] = {}
+    home = {}
+    for key, node in enumerate(coarse.nodes):
+        home[key] = key
+        if isinstance(node, Group) and (scope := _scope(_lead(block, node))) in owners and not _alone(block, node):
+            home[key] = first.setdefault(scope, key)
+    return home
+
+
+def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+    """(nodes whose results a node reads, nodes that read its results); -1 reads what the block gives, and makes what it is given."""
+    block = coarse.block
+    made = {o: key for key, node in enumerate(coarse.nodes) for item in _items(block, node) for o in item.outputs}
+    reads: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
+    readers: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
+    for key, node in enumerate(coarse.nodes):
+        for i in (i for item in _items(block, node) for i in item.inputs):
+            maker = made.get(i, -1)
+            if maker != key and block.values[i].kind == "activation":
+                reads[key].add(maker)
+                if maker >= 0:
+                    readers[maker].add(key)
+    for i in block.outputs:
+        if i in made:
+            readers[made[i]].add(-1)
+    return reads, readers
+
+
+def _ordered(coarse: CoarseBlock, home: Mapping[int, int], reads: Mapping[int, set[int]]) -> CoarseBlock | None:
+    """The joined nodes, each behind all that it reads; None where two read each other."""
+    members: dict[int, list[int]] = {}
+    for key, end in home.items():
+        members.setdefault(end, []).append(key)
+    wants = {end: {home[r] for k in keys for r in reads[k] if r >= 0} - {end} for end, keys in members.items()}
+    done: list[int] = []
+    while len(done) < len(members):
+        ready = next((e for e in members if e not in done and wants[e] <= set(done)), None)
+        if ready is None:
+            return None
+        done.append(ready)
+    return replace(coarse, nodes=tuple(_node(coarse, members[end]) for end in done))
+
+
+def _node(coarse: CoarseBlock, keys: list[int]) -> Group | int:
+    nodes = [coarse.nodes[k] for k in keys]
+    groups = [n for n in nodes if isinstance(n, Group)]
+    if len(groups) < len(nodes):
+        return nodes[0]
+    block = coarse.block
+    sizes = [sum(_size(block, op) for op in _ops(block, g)) for g in groups]
+    lead = groups[sizes.index(max(sizes))]
+    return Group(lead.name, tuple(sorted(i for g in groups for i in g.items)))
+
+
+def _size(block: Block, op: Op) -> int:
+    """Bytes of an op's weights; one that is attention or the loss leads in any case."""
+    held = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
+    return held + (1 << 60) * (operator(op.fn).kind in ALONE)
+
+
+def _between(block: Block, group: Group) -> bool:
+    """Whether a group is neither a module's, nor stands for itself."""
+    return not _alone(block, group) and not any(_has_weight(block, op) for op in _ops(block, group))
+
+
+def _alone(block: Block, group: Group) -> bool:
+    return any(operator(op.fn).kind in ALONE for op in _ops(block, group))
+
+
+def _end(home: Mapping[int, int], key: int) -> int:
+    while key >= 0 and home[key] != key:
+        key = home[key]
+    return key
+
+
+def _ops(block: Block, group: Group) -> tuple[Op, ...]:
+    return tuple(op for i in group.items if isinstance(op := block.items[i], Op))
+
+
+def _items(block: Block, node: Group | int) -> tuple[Op | Call, ...]:
+    return tuple(block.items[i] for i in (node.items if isinstance(node, Group) else (node,)))
+
+
+def _lead(block: Block, group: Group) -> Op:
+    ops = _ops(block, group)
+    return next((op for op in ops if op.name == group.name), ops[-1])
+
+
+def _scope(op: Op) -> str:
+    return op.name.rpartition("/")[0]
+
+
+def _has_weight(block: Block, op: Op) -> bool:
+    return any(block.values[i].kind == "parameter" for i in op.inputs)

@@ -1,0 +1,94 @@
+"""How a plan splits the weight of each node of a drawing, as a stripe of parts and a few words. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.graph.overlay import variant
+from explorer.graph.scene import Node, Scene
+from planner_core.core import BlockPlan, DeviceMesh, ParamPlan, Plan, Shard
+
+WHOLE, SHARDED, SPLIT, BOTH = "whole", "sharded", "split", "both"
+DIMS = ("rows", "columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """A weight on the mesh: over how many GPUs it is sharded and gathered at use, over how many the optimizer's part alone is, and into
+    how many parts each dim is split where it is used."""
+
+    gathered: int
+    stored: int
+    split: Mapping[int, int]
+
+    @property
+    def parts(self) -> int:
+        """Different parts of the weight that GPUs hold, at rest."""
+        return self.gathered * self.stored * math.prod(self.split.values())
+
+    @property
+    def kind(self) -> str:
+        """Which of the four looks it has."""
+        rest, used = self.gathered * self.stored > 1, bool(self.split)
+        return BOTH if rest and used else SHARDED if rest else SPLIT if used else WHOLE
+
+    @property
+    def words(self) -> str:
+        """`FSDP 16`, `rows / 8`, `FSDP 2 · columns / 8`."""
+        told = [f"FSDP {self.gathered}"] if self.gathered > 1 else []
+        told += [f"ZeRO {self.stored}"] if self.stored > 1 else []
+        told += [f"{DIMS[d] if d < len(DIMS) else f'dim {d}'} / {n}" for d, n in self.split.items()]
+        return " · ".join(told) or WHOLE
+
+
+def lie_of(p: ParamPlan, mesh: DeviceMesh) -> Lie:
+    """How a weight lies."""
+    gathered, stored = 1, 1
+    split: dict[int, int] = {}
+    for axis, n in enumerate(mesh.axis_sizes):
+        rest, used = p.stored[axis], p.working[axis]
+        if n == 1 or not isinstance(rest, Shard):
+            continue
+        if axis in p.gathered:
+            gathered *= n
+        elif isinstance(used, Shard):
+            split[used.dim] = split.get(used.dim, 1) * n
+        else:
+            stored *= n
+    return Lie(gathered, stored, split)
+
+
+def weight_of(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
+    """The largest weight of a node, and its plan."""
+    held = [w for w in node.weights if w[0] in block.params]
+    name = max(held, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
+    return (name[0], block.params[name[0]]) if name else None
+
+
+def stripes(plan: Plan, drawing: Scene, way: str = "") -> dict[str, dict[str, Any]]:
+    """Node -> the stripe that the component draws; of a run of blocks, what most of its weights do."""
+    found: dict[str, dict[str, Any]] = {}
+    common: dict[str, Lie] = {}
+    for scope, content in drawing.scopes.items():
+        one = variant(plan, drawing, scope, way)
+        if one is None:
+            continue
+        lies: list[Lie] = []
+        for node in (p.node for p in content.nodes):
+            held = weight_of(node, one[1])
+            if held and node.kind == "weight":
+                lies.append(lie := lie_of(held[1], plan.mesh))
+                found[node.id] = _stripe(lie)
+        if lies:
+            common[scope] = max(lies, key=lies.count)
+    for k, run in enumerate(drawing.runs):
+        if run.block in common:
+            found[f"run:{k}"] = _stripe(common[run.block])
+    return found
+
+
+def _stripe(lie: Lie) -> dict[str, Any]:
+    return {"n": lie.parts, "kind": lie.kind, "words": lie.words}

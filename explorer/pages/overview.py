@@ -1,0 +1,78 @@
+"""Overview: the folded graph, a few plans beside it, and the way out, on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import streamlit as st
+
+from explorer.address import settings
+from explorer.analysis.shortlist import shortlist
+from explorer.components import frame, graphs, ways_out
+from explorer.components.overview import launch, node, table
+from explorer.session import state, stated
+from explorer.text import units
+from planner_core.core import Plan
+from planner_core.planning import Result, copies
+from planner_core.search.network import find_runs
+
+WIDTH, HEIGHT = 470, 690  # pixels of the graph
+
+
+def page() -> None:
+    """The page."""
+    result = frame.open_page(state.FIRST, short=ways_out.short)
+    plans = stated.beside(state.plan_ids(result.plans), result)
+    waste(result)
+    screen(result, plans)
+    if not result.best.fits:
+        ways_out.panel(result)
+    for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
+        st.caption(f"Note: {frame.text(state.in_words(note))}")
+
+
+@st.fragment
+def screen(result: Result, plans: Mapping[str, Plan]) -> None:
+    """The graph and the plans: what is chosen in one is shown in the other, and nothing else runs again."""
+    state.follow()
+    chosen, plan = state.chosen(plans, result)
+    tool = state.value("tool") if state.value("method") == "exact" else ""
+    listed = shortlist(plans, state.choice_of(result.request, result), settings.TOOLS[tool] if tool else "")
+    with st.container(key="wide_overview"):
+        left, right = st.columns([10, 19], gap="medium")
+    with left:
+        graphs.draw(result, chosen, plan, WIDTH, HEIGHT)
+        st.caption(folded(result))
+    with right:
+        table.draw(result, plans, listed, chosen)
+        launch.bar(result, chosen, plan)
+        node.panel(result, chosen, plan)
+
+
+def folded(result: Result) -> str:
+    """What folding found."""
+    kept = len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
+    runs, _ = find_runs(result.graph.top)
+    blocks = " and ".join(f"{len(r.calls)} × {r.block}" for r in runs if len(r.calls) > 1)
+    ops = f"{units.whole(result.graph.num_ops)} operations folded to {units.whole(kept)}"
+    told = f"{units.count(result.graph.num_params)} parameters; {ops}"
+    return frame.text(f"{told}: {blocks}." if blocks else f"{told}: nothing repeats.")
+
+
+def waste(result: Result) -> None:
+    """A banner where GPUs do the same work since the batch does not share out, with the batches that would."""
+    batch, n, alone = result.workload.batch, result.cluster.num_gpus, copies(result.best)
+    if alone < 2 or batch % n == 0:
+        return
+    near = sorted({m for m in (batch // n * n, -(-batch // n) * n) if m and m != batch}, key=lambda m: abs(m - batch))
+    with st.container(horizontal=True, vertical_alignment="center", key="waste"):
+        st.markdown(
+            f":material/warning: **Groups of {alone} GPUs do the same work**: {units.whole(batch)} samples do not share out over {n}.",
+            width="content",
+        )
+        for m in near:
+            tokens = f" ({units.count(m * result.workload.seq)} tokens)" if result.workload.seq > 1 else ""
+            st.button(f"Batch {units.whole(m)}{tokens}", key=f"batch_{m}", on_click=state.change, kwargs={"batch": m})
+
+
+page()

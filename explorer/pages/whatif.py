@@ -1,0 +1,43 @@
+"""What if: the best plan for another batch, cluster, link or number of GPUs, one change at a time or swept."""
+
+from __future__ import annotations
+
+import html
+
+import streamlit as st
+
+from explorer.components import frame
+from explorer.components.plans import sweep_panel, whatif_panel
+from explorer.session import state
+from explorer.text import recipe, units
+from planner_core.planning import Result
+from planner_core.planning.analysis import SCENARIOS, regret
+
+
+def page() -> None:
+    """The page."""
+    result = frame.open_page("whatif")
+    _, plan = state.chosen(state.plan_ids(result.plans), result)
+    st.markdown(f"**One change**, set against {frame.text(recipe.short(plan))}")
+    whatif_panel.panel(result, plan)
+    st.markdown("**A sweep** of one quantity, or two")
+    sweep_panel.panel(result)
+    st.markdown("**A machine worse than assumed**, and what each plan loses there on the best one")
+    _regret(result)
+
+
+def _regret(result: Result) -> None:
+    """Each plan that fits under slower links, latency, or less that is hidden."""
+    plans = {p.name: p for p in result.plans}
+    rows = []
+    for found in regret(result):
+        cells = [units.seconds(t) + _lost(x) for t, x in zip(found.step_time_s, found.lost, strict=True)]
+        rows.append([html.escape(recipe.short(plans[found.name])), *cells])
+    frame.table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
+
+
+def _lost(share: float) -> str:
+    return f" <span class='aside'>+{units.percent(share)}</span>" if share >= 0.0005 else ""
+
+
+page()

@@ -1,0 +1,62 @@
+"""Pages in windows of several widths: nothing is cut off, nothing jumps while it comes, and the first page is one screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from tests.support.visiting import Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+def test_the_first_page_is_one_screen(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open("/")
+    visit.page.locator("g.node").first.wait_for()
+    for part in (".graph", ".plans", ".st-key-export_bar"):
+        box = visit.page.locator(part).first.bounding_box()
+        assert box is not None and box["y"] + box["height"] <= 900, part
+
+
+def test_on_a_phone_it_reads_from_top_to_bottom(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 400, "height": 850})
+    visit.open("/")
+    boxes = [
+        visit.page.locator(part).first.bounding_box()
+        for part in (".st-key-sentence", ".graph", ".plans", ".st-key-export_bar")
+    ]
+    tops = [box["y"] for box in boxes if box is not None]
+    assert len(tops) == 4 and tops == sorted(tops)
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("page", ["", "plans", "compare", "whatif"])
+def test_nothing_is_cut_off_at_800_pixels(visit: Visit, page: str, theme: Literal["light", "dark"]) -> None:
+    visit.page.set_viewport_size({"width": 800, "height": 900})
+    visit.page.emulate_media(color_scheme=theme)
+    visit.open(f"/{page}")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 800
+
+
+SHIFTS = """
+window.shifted = 0;
+new PerformanceObserver((list) => { for (const e of list.getEntries()) if (!e.hadRecentInput) window.shifted += e.value; })
+  .observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@pytest.mark.slow  # a page of its own for each
+@pytest.mark.parametrize("width", [1440, 800, 400])
+def test_pages_do_not_jump_while_they_come(chromium: Browser, app: str, width: int) -> None:
+    for name in ("", "plans", "compare", "whatif"):
+        context = chromium.new_context(viewport={"width": width, "height": 1000})
+        context.add_init_script(SHIFTS)
+        visit = Visit(context.new_page(), app)
+        visit.open(f"/{name}")
+        visit.page.wait_for_timeout(1000)
+        assert visit.page.evaluate("window.shifted") <= 0.1, name
+        context.close()

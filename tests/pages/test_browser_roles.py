@@ -1,0 +1,156 @@
+"""Three people at the explorer, from start to finish, with second and third edits: an engineer, a student, a researcher."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.support.visiting import Visit
+
+Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
+
+
+def chip(visit: Visit, name: str) -> None:
+    """Open one part of the sentence."""
+    visit.page.locator(f"[class*='st-key-chip_{name}'] button").first.click()
+
+
+def press(visit: Visit, form: str) -> None:
+    """Take the fields of a form over."""
+    visit.page.locator(f"[class*='st-key-plan_{form}'] button").click()
+    visit.settle()
+
+
+def rows(visit: Visit) -> list[str]:
+    """The names in the first page's table."""
+    return visit.page.locator(".plans tbody button").all_inner_texts()
+
+
+def test_an_engineer_plans_for_a_tool_against_what_is_run_now_and_exports(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open("/?layers=2")
+    chip(visit, "cluster")
+    page.get_by_role("combobox", name="Start from").click()
+    page.get_by_role("option", name=re.compile(r"\(1x8-h100\)")).click()
+    visit.settle()
+    chip(visit, "batch")
+    page.get_by_role("textbox", name="Batch of a step").fill("256k tokens")
+    press(visit, "batch")
+    visit.asks(lambda query: "batch=64" in query and "cluster=1x8-h100" in query and "layers=2" in query)
+    chip(visit, "setup")
+    page.get_by_role("textbox", name=re.compile("What you run now")).fill("FSDP 4 x TP 2, mbs 2")
+    press(visit, "setup")
+    assert any("TP 2" in name for name in rows(visit))
+    expect(page.locator(".plans tbody small", has_text="what you run now")).to_have_count(1)
+    chip(visit, "tool")
+    page.get_by_role("combobox", name="Run with").click()
+    page.get_by_role("option", name="torchtitan").click()
+    visit.settle()
+    visit.asks(lambda query: all(x in query for x in ("tool=torchtitan", "batch=64", "setup=", "cluster=1x8-h100")))
+    expect(page.locator(".plans tbody tr[aria-current] small").first).to_contain_text("recommended: torchtitan runs it")
+    page.get_by_role("button", name="Export to torchtitan").click()
+    dialog = page.get_by_role("dialog")
+    with page.expect_download() as waiting:
+        dialog.get_by_role("button", name="Download torchtitan.txt").click()
+    waiting.value.save_as(tmp_path / "torchtitan.txt")
+    assert "parallelism.data_parallel_shard_degree" in (tmp_path / "torchtitan.txt").read_text(encoding="utf-8")
+    expect(dialog.locator("code", has_text="torchtitan.train").first).to_contain_text("--nproc-per-node 8")
+    page.keyboard.press("Escape")
+
+
+def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/")
+    expect(page.locator("g.node.block .times")).to_have_text("× 32")
+    expect(page.locator("g.node.block rect.behind")).to_have_count(2)
+    expect(visit.node(Q_PROJ)).to_have_class(re.compile(r"\bsharded\b"))
+    page.get_by_role("button", name="DP 4 × TP 4").click()
+    visit.settle()
+    expect(visit.node(Q_PROJ)).to_have_class(re.compile(r"\bsplit\b"))
+    expect(visit.node(Q_PROJ).locator(".how")).to_have_text("rows / 4")
+    visit.node(Q_PROJ).click()
+    page.get_by_text(re.compile(r"weight \[4096, 4096\]: rows / 4")).wait_for()
+    page.locator("[class*='room_of_weight_picture'] svg").wait_for()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 1000
+    page.locator("g.node [data-toggle]").first.click()
+    expect(page.locator("g.node.block.opened")).to_have_count(0)
+    before = visit.query
+    visit.turn("Learn")
+    page.go_back()
+    page.locator("g.node.picked").wait_for()
+    visit.asks(lambda query: "q_proj" in query and "q_proj" in before)
+
+
+def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open("/plans?model=gpt2-xl&layers=2&cluster=1x8-h100")
+    page.get_by_role("button", name=re.compile("^Add the plans of TAP")).click()
+    page.get_by_text(re.compile("TAP gives the batch no axis")).wait_for()
+    visit.settle()
+    page.locator(".st-key-data_" + "methods-gpt2-xl-1x8-h100-32x1024" + " button").first.click()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="The methods as CSV").click()
+    assert waiting.value.suggested_filename == "methods-gpt2-xl-1x8-h100-32x1024.csv"
+    waiting.value.save_as(tmp_path / "methods.csv")
+    with (tmp_path / "methods.csv").open(encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert {(r["model"], r["cluster"], r["batch"], r["seq"]) for r in found} == {("gpt2-xl", "1x8-h100", "32", "1024")}
+    assert {"exact", "tap", "taps", "atp"} <= {r["method"] for r in found}
+    page.keyboard.press("Escape")
+    page.get_by_role("radio", name="Candidates of a block").click()
+    visit.asks(lambda query: "tab=block" in query)
+    page.locator(".js-plotly-plot").first.wait_for()
+
+
+def test_a_shared_link_opens_the_same_view_and_links_of_before_still_do(visit: Visit) -> None:
+    visit.open("/?model=gpt2-xl&cluster=1x8-h100&batch=16&node=transformer.wte/embedding&show=memory")
+    expect(visit.page.locator("g.node.picked")).to_have_attribute("data-id", "transformer.wte/embedding")
+    expect(visit.page.locator("select")).to_have_value("memory")
+    before = visit.query
+    visit.page.reload()
+    visit.settle()
+    visit.asks(lambda query: query == before)
+    visit.open("/fold?model=gpt2-xl&cluster=1x8-h100&show=placement")
+    expect(visit.page.locator("g.node").first).to_be_visible()
+    visit.asks(lambda query: "model=gpt2-xl" in query)
+
+
+def test_the_drawing_can_be_kept_and_searched(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open("/?layers=2&plan=fsdp")
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="SVG").click()
+    waiting.value.save_as(tmp_path / "graph.svg")
+    text = (tmp_path / "graph.svg").read_text(encoding="utf-8")
+    assert text.startswith("<svg") and "q_proj" in text and "× 2" in text and "var(--" not in text.split("<g", 1)[1]
+    page.get_by_role("searchbox").fill("proj")
+    expect(page.locator(".matches")).to_have_text("7 found")
+    page.get_by_role("searchbox").press("Enter")
+    page.locator("g.node.picked").wait_for()
+    page.get_by_role("searchbox").fill("nothing like it")
+    expect(page.locator(".matches")).to_have_text("no match")
+
+
+def test_the_keys_walk_the_graph_and_the_table(visit: Visit) -> None:
+    page = visit.page
+    visit.open("/?layers=2")
+    page.locator(".plans tbody button").nth(1).focus()
+    page.keyboard.press("Enter")
+    visit.asks(lambda query: "plan=" in query)
+    page.locator("svg.canvas").focus()
+    page.keyboard.press("ArrowDown")
+    page.locator("g.node.picked").wait_for()
+    visit.asks(lambda query: "node=" in query)
+    page.keyboard.press("Escape")
+    expect(page.locator("g.node.picked")).to_have_count(0)
+
+
+def test_nonsense_in_the_address(visit: Visit) -> None:
+    visit.open("/?model=no-such&cluster=%3Cscript%3Ealert(1)%3C/script%3E&batch=x&mesh=99&node=%22%3E&show=7&depth=-1")
+    told = visit.page.locator("[data-testid=stAlert]").all_inner_texts()
+    assert any("no-such" in t for t in told)
+    assert any("alert(1)" in t for t in told)
+    assert any("16 GPUs" in t for t in told)
