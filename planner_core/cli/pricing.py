@@ -42,6 +42,12 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--expert-imbalance", type=float, help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
         "padded to; default 1",
     )  # fmt: skip
+    p.add_argument(
+        "--pad-vocab",
+        dest="vocab_multiple",
+        type=int,
+        help="make the vocabulary a multiple of this, as Megatron-LM does of 128 times tp; the default is tp",
+    )
     p.add_argument("--offload", action="store_true", default=None, help=OFFLOAD)
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
@@ -99,5 +105,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", *SOFTWARE, "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank", "expert_imbalance", "offload",
+    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple",
 )  # fmt: skip

@@ -156,7 +156,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     layout.differences = [
         d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
     ]
-    left += _beside_experts(layout)
+    left += [*_beside_experts(layout), *_padded(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1,
         **({"sequence-parallel": True} if layout.sequence else {}),
@@ -180,6 +180,16 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
             f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")]
           if "use-distributed-optimizer" in flags else []),
     ], left), layout  # fmt: skip
+
+
+def _padded(words: Any, ranks: int) -> list[str]:
+    """A remark on a vocabulary that does not divide over tensor-parallel ranks: Megatron-LM adds words that no text has."""
+    if not isinstance(words, int) or words % ranks == 0:
+        return []
+    padded = -(-words // ranks) * ranks
+    return [
+        f"the vocabulary of {words} words is as the model has it in the plan, padded to {padded} for {ranks} ranks here"
+    ]
 
 
 def _beside_experts(layout: TpLayout) -> list[str]:

@@ -16,12 +16,14 @@ from planner_core.models.loading import (
     DEFAULT_BATCH,
     DEFAULT_SEQ,
     DTYPES,
+    VOCABULARY,
     brings_inputs,
     capture_graph,
     graph_of,
     load_model,
     open_model,
     whole_config,
+    with_vocabulary,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
 
@@ -29,6 +31,7 @@ __all__ = [
     "DEFAULT_BATCH",
     "DEFAULT_SEQ",
     "DTYPES",
+    "VOCABULARY",
     "ZOO",
     "FoldGroup",
     "FoldStep",
@@ -43,4 +46,5 @@ __all__ = [
     "shared_subgraphs",
     "weight_nodes",
     "whole_config",
+    "with_vocabulary",
 ]

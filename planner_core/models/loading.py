@@ -11,6 +11,8 @@ from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, 
 from planner_core.models.zoo import ZOO, config_file, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
+VOCABULARY = "vocab_size"
+"""The field of a config with the number of words."""
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 """The default workload of a model that is not in the zoo. A model with fewer positions gets as many tokens as it has positions."""
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
@@ -157,6 +159,16 @@ def open_model(
     if model.endswith(".pt2"):
         _as_exported(model, graph, asked)
     return graph
+
+
+def with_vocabulary(graph: Graph, words: int) -> Graph:
+    """The graph of a model from a config, at the same workload, with a vocabulary of another number of words. Imports torch."""
+    load, dtypes = graph.workload, {m.dtype for m in graph.parameters().values()}
+    config = {**graph.config, VOCABULARY: words}
+    made = capture_graph(
+        config, batch=load["batch"], seq=load["seq"], dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0])
+    )
+    return replace(made, name=graph.name, source=graph.source)
 
 
 def brings_inputs(model: Any) -> bool:

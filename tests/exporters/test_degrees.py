@@ -14,7 +14,7 @@ from planner_core.core.plan import Plan
 from planner_core.exporters.api import export_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.planning.pricing.configs import megatron
+from planner_core.planning.pricing.configs.tools import megatron
 from tests.exporters.test_targets import FIELDS
 
 MORE_FIELDS = {

@@ -118,3 +118,24 @@ def test_a_refusal_names_the_operator_that_decides_and_what_is_legal(
     assert way in priced.reasons[0]
     if way:
         assert made.plan(stated.but(micro_batch=1, accumulate=micro_batch)) is not None
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 512, "tie_word_embeddings": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "multiple", "padded"), [(5001, 1, 5002), (5002, 1, 5002), (5001, 256, 5120)])
+def test_a_vocabulary_that_does_not_divide_is_padded_and_told(words: int, multiple: int, padded: int) -> None:
+    """It has the bytes and seconds of the padded one; one word less does not change the split of the whole head."""
+    priced, whole = (
+        shardscope.price(
+            {**LLAMA, "vocab_size": n}, cluster="1x8-h100:gpus=2", layout="tp=2,sp", micro_batch=2, seq=256, advise=False, vocab_multiple=m
+        )
+        for n, m in ((words, multiple), (padded, 1))
+    )  # fmt: skip
+    assert priced.plan is not None and whole.plan is not None
+    assert priced.plan.cost == whole.plan.cost
+    told = [note for note in priced.notes if "words is padded" in note]
+    assert whole.notes == () and len(told) == (words != padded)
+    assert not told or f"the vocabulary of {words} words is padded to {padded}" in told[0]
+    assert not told or told[0].endswith(f"a checkpoint keeps {words}")

@@ -148,11 +148,11 @@ DEEPSPEED_HOST = {
 PLAIN: dict[str, Any] = {"micro_batch": 1, "accumulate": 1}
 CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
     ("run.sh", SCRIPT, "Megatron-LM", "dp=16,tp=2,sp,zero=1",
-     {"micro_batch": 1, "accumulate": 4, "seq": 4096, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
+     {"vocab_multiple": 256, "micro_batch": 1, "accumulate": 4, "seq": 4096, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
     ("registry.py:big", TITAN, "torchtitan", "dp=2,fsdp=2,tp=8,sp",
      {"micro_batch": 2, "accumulate": 1, "seq": 8192, "recompute": "full", "compiled": True, "optimizer": "adamw"}),
     ("recipe.py:pretrain", BRIDGE, "Megatron-Bridge", "dp=8,tp=4,sp,zero=1",
-     {"micro_batch": 1, "accumulate": 8, "seq": 16384, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
+     {"vocab_multiple": 512, "micro_batch": 1, "accumulate": 8, "seq": 16384, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
     ("axolotl.yml", AXOLOTL, "axolotl", "fsdp=4,tp=8", {**PLAIN, "seq": 16384, "recompute": "full", "compiled": False, "optimizer": "adamw"}),
     ("factory.yaml", FACTORY, "LLaMA-Factory", "fsdp=32",
      {"micro_batch": 1, "accumulate": 2, "seq": 1024, "recompute": "none", "compiled": False, "dtype": "bfloat16", "optimizer": "adamw"}),
@@ -161,7 +161,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
     ("olmo.yaml", OLMO, "OLMo", "fsdp=32",
      {"micro_batch": 2, "accumulate": 16, "seq": 4096, "recompute": "none", "compiled": False, "dtype": "bfloat16"}),
     ("nemo.yaml", NEMO, "NeMo", "dp=8,tp=4,zero=1",
-     {"micro_batch": 1, "accumulate": 8, "seq": 4096, "recompute": "full", "dtype": "bfloat16", "optimizer": "adamw"}),
+     {"vocab_multiple": 512, "micro_batch": 1, "accumulate": 8, "seq": 4096, "recompute": "full", "dtype": "bfloat16", "optimizer": "adamw"}),
     ("args.json", TRAINER, "transformers' TrainingArguments", "fsdp=32",
      {"micro_batch": 2, "accumulate": 4, "seq": 4096, "recompute": "full", "compiled": False, "dtype": "bfloat16", "optimizer": "adamw"}),
     ("cp.yaml", ACCELERATE_CP, "accelerate", "fsdp=4,cp=8,cp_type=gather",

@@ -7,13 +7,14 @@ A layout leaves few choices, and these are made best. Each suggestion is priced 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import brings_inputs, load_model
+from planner_core.models import VOCABULARY, brings_inputs, load_model, with_vocabulary
 from planner_core.planning.fitting.micro_batches import settle
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pipeline import choose
@@ -67,11 +68,11 @@ class Pricer:
             dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype), layers=stated.layers,
             memory_gb=self.memory_gb,
         )  # fmt: skip
-        graph = self._graph(request)
+        graph = self._padded(self._graph(request), stated, request)
         stated = with_usual_stack(stated, graph)
         request = replace(request, **software_of(stated))
         workload = stated.workload(graph.workload["seq"], request.dtype or OWN_DTYPE)
-        key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload)
+        key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload, graph.config.get(VOCABULARY))
         if key not in self.planners:
             made = prepare(request, graph, self.say)
             self.planners[key] = made.changed(workload=replace(workload, dtype=made.workload.dtype))
@@ -94,6 +95,23 @@ class Pricer:
             self.say(f"graph of {self.model}")
             batch, seq, dtype, layers = which
             self.graphs[which] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        return self.graphs[which]
+
+    def _padded(self, graph: Graph, stated: Statement, request: Request) -> Graph:
+        """The graph with a vocabulary that divides over the tensor-parallel ranks, as tools pad theirs; as it is if it does already."""
+        words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
+        if self.given or not isinstance(words, int) or words % multiple == 0:
+            return graph
+        padded = -(-words // multiple) * multiple
+        which = (request.batch, request.seq, request.dtype, request.layers, padded)
+        if which not in self.graphs:
+            self.say(f"graph of {self.model} with {padded} words")
+            told = (
+                f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
+                f"equal parts; a checkpoint keeps {words}"
+            )
+            made = with_vocabulary(graph, padded)
+            self.graphs[which] = replace(made, assumptions=(*graph.assumptions, told))
         return self.graphs[which]
 
     def _as_given(self, layers: int | None) -> Graph:

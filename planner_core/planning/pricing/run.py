@@ -59,7 +59,13 @@ def price_statement(
     if plan is None:
         return PricedRun(stated, pricer.cluster, name, seq, reasons_of(pricer, stated), notes=notes)
     load = planner.workload
-    notes = (*notes, *slow_numbers(pricer.cluster.gpu, load.dtype), *load.assumptions, *_usual_stack(stated, load))
+    notes = (
+        *notes,
+        *slow_numbers(pricer.cluster.gpu, load.dtype),
+        *load.assumptions,
+        *planner.graph.assumptions,
+        *_usual_stack(stated, load),
+    )
     best = pricer.best(stated, plan) if advise else None
     fills = "" if plan.fits else what_fills(plan, planner.graph, planner.budget)
     return PricedRun(

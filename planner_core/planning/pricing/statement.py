@@ -29,6 +29,7 @@ class Statement(Software):
     rank_by_rank: bool = False
     expert_imbalance: float = 1.0
     offload: bool = False
+    vocab_multiple: int = 1
 
     @property
     def graph_batch(self) -> int:
@@ -50,7 +51,11 @@ class Statement(Software):
 
     def check(self) -> None:
         """Raise InputError for a value that is impossible, or that cannot be priced yet."""
-        for name, value in (("micro-batch", self.micro_batch), ("accumulate", self.accumulate)):
+        for name, value in (
+            ("micro-batch", self.micro_batch),
+            ("accumulate", self.accumulate),
+            ("pad-vocab", self.vocab_multiple),
+        ):
             if not 1 <= value <= MOST_SAMPLES:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 2")
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()

@@ -106,6 +106,7 @@ def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         "recompute": _recompute(fields),
         "optimizer": {"adam": "adamw", "sgd": "sgd"}[fields.text("--optimizer", "adam", ("adam", "sgd"))],
     }
+    options["vocab_multiple"] = _padding(fields, tp)
     capacity = fields.number("--moe-expert-capacity-factor", 1.0)
     if layout.ep > 1 and capacity > 1 and fields.flag("--moe-pad-expert-input-to-capacity"):
         options["expert_imbalance"] = capacity  # every expert computes so many times the mean
@@ -123,6 +124,14 @@ def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     sizes = {other: fields.whole(name, 1) for name, other in SIZES.items() if fields.has(name)}
     fields.ignore(WITHOUT_EFFECT)
     return fields.setup(layout, options, (*told, *_launched(fields, num_gpus)), sizes)
+
+
+def _padding(fields: Fields, tp: int) -> int:
+    """The number of which Megatron-LM makes the vocabulary a multiple: 128 for each tensor-parallel rank, unless told."""
+    padded = fields.first("--pad-vocab-size-to", "--padded-vocab-size")
+    if fields.has(padded):  # the tool's users have made it suit
+        return tp
+    return fields.whole("--make-vocab-size-divisible-by", 128) * tp
 
 
 def _states(fields: Fields, ranks: int, cp: int) -> dict[str, Any]:
