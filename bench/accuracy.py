@@ -119,7 +119,7 @@ def _layouts(model: str, asked: Callable[[Key], bool]) -> None:
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core import NoPlanFits
-    from planner_core.planning import Request, baselines, choose, meshes, prepare, replace_request
+    from planner_core.planning import Request, baselines, choose_mesh, meshes, prepare, replace_request
     from planner_core.planning.methods import BASELINES
 
     planner = prepare(
@@ -131,7 +131,7 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
         )
     )
     options = meshes(planner.request, planner.cluster)
-    chosen = choose(planner, options)
+    chosen = choose_mesh(planner, options)
     found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
     for baseline in BASELINES.values():
         if baseline.title not in found:
@@ -143,7 +143,7 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
     for method in ("tap", "atp"):
         try:
             found[method.upper()] = replace(
-                choose(replace_request(planner, method=method), options), name=method.upper()
+                choose_mesh(replace_request(planner, method=method), options), name=method.upper()
             )
         except NoPlanFits as error:
             write(("plan", model, mesh, method.upper()), ok=True, reason=f"no plan: {error}")

@@ -153,7 +153,7 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.core import PlannerError
-    from planner_core.planning import Request, choose, meshes, prepare
+    from planner_core.planning import Request, choose_mesh, meshes, prepare
 
     try:
         config = default_config(model_type, cls)
@@ -172,7 +172,7 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         planner = prepare(request, graph)
         unknown = Counter(_unknown(planner))
         tell(unknown=dict(unknown))
-        plan = choose(planner, meshes(request, planner.cluster))
+        plan = choose_mesh(planner, meshes(request, planner.cluster))
         told = plan.notes[0] if plan.notes and plan.fits else ""
         tell(outcome="plan", reason=told, plan_s=round(time.perf_counter() - start, 2), fits=plan.fits, optimal=plan.optimal)  # fmt: skip
     except PlannerError as error:

@@ -37,7 +37,7 @@ from planner_core.models import ZOO  # noqa: E402
 from planner_core.planning import (  # noqa: E402  # noqa: E402
     Request,
     block_candidates,
-    choose,
+    choose_mesh,
     meshes,
     plan_model,
     prepare,
@@ -170,8 +170,8 @@ def topology() -> list[str]:
         for name in (n for n in ZOO if n != "t5-large"):  # whose plan of least volume takes up to half a minute
             planner = prepare(Request(name, cluster=cluster, method="taps"))
             options = meshes(planner.request, planner.cluster)
-            a = choose(planner, options)
-            b = choose(planner, options, method=replace(METHODS["taps"], by_volume=True))
+            a = choose_mesh(planner, options)
+            b = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
             t, v = a.cost.comm_time_s, b.cost.comm_time_s
             saved = (
                 "neither fits"
@@ -199,7 +199,7 @@ def captured() -> list[str]:
 
             def run(request: Request = request) -> None:
                 planner = prepare(request)
-                choose(planner, meshes(planner.request, planner.cluster))
+                choose_mesh(planner, meshes(planner.request, planner.cluster))
 
             rows.append([mesh, f"{seconds(run, 3):.2f} s"])
     return ["## Config to plan, capture included, Llama-3-8B with 32 layers", "", *table(["mesh", "time"], rows)]
@@ -283,11 +283,11 @@ def whole() -> list[str]:
     rows.append(
         [
             "all factorisations of 512 GPUs, Llama-3-8B",
-            f"{seconds(lambda: choose(planner, meshes(planner.request, planner.cluster)), 1):.2f} s",
+            f"{seconds(lambda: choose_mesh(planner, meshes(planner.request, planner.cluster)), 1):.2f} s",
         ]
     )
     t5 = prepare(Request("t5-large"))
-    chosen = choose(t5, meshes(t5.request, t5.cluster))
+    chosen = choose_mesh(t5, meshes(t5.request, t5.cluster))
     rows.append(
         ["candidates of T5-large's blocks (729 + 59 049)", f"{seconds(lambda: block_candidates(t5, chosen), 3):.2f} s"]
     )

@@ -123,13 +123,22 @@ def test_a_config_as_a_dict() -> None:
     assert result.best.blocks == shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best.blocks
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu())  # type: ignore[no-any-return]
+
+
 class MostlyHalf(nn.Module):
-    """A float32 embedding of 6,400 elements and 16 equal blocks of bfloat16 with 16,384 elements in all."""
+    """A float32 embedding of 6,400 elements and 16 equal blocks of bfloat16 with 33,792 elements in all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(200, 32)
-        self.layers = nn.ModuleList(nn.Linear(32, 32, bias=False).bfloat16() for _ in range(16))
+        self.layers = nn.ModuleList(Block().bfloat16() for _ in range(16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.embed(x).bfloat16()

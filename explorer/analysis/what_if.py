@@ -18,7 +18,18 @@ from explorer.address.settings import SETTINGS, Unreadable
 from explorer.jobs.malloc_trim import give_back
 from explorer.text import units, words
 from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
-from planner_core.planning import GraphSource, Progress, Request, choose, meshes, prepare, settle, usable_bytes
+from planner_core.planning import (
+    NO_PROOF,
+    Effort,
+    GraphSource,
+    Progress,
+    Request,
+    choose_mesh,
+    choose_micro_batches,
+    meshes,
+    prepare,
+    usable_bytes,
+)
 
 KEYS = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
@@ -29,7 +40,7 @@ GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 60
 CHANGED_SHOWN = 12
 PATIENCE_S = 2.0
 _TURN = threading.Lock()
-WORK = 30_000
+EFFORT = Effort(30_000, 40_000)
 """Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
 0.32 % open, and 0.27 % at ten times as many. What is left open is said, and a plan in full looks further."""
 
@@ -38,7 +49,7 @@ def best(request: Request, graph: GraphSource = None, say: Progress = lambda tex
     """The best plan alone; raises PlannerError as `plan_model` does."""
     with _turn(say):
         try:
-            return settle(request, graph, choose, say, WORK)[1]
+            return choose_micro_batches(request, graph, say, effort=EFFORT)[1]
         finally:
             give_back()
 
@@ -50,14 +61,14 @@ def first(request: Request, before: Plan, graph: GraphSource = None) -> Plan | N
     InputError as `best` does.
     """
     asked = _near(request, before)
-    planner = prepare(asked, graph(asked) if callable(graph) else graph, work=0)
+    planner = prepare(asked, graph(asked) if callable(graph) else graph, effort=NO_PROOF)
     if planner.cluster.to_json() != before.cluster:
         return None
     options = [mesh for mesh in meshes(planner.request, planner.cluster) if mesh.axis_sizes == before.mesh.axis_sizes]
     if not options:
         return None
     try:
-        found = choose(planner, options, prove=False)
+        found = choose_mesh(planner, options, prove=False)
     except NoPlanFits:
         return None
     return found if found.fits else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
-from planner_core.cli.options import Parser, add_software, shortened
+from planner_core.cli.options import PROVE, Parser, add_software, shortened
 from planner_core.cli.pricing import OFFLOAD, add_budget, add_price, budget_of, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
@@ -184,6 +184,7 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     p.add_argument("--offload", action="store_true", help=OFFLOAD)
     add_software(p)
+    p.add_argument("--prove", action="store_true", help=PROVE)
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
@@ -329,8 +330,7 @@ def _compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
     from planner_core.planning.analysis import report, simulated_s, text
 
-    budget = budget_of(args)
-    result = compare_methods(_request(args), progress=_say)
+    budget, result = budget_of(args), compare_methods(_request(args), progress=_say)
     times = simulated_s(result)
     return _print(args, report(result, budget, times), text(result, budget, times))
 

@@ -11,6 +11,7 @@ from typing import Any
 from planner_core.core import ATTENTION, GRADIENTS, LOSSES, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
 
 USAGE_ERROR = 2
+PROVE = "wait until the gap between the plan and its bound is closed, as far as it can be"
 LIKE = 0.7
 """How much an option must be like the wrong one to be named, from 0 to 1: --batch is like --micro-batch, --nodes is not like --tokens."""
 

@@ -16,7 +16,8 @@ from planner_core.planning.edit import Editable
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.fitting.for_tool import as_told, shards_data
 from planner_core.planning.fitting.front import FrontPoint, exact_front
-from planner_core.planning.fitting.micro_batches import GraphSource, settle
+from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
 from planner_core.planning.fitting.shortage import copies
 from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
@@ -24,21 +25,29 @@ from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
     Result,
     block_candidates,
-    choose,
     compare_methods,
     plan_model,
 )
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
 from planner_core.planning.scaled_down import retarget, small_mesh
-from planner_core.planning.session import USABLE_MEMORY, Planner, meshes, prepare, replace_request, usable_bytes
+from planner_core.planning.session import (
+    USABLE_MEMORY,
+    Planner,
+    meshes,
+    prepare,
+    replace_request,
+    usable_bytes,
+)
 from planner_core.planning.small_config import shrink, shrinks
 
 __all__ = [
     "FASTEST",
     "METHODS",
+    "NO_PROOF",
     "TIE",
     "USABLE_MEMORY",
     "Editable",
+    "Effort",
     "Folded",
     "Front",
     "FrontPoint",
@@ -50,7 +59,8 @@ __all__ = [
     "as_told",
     "baselines",
     "block_candidates",
-    "choose",
+    "choose_mesh",
+    "choose_micro_batches",
     "compare",
     "compare_methods",
     "copies",
@@ -66,7 +76,6 @@ __all__ = [
     "price",
     "replace_request",
     "retarget",
-    "settle",
     "shards_data",
     "shrink",
     "shrinks",

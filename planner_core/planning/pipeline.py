@@ -9,24 +9,22 @@ This is the one place that knows the order.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import CHUNKS, Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
-from planner_core.cost import Component, cost_model, seconds_in_chunks
+from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
+from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.front import trade_offs
+from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_size import of_size, only_size
-from planner_core.planning.fitting.micro_batches import GraphSource, settle
-from planner_core.planning.fitting.one_policy import no_worse_than_one_policy
-from planner_core.planning.fitting.promise import Promise, by_promise, less, telling
-from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused, same_work
+from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
+from planner_core.planning.fitting.shortage import same_work
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
 from planner_core.planning.fitting.uncounted import uncounted
@@ -35,18 +33,11 @@ from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
     OBJECTIVES,
-    Answer,
     block_totals,
-    bounded,
-    far_above,
     objective_of,
-    quick,
-    quick_bound,
     solve,
 )
-from planner_core.search.algebra import TooWide
 from planner_core.search.candidates import Candidates, score
-from planner_core.search.network import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +79,19 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     asked = request.recompute
     told: Sequence[str] = ()
     if request.micro_batch is not None:
-        planner, chosen = of_size(request, graph, choose, say)
+        planner, chosen = of_size(request, graph, say)
     elif request.tool in (None, FREE):
-        planner, chosen = settle(request, graph, choose, say)
-        chosen = with_third_axis(planner, chosen, choose, say)
+        planner, chosen = choose_micro_batches(request, graph, say)
+        chosen = with_third_axis(planner, chosen, say)
     else:
-        planner, chosen, *told = for_tool(request, graph, choose, say)
+        planner, chosen, *told = for_tool(request, graph, say)
     request = planner.request
     say("baselines")
     every = meshes(replace(request, tool=None), planner.cluster)
     usual = [*planner.stated(), *baselines(planner, every, recompute=asked)]
     others = only_size(request, usual)
     chosen = chosen if told else no_worse(chosen, others)
-    first = simpler(planner, chosen, others, choose, say)
+    first = simpler(planner, chosen, others, say)
     say("trade-offs")
     front = only_size(request, trade_offs(planner, meshes(request, planner.cluster), first))
     say("candidates")
@@ -108,7 +99,7 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
     assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
     own = same_work(chosen) if chosen.fits else chosen.notes
-    own = (*own, *fewer_gpus(planner, chosen, choose, say))
+    own = (*own, *fewer_gpus(planner, chosen, say))
     notes = (*told, *own, *uncounted(chosen, planner.graph), *slow, *assumed, *without(planner, usual))
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
@@ -116,84 +107,6 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
         candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(*first, *front, *others),
         timings_s=timings, notes=notes,
     )  # fmt: skip
-
-
-def choose(
-    planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
-    below: float = float("inf"), prove: bool = True,
-) -> Plan:  # fmt: skip
-    """The best plan over the meshes, by the request's method or by the given `method`.
-
-    `below`: plans of a higher value are not looked for. If there is no other, NoPlanFits is raised, or such a plan is returned.
-    `prove`: if False, a better plan may exist. Raises NoPlanFits if the user gave a budget that no plan fits.
-    """
-    method = method or METHODS[planner.request.method]
-    objective = planner.objective(method)
-    best: tuple[float, Problem, Answer] | None = None
-    least: tuple[Answer, Problem] | None = None
-    bound = float("inf")
-    promises, wide = _promises(planner, options, method, say, below)
-    for promise in promises:
-        problem, known = promise.problem, best[0] if best else below
-        nothing_fits = far_above(problem, planner.budget)
-        if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
-            continue
-        if promise.bound > known:
-            bound = min(bound, promise.bound)
-            continue
-        say(f"search on {problem.model.mesh}")
-        prices = best[2].prices if best else promise.prices
-        answer = planner.solve(problem, objective, known, promise.rough, telling(say, problem), prove, prices)
-        if answer.least_memory < (least[0].least_memory if least else float("inf")):
-            least = (answer, problem)
-        if answer.assignment is not None and (best is None or less(answer.value, best[0])):
-            best = (answer.value, problem, answer)
-        bound = min(bound, answer.bound)
-    if best:
-        problem, answer = planner.bounded(*best[1:], objective)
-        narrowed = [p.problem for p in promises if p.problem.whole is not None and p.problem is not best[1]]
-        bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
-        answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
-        plan = planner.plan(problem, answer, "best", planner.request.method, objective)
-        if prove and problem.whole is None:
-            hopeful = [p.problem.model.mesh for p in promises if p.bound < best[0]]
-            plan = no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, choose, say)
-        plan = left_out(plan, wide)
-        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
-    if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
-        return _without_gathers(planner, options, say, method, below, least)
-    return refused(planner, below, least, wide)
-
-
-def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float:
-    """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
-    with planner.clock("search"):
-        found = quick(problem, objective)
-        if found is None:
-            return 0.0
-        return bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
-
-
-def _without_gathers(
-    planner: Planner, options: Sequence[DeviceMesh], say: Progress, method: Method, below: float,
-    least: tuple[Answer, Problem],
-) -> Plan:  # fmt: skip
-    """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
-    all plans. Raises NoPlanFits as `choose` does."""
-    error: NoPlanFits | None = None
-    plan: Plan | None = None
-    try:
-        plan = choose(planner, options, say, replace(method, zero=0), below, prove=False)
-    except NoPlanFits as raised:
-        error = raised
-    if plan is not None and plan.fits:
-        told = "best found: only plans that gather no weights at their use were looked at"
-        return replace(plan, optimal=False, notes=(told, *plan.notes))
-    try:
-        other = refused(planner, below, least, None)
-    except NoPlanFits as raised:
-        raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
-    return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
@@ -212,38 +125,6 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
         better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False,
         notes=(told, *chosen.notes),
     )  # fmt: skip
-
-
-def _promises(
-    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
-) -> tuple[list[Promise], TooWide | None]:
-    """The networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
-    tables would be too large, if there is one."""
-    found: list[Problem] = []
-    wide: TooWide | None = None
-    for mesh in options:
-        say(f"network of {mesh}")
-        for build in planner.builders(method, mesh):
-            try:
-                found.append(build())
-            except TooWide as error:  # another mesh may work; it is raised only if none does
-                wide = error
-    objective = planner.objective(method)
-    with planner.clock("search"):
-        if len(found) == 1:
-            return [Promise(found[0], bound=quick_bound(found[0], objective) if below < math.inf else 0.0)], wide
-        return by_promise(found, objective, planner.budget, say, below), wide
-
-
-def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
-    """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
-    known, step = Workload(**plan.workload), plan.cost.step_time_s
-    models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
-    best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
-    if best >= step:
-        return ()
-    told = f"step {1e3 * best:.4g} ms instead of {1e3 * step:.4g} ms"
-    return (f"with its products in {n} chunks (--chunks {n}) sums over GPUs run beside products: {told}",)
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
@@ -305,7 +186,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
             say(f"{method.name}, least {objective}")
             one = replace_request(planner, method=method.name, objective=objective, memory_gb=None)
             with contextlib.suppress(NoPlanFits):
-                found[method.name, objective] = choose(one, meshes(planner.request, planner.cluster))
+                found[method.name, objective] = choose_mesh(one, meshes(planner.request, planner.cluster))
     extra = [_beside(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner_core.core import DEFAULT_PRECISION, Cluster, Software
+from planner_core.search.algebra import ALL_WORK
 
 Progress = Callable[[str], None]
 """A function that gets a sentence about what is being done. It may raise an exception to stop."""
@@ -23,7 +24,8 @@ class Request(Software):
     gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
     weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
     can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`; what runs the step is that of
-    `Software`.
+    `Software`. `prove`: close the gap between the plan and its
+    bound, however long that takes; False: as far as a moment's work does.
     """
 
     model: str
@@ -47,6 +49,24 @@ class Request(Software):
     expert_imbalance: float = 1.0
     chunks: int = 1
     offload: bool = False
+    prove: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The work that proofs may take, in points (`search.algebra`): `request` is for all gaps within a budget of memory together,
+    `network` to settle the units of one network. Points are counted and not timed, so every machine finds the same plan."""
+
+    request: int
+    network: int
+
+
+THOROUGH = Effort(10**9, ALL_WORK)
+"""As far as a gap can be closed at all. Every single search has a limit of its own."""
+MOMENT = Effort(200_000, 40_000)
+"""About a second of a core: the answer comes first, and says its gap."""
+NO_PROOF = Effort(0, ALL_WORK)
+"""Searches within a budget of memory leave their gaps open."""
 
 
 class Clock:

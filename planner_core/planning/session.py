@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,12 +37,13 @@ from planner_core.cost import (
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
+from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
 from planner_core.planning.methods.legality import faults, undecided, unseen
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import spaces
-from planner_core.planning.request import Clock, Progress, Request
+from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request
 from planner_core.search import (
     NO_BOUND,
     NOTE,
@@ -58,7 +57,7 @@ from planner_core.search import (
     search,
     value_of,
 )
-from planner_core.search.algebra import MAX_WORK, TooWide
+from planner_core.search.algebra import Allowance, TooWide
 from planner_core.search.network import (
     KernelTimes,
     Networks,
@@ -91,8 +90,9 @@ class Planner:
     coarse: CoarseGraph
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
-    work: int = MAX_WORK
-    """The labels that a search may form for its proof, as in `search`."""
+    effort: Effort = THOROUGH
+    work: Allowance = field(default_factory=lambda: Allowance(THOROUGH.request))
+    """What is left of `effort.request`. All planners of a request share it."""
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
     """Both by mesh and stages."""
@@ -177,6 +177,8 @@ class Planner:
                 problem = like(nets, restrict)
             except TooWide:
                 problem = narrow(nets, like, self.coarse, restrict)
+        problem.unit_work = self.effort.network
+        problem.work_at_prices = Allowance(problem.unit_work)
         if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[*key, uniform] = problem
         return problem
@@ -187,6 +189,7 @@ class Planner:
     ) -> Answer:  # fmt: skip
         """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
         proof. `stop`, `prove` and `prices` are those of `search`."""
+        prove = prove and self.work.left > 0
         with self.clock("search"):
             answer = hopeless(problem, rough, self.budget, objective) if rough else None
             return answer or fit(
@@ -290,36 +293,22 @@ def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     )  # a bound that is ten times too low is useless
 
 
-def model_identity(graph: Graph) -> dict[str, Any]:
-    """The fields by which a plan identifies its model."""
-    return {
-        "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
-        "layers": graph.num_repeats, "versions": _versions(),
-    }  # fmt: skip
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    """The installed versions of torch and transformers, read without importing them. A plan's operators have the names that these
-    versions give."""
-    found = {}
-    for name in ("torch", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
 def prepare(
-    request: Request, graph: Graph | None = None, say: Progress = lambda text: None, work: int = MAX_WORK,
-    clock: Clock | None = None,
-) -> Planner:  # fmt: skip
-    """The planner of a request: all that does not depend on the mesh. `work` is that of `search`. `clock`: goes on with this one. Raises
-    InputError."""
+    request: Request,
+    graph: Graph | None = None,
+    say: Progress = lambda text: None,
+    effort: Effort = THOROUGH,
+    like: Planner | None = None,
+) -> Planner:
+    """The planner of a request: all that does not depend on the mesh.
+
+    `like`: another planner of the same request, with which it shares the clock and what is left of the work for proofs. Raises InputError.
+    """
     if request.method not in METHODS:
         raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
-    clock = clock or Clock()
+    clock, work = (like.clock, like.work) if like else (Clock(), Allowance(effort.request))
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
         if not 1e-6 <= request.memory_gb < 1e6:
@@ -330,14 +319,7 @@ def prepare(
     given = request.dtype
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
-    micro_batches = 1 if request.accumulate is None else request.accumulate
-    stage = max(ZERO) if request.zero is None else request.zero
-    asked = Workload(
-        micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
-        request.dtype, request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
-        expert_imbalance=request.expert_imbalance, chunks=request.chunks, offload=request.offload,
-        **{name: getattr(request, name) for name in SOFTWARE},
-    )  # fmt: skip
+    asked = _workload(request)
     asked.check()
     check_offload(asked, cluster)
     if graph is None:
@@ -350,14 +332,26 @@ def prepare(
     dtype = _own_dtype(graph, given) or request.dtype
     assert dtype is not None
     request = replace(request, dtype=dtype)
-    batch = graph.workload["batch"] * micro_batches  # a graph holds one micro-batch
+    batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch
     workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
     graph = as_run(graph, cluster.gpu, workload)
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)
         strategies = graph_strategies(coarse)
-    return Planner(request, graph, cluster, workload, coarse, strategies, clock, work)
+    return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work)
+
+
+def _workload(request: Request) -> Workload:
+    """The workload of a request, as far as it is known without the model's graph: what is not asked for counts 1."""
+    micro_batches = 1 if request.accumulate is None else request.accumulate
+    stage = max(ZERO) if request.zero is None else request.zero
+    return Workload(
+        micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
+        request.dtype or "", request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
+        expert_imbalance=request.expert_imbalance, chunks=request.chunks, offload=request.offload,
+        **{name: getattr(request, name) for name in SOFTWARE},
+    )  # fmt: skip
 
 
 def _own_dtype(graph: Graph, asked: str | None) -> str | None:

@@ -24,7 +24,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance, TooMuch
+from planner_core.search.algebra.pareto_points import Allowance, TooMuch
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
@@ -138,7 +138,7 @@ class FoldedTables:
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
         priced = bool(objective.after_forward or objective.after_backward)
-        self.work = problem.work_at_prices if priced else Allowance(ALL_WORK)
+        self.work = problem.work_at_prices if priced else Allowance(problem.unit_work)
         self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
         self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
         self.shares: Shares = objective.top or EVEN
@@ -148,7 +148,7 @@ class FoldedTables:
     def sharpen(self, objective: Objective) -> None:
         """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten, and the work is as at first."""
         self.objective = objective
-        self.work.left = ALL_WORK
+        self.work.left = self.problem.unit_work
         for unit in self.units.values():
             unit.objective = objective
             unit.settled = {at: f for at, f in unit.settled.items() if f.cost <= f.bound * (1 + TIE / 10)}

@@ -10,20 +10,19 @@ from planner_core.core import Call, Plan
 from planner_core.cost import cost_model
 from planner_core.cost.memory import peak_memory, walk
 from planner_core.cost.memory.deep import ENDS, shortened
-from planner_core.planning import Request
-from planner_core.planning.pipeline import choose
+from planner_core.planning import Request, choose_mesh
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
 
 
 def _planned(model: str, mesh: str, recompute: str = "none", **asked: object) -> tuple[Planner, Plan]:
     planner = prepare(Request(model, cluster="2x8-h100", mesh=mesh, recompute=recompute, **asked))  # type: ignore[arg-type]
-    return planner, choose(planner, meshes(planner.request, planner.cluster), prove=False)
+    return planner, choose_mesh(planner, meshes(planner.request, planner.cluster), prove=False)
 
 
 def _mixed() -> tuple[Planner, Plan]:
     """40 layers of which the first 20 keep what they make, and the others are recomputed."""
     planner, plain = _planned("llama-3-8b", "2x8", layers=40)
-    full = choose(with_recompute(planner, "full"), meshes(planner.request, planner.cluster), prove=False)
+    full = choose_mesh(with_recompute(planner, "full"), meshes(planner.request, planner.cluster), prove=False)
     own = plain.blocks["LlamaDecoderLayer"]
     again = replace(full.blocks["LlamaDecoderLayer"], sites=own.sites, params=own.params, prefixes=own.prefixes[20:])
     kept = replace(own, prefixes=own.prefixes[:20])

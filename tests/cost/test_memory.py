@@ -25,9 +25,10 @@ from planner_core.cost.communication.redistribution import decode, moves, splits
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import cost_model, cost_model_of
+from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.front import corners
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import baselines, choose
+from planner_core.planning.pipeline import baselines
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
@@ -95,9 +96,9 @@ def _plan(model: str, mesh: str, name: str) -> Plan:
     planner = prepare(Request(model, cluster={"8": "1x8-h100", "2x8": "2x8-h100"}[mesh], mesh=mesh, batch=16))
     options = meshes(planner.request, planner.cluster)
     if name in ("atp", "tap"):
-        return choose(replace_request(planner, method=name), options)
+        return choose_mesh(replace_request(planner, method=name), options)
     try:
-        found = {p.name: p for p in (choose(planner, options), *baselines(planner, options))}
+        found = {p.name: p for p in (choose_mesh(planner, options), *baselines(planner, options))}
     except NoPlanFits:  # pragma: no cover
         raise AssertionError(model) from None
     return found[name]
@@ -198,7 +199,7 @@ def test_recomputed_blocks_take_what_was_predicted() -> None:
             Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, recompute=how, memory_gb=1000.0)
         )
         options = meshes(planner.request, planner.cluster)
-        by_name = {p.name: p for p in (choose(planner, options), *baselines(planner, options))}
+        by_name = {p.name: p for p in (choose_mesh(planner, options), *baselines(planner, options))}
         found += [by_name[name] for name in names]
     for plan, report in zip(found, verify_fake_all(found), strict=True):
         assert report["collectives_ok"], plan.name

@@ -15,7 +15,7 @@ from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import load_plan, plan_to_json
 from planner_core.models.loading import capture_graph
-from planner_core.planning.pipeline import choose
+from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from tests.support.fuzz import configs, mutated, torn, watched
@@ -43,7 +43,7 @@ def read(source: str | dict[str, Any], plan: bool) -> None:
     if plan:
         request = Request(model=graph.name, mesh="2x8")
         planner = prepare(request, graph)
-        choose(planner, meshes(request, planner.cluster))
+        choose_mesh(planner, meshes(request, planner.cluster))
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> str:
@@ -54,7 +54,7 @@ def fuzz_plans(count: int, seed: int, folder: Path) -> tuple[int, int]:
     rng = random.Random(seed)
     request = Request(model="llama-3-8b", mesh="2x8", layers=2)
     planner = prepare(request)
-    plan = plan_to_json(choose(planner, meshes(request, planner.cluster)))
+    plan = plan_to_json(choose_mesh(planner, meshes(request, planner.cluster)))
     file = folder / "plan.json"
     with watched() as watch:
         for k in range(count):
@@ -74,7 +74,7 @@ def fuzz_clusters(count: int, seed: int, folder: Path) -> tuple[int, int]:
         planner = prepare(request)
         options = meshes(request, planner.cluster)
         if len(options) < 8 and planner.cluster.num_gpus <= 64:
-            choose(planner, options[:1])
+            choose_mesh(planner, options[:1])
 
     with watched() as watch:
         for k in range(count):

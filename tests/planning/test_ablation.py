@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from planner_core.planning import choose_mesh
 from planner_core.planning.analysis.ablation import SAYS, ablation_steps
 from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
 
@@ -23,7 +23,7 @@ def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: s
     plans = [r.plan for r in found]
     assert None not in plans
     own = replace_request(planner, method=method)
-    assert plans[-1].blocks == choose(own, meshes(own.request, own.cluster)).blocks  # type: ignore[union-attr]
+    assert plans[-1].blocks == choose_mesh(own, meshes(own.request, own.cluster)).blocks  # type: ignore[union-attr]
     exact, goal, *rest = [p.cost for p in plans if p is not None]
     assert exact.step_time_s <= min(c.step_time_s for c in (goal, *rest)) * 1.0001
     for a, b in pairwise((goal, *rest)):  # each is the least communication of a smaller space

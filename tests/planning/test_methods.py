@@ -16,10 +16,11 @@ from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import block_of, zero_stage
 from planner_core.models.zoo import ZOO
 from planner_core.ops import MULTIPLYING, operator
+from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import log10_size, space_sizes, unfold_problem
 from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.pipeline import choose, no_worse
+from planner_core.planning.pipeline import no_worse
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search import objective_of
@@ -186,8 +187,8 @@ def test_topology_saves_communication_over_volume(name: str, cluster: str, least
     """TAPS: less communication than the plan of least volume, on the real links."""
     planner = prepare(Request(name, cluster=cluster, method="taps"))
     options = meshes(planner.request, planner.cluster)
-    by_time = choose(planner, options)
-    by_volume = choose(planner, options, method=replace(METHODS["taps"], by_volume=True))
+    by_time = choose_mesh(planner, options)
+    by_volume = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
     assert by_time.fits
     assert by_volume.fits
     assert by_time.cost.comm_time_s <= (1 - least) * by_volume.cost.comm_time_s

@@ -13,9 +13,8 @@ from planner_core.core.workload import RECOMPUTE
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
-from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import METHODS
-from planner_core.planning.pipeline import choose
 from planner_core.planning.session import meshes, prepare
 from planner_core.search import search
 from planner_core.verification.api import verify
@@ -107,9 +106,9 @@ def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
 def test_where_nothing_can_fit_only_the_first_number_and_the_last_are_looked_at() -> None:
     told: list[str] = []
     asked = replace(ASKED, layers=600, mesh="8")
-    _, plan = settle(asked, None, choose, told.append)
+    _, plan = choose_micro_batches(asked, None, told.append)
     assert not plan.fits and told.count("coarsen") == 2
-    each = [settle(replace(asked, accumulate=n), None, choose, lambda text: None)[1] for n in (1, 2, 4, 8, 16)]
+    each = [choose_micro_batches(replace(asked, accumulate=n), None, lambda text: None)[1] for n in (1, 2, 4, 8, 16)]
     assert plan.cost.memory_bytes["peak"] == min(p.cost.memory_bytes["peak"] for p in each)
 
 
@@ -122,7 +121,7 @@ def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: di
     request = replace(ASKED, layers=1, memory_gb=3.0, **asked)  # type: ignore[arg-type]
 
     def settled(accumulate: int | None) -> Plan:
-        return settle(replace(request, accumulate=accumulate), None, choose, lambda text: None)[1]
+        return choose_micro_batches(replace(request, accumulate=accumulate), None, lambda text: None)[1]
 
     for fewer in (1, 2):
         with pytest.raises(NoPlanFits):
@@ -148,7 +147,7 @@ def test_the_stage_that_is_left_open_is_the_best(gb: float) -> None:
     request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=2048, layers=2, memory_gb=gb)
     plans = {}
     for zero in (None, 3, 2, 1):
-        planner, plan = settle(replace(request, zero=zero), None, choose, lambda text: None)
+        planner, plan = choose_micro_batches(replace(request, zero=zero), None, lambda text: None)
         plans[zero] = planner.value(plan)
         assert plan.fits and plan.workload["zero"] == (zero or plan.workload["zero"])
         if zero is None:

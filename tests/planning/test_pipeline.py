@@ -11,9 +11,10 @@ from planner_core.core import DeviceMesh
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.models.zoo import ZOO
-from planner_core.planning import pipeline
+from planner_core.planning import choose_mesh
 from planner_core.planning import request as request_module
-from planner_core.planning.pipeline import choose, compare_methods, plan_model
+from planner_core.planning.fitting import mesh_search
+from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.request import Clock, Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
 from planner_core.search import search
@@ -135,7 +136,7 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
     """A bound of a smaller space is not one of the whole space, also where that mesh loses."""
     planner = prepare(Request("gpt2-xl", cluster="1x4-a100-pcie", layers=1, batch=8, seq=256))
     options = meshes(planner.request, planner.cluster)
-    best = choose(planner, options)
+    best = choose_mesh(planner, options)
     assert best.optimal
     build = Planner.problem
 
@@ -148,9 +149,9 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
 
     monkeypatch.setattr(Planner, "problem", in_part)
     monkeypatch.setattr(
-        pipeline, "bounded", lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2)
+        mesh_search, "bounded", lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2)
     )
-    again = choose(planner, options)
+    again = choose_mesh(planner, options)
     assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
     assert any("above the best there is" in note for note in again.notes)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import NoPlanFits
-from planner_core.planning import Request, choose, meshes, prepare
+from planner_core.planning import Request, choose_mesh, meshes, prepare
 from tests.support.plans import searched
 
 
@@ -48,5 +48,5 @@ def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) 
         objective="communication", memory_gb=2.7, precision="pure",
     )  # fmt: skip
     planner = prepare(request)
-    plan = choose(planner, meshes(planner.request, planner.cluster))
+    plan = choose_mesh(planner, meshes(planner.request, planner.cluster))
     assert plan.fits and plan.cost.memory_bytes["peak"] <= 2.7e9

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
-
 from explorer.components.answers import answer
+
 from explorer.text import words
 from planner_core.core import Plan
 from planner_core.cost import simulated
+from planner_core.planning import choose_mesh
 from planner_core.planning.analysis.doubt import choice
 from planner_core.planning.analysis.reporting import report, text
 from planner_core.planning.fitting import simpler as rule
+from planner_core.planning.fitting import simpler as simpler_module
 from planner_core.planning.fitting.simpler import FASTEST, SLOWER, fastest_alone, leads, simpler
-from planner_core.planning.pipeline import Result, choose
+from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from tests.support.plans import planned
@@ -50,7 +52,7 @@ def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
 
 
 def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Planner) -> None:
-    every = choose(planner, meshes(planner.request, planner.cluster))
+    every = choose_mesh(planner, meshes(planner.request, planner.cluster))
     fastest = result.plans[1]
     assert (fastest.blocks, fastest.cost, fastest.optimal) == (every.blocks, every.cost, every.optimal)
     assert fastest_alone(result.plans) == (every, *result.plans[2:]) and result.fastest == every
@@ -80,20 +82,23 @@ def test_it_does_not_lead_where_the_simulation_disagrees(
     result: Result, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = fastest_alone(result.plans)[0]
-    assert [p.name for p in simpler(planner, fastest, (), choose, quiet)] == ["best", FASTEST]
+    assert [p.name for p in simpler(planner, fastest, (), quiet)] == ["best", FASTEST]
     monkeypatch.setattr(rule, "simulated", lambda plan, graph: 1.0 / len(plan.mesh.axis_sizes))
-    assert simpler(planner, fastest, (), choose, quiet) == [fastest]
+    assert simpler(planner, fastest, (), quiet) == [fastest]
 
 
 def test_it_does_not_lead_where_a_usual_layout_is_faster(result: Result, planner: Planner) -> None:
     fastest = fastest_alone(result.plans)[0]
-    assert simpler(planner, fastest, [fastest], choose, quiet) == [fastest]
+    assert simpler(planner, fastest, [fastest], quiet) == [fastest]
 
 
 @pytest.mark.parametrize("changes", [{"mesh": "2x8"}, {"memory_gb": 32.0}, {"tool": "torchrun"}, {"method": "taps"}])
-def test_what_the_user_set_is_kept(result: Result, planner: Planner, changes: dict[str, object]) -> None:
+def test_what_the_user_set_is_kept(
+    result: Result, planner: Planner, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object, **__: object) -> Plan:
         raise AssertionError("no other plan is looked for")
 
     fastest = fastest_alone(result.plans)[0]
-    assert simpler(replace_request(planner, **changes), fastest, (), never, quiet) == [fastest]
+    monkeypatch.setattr(simpler_module, "choose_mesh", never)
+    assert simpler(replace_request(planner, **changes), fastest, (), quiet) == [fastest]

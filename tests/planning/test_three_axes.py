@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
-from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.verification.fake_group import verify_fake
@@ -48,7 +48,7 @@ def test_it_wins_where_gpus_share_samples() -> None:
     """
     deeper = replace(FEW_SAMPLES, layers=8)
     planner = prepare(deeper, None)
-    two = choose(planner, meshes(planner.request, planner.cluster))
+    two = choose_mesh(planner, meshes(planner.request, planner.cluster))
     best = searched(deeper)
     assert len(best.mesh.axis_sizes) == 3 and best.optimal
     assert best.cost.step_time_s < 0.99 * two.cost.step_time_s
@@ -58,7 +58,7 @@ def test_a_plan_of_two_axes_stays_if_it_is_better() -> None:
     planner = prepare(FEW_SAMPLES, None)
     best = searched(FEW_SAMPLES)
     faster = replace(best, cost=replace(best.cost, step_time_s=best.cost.step_time_s / 2))
-    assert with_third_axis(planner, faster, choose, lambda text: None) is faster
+    assert with_third_axis(planner, faster, lambda text: None) is faster
 
 
 def test_the_plan_runs_as_predicted() -> None:

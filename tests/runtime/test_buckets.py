@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from planner_core.core import Graph, Plan
-from planner_core.planning.pipeline import choose
+from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, start
@@ -112,7 +112,7 @@ def test_chains_with_the_same_messages_are_aligned_at_these() -> None:
 def cut_in_part() -> tuple[Plan, Graph]:
     """On 64x8 GPT-2 gathers some weights on the tensor axis, so their gradients are cut there, and are summed with the others'."""
     planner = prepare(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=64), None)
-    return choose(planner, meshes(planner.request, planner.cluster)), planner.graph
+    return choose_mesh(planner, meshes(planner.request, planner.cluster)), planner.graph
 
 
 def test_gradients_that_are_cut_in_part_are_right() -> None:

@@ -10,7 +10,7 @@ import pytest
 from planner_core.core.plan import Plan
 from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
-from planner_core.planning.pipeline import choose
+from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.search.algebra import elimination_order
@@ -38,7 +38,7 @@ def gap(plan: Plan) -> float:
 def test_weights_shared_by_every_layer_are_planned() -> None:
     request = Request(model="albert", mesh="2x8")
     planner = prepare(request, capture_graph(ALBERT, batch=16, seq=128))
-    plan = choose(planner, meshes(request, planner.cluster))
+    plan = choose_mesh(planner, meshes(request, planner.cluster))
     assert plan.fits
     assert (
         plan.optimal or gap(plan) < 0.05
@@ -76,14 +76,14 @@ def test_a_model_that_fits_is_left_alone() -> None:
     planner = prepare(request)
     (mesh,) = meshes(request, planner.cluster)
     assert planner.problem(mesh).whole is None
-    assert choose(planner, [mesh]).optimal
+    assert choose_mesh(planner, [mesh]).optimal
 
 
 def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
     request = Request(model="hrm", mesh="2x8")
     planner = prepare(request, capture_graph(HRM, batch=16, seq=32))
     assert max(len(b.inputs) for b in planner.coarse.graph.blocks.values()) > 64
-    plan = choose(planner, meshes(request, planner.cluster))
+    plan = choose_mesh(planner, meshes(request, planner.cluster))
     assert plan.fits and (plan.optimal or gap(plan) < 1)
 
 
@@ -93,13 +93,13 @@ def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pyte
     request = Request(model=name, mesh="2x8", layers=2)
     planner = prepare(request)
     options = meshes(request, planner.cluster)
-    best = choose(planner, options)
+    best = choose_mesh(planner, options)
     assert best.optimal
     wide = 0
     for entries in (100_000, 20_000, 4_000, 1_500):
         monkeypatch.setattr(elimination_order, "MAX_TABLE", entries)
         planner.problems.clear()
-        plan = choose(planner, options)
+        plan = choose_mesh(planner, options)
         if not plan.fits:
             continue
         worse = plan.cost.step_time_s / best.cost.step_time_s

@@ -13,7 +13,7 @@ import torch
 
 from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
-from planner_core.planning import Request, choose, meshes, plan_model, prepare
+from planner_core.planning import Request, choose_mesh, meshes, plan_model, prepare
 from planner_core.planning.fitting.front import corners
 from planner_core.verification import run_ranks
 from planner_core.verification.fake_group import _report as fake_report
@@ -92,7 +92,7 @@ def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
     request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
     planner = prepare(request, graph)
     options = meshes(request, planner.cluster)
-    return replace(corners(planner, options, [choose(planner, options)])[number - 1], name=f"corner {number}")
+    return replace(corners(planner, options, [choose_mesh(planner, options)])[number - 1], name=f"corner {number}")
 
 
 def run(

@@ -9,10 +9,10 @@ from planner_core.cost import cost_model_of, cuttable, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import graph_of
 from planner_core.planning.fitting.for_tool import for_tool
-from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.three_axes import with_third_axis
 from planner_core.planning.methods import FREE
-from planner_core.planning.pipeline import Result, choose, plan_model
+from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Request
 
@@ -36,9 +36,9 @@ def search_alone(request: Request) -> Plan:
         pass
 
     if request.tool not in (None, FREE):
-        return for_tool(request, None, choose, quiet)[1]
-    planner, plan = settle(request, None, choose, quiet)
-    return with_third_axis(planner, plan, choose, quiet)
+        return for_tool(request, None, quiet)[1]
+    planner, plan = choose_micro_batches(request, None, quiet)
+    return with_third_axis(planner, plan, quiet)
 
 
 searched = lru_cache(maxsize=64)(search_alone)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import NoPlanFits, Plan
+from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT, METHODS, Method, free
-from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner, meshes, replace_request
 
@@ -89,6 +89,6 @@ def _steps(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
 def _best(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
     exact = replace_request(planner, method="exact", objective="time")
     try:
-        return choose(exact, meshes(planner.request, planner.cluster), say, method)
+        return choose_mesh(exact, meshes(planner.request, planner.cluster), say, method)
     except NoPlanFits:
         return None

@@ -25,6 +25,7 @@ from planner_core.core import (
     axis_names,
     join_name,
 )
+from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import (
     EXACT,
     AxisRules,
@@ -35,7 +36,6 @@ from planner_core.planning.methods import (
     used_in_parts,
     whole,
 )
-from planner_core.planning.pipeline import choose
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.algebra import TooWide
@@ -165,7 +165,7 @@ def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -
 
 def _option(planner: Planner, mesh: DeviceMesh, method: Method) -> ScalingOption:
     try:
-        return _read(choose(planner, [mesh], method=method), planner.graph)
+        return _read(choose_mesh(planner, [mesh], method=method), planner.graph)
     except PlannerError:
         return ScalingOption(mesh, 0, math.inf, math.inf, 0, False)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Shard
 from planner_core.cost import cost_model_of, price
-from planner_core.planning.fitting.micro_batches import Choose, GraphSource, settle
+from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
+from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
 from planner_core.planning.methods import (
     EXACT,
     FREE,
@@ -29,7 +31,7 @@ SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 
 
-def for_tool(request: Request, graph: GraphSource, choose: Choose, say: Progress) -> tuple[Planner, Plan, str]:
+def for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, str]:
     """The planner and the best plan among those that the request's tool can be told, and a sentence about its price.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
@@ -39,14 +41,16 @@ def for_tool(request: Request, graph: GraphSource, choose: Choose, say: Progress
         raise InputError(
             f"--for {request.tool} bounds the exact search for step time; leave --method and --objective out"
         )
-    free = settle(replace(request, tool=None, zero=None), graph, choose, say)[1]  # tools differ in their ZeRO stages
-    if (form := PAIR_FORMS.get(str(request.tool))) is not None:
-        choose = partial(_in_pairs, form)
+    free = choose_micro_batches(replace(request, tool=None, zero=None), graph, say)[
+        1
+    ]  # tools differ in their ZeRO stages
+    form = PAIR_FORMS.get(str(request.tool))
+    search_meshes: MeshSearch = choose_mesh if form is None else partial(_in_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
         try:
-            found.append(settle(replace(request, recompute=recompute), graph, choose, say))
+            found.append(choose_micro_batches(replace(request, recompute=recompute), graph, say, search=search_meshes))
         except NoPlanFits as error:
             refused = error
     if not found:
@@ -57,11 +61,12 @@ def for_tool(request: Request, graph: GraphSource, choose: Choose, say: Progress
 
 
 def _in_pairs(
-    form: PairForm, planner: Planner, options: Sequence[DeviceMesh], say: Progress, **bounds: float
+    form: PairForm, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf, prove: bool = True
 ) -> Plan:  # fmt: skip
-    """The best plan that a form which names layers can be told, instead of `choose`. On each mesh a plan with all products sharded says
+    """The best plan that a form which names layers can be told, as `choose_mesh` gives any. On each mesh a plan with all products sharded
+    says
     which pairs of layers there are."""
-    del bounds  # they only save work
+    del below, prove  # they only save work
     found: list[Plan] = []
     for mesh in options:
         say(f"search on {mesh}")

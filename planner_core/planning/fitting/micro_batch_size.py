@@ -17,9 +17,10 @@ import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan, Shard, divisors, load_cluster
 from planner_core.cost import micro_batch
-from planner_core.planning.fitting.micro_batches import Choose, GraphSource
+from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batches import GraphSource
 from planner_core.planning.methods import METHODS, Method
-from planner_core.planning.request import Progress, Request
+from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
 from planner_core.search.network import Network, Restriction, only, ports
 
@@ -50,7 +51,7 @@ class SamplesOver(Restriction):
                 net.factors.append(only(name, (over == wanted).all(axis=1)))
 
 
-def of_size(request: Request, graph: GraphSource, choose: Choose, say: Progress) -> tuple[Planner, Plan]:
+def of_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:
     """The planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
 
     Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
@@ -63,7 +64,7 @@ def of_size(request: Request, graph: GraphSource, choose: Choose, say: Progress)
         for method, options in _restricted(planner, ranks):
             known = best[0].value(best[1]) if best and best[1].fits else math.inf
             try:
-                plan = choose(planner, options, say, method=method, below=known)
+                plan = choose_mesh(planner, options, say, method=method, below=known)
             except NoPlanFits as error:
                 refused = min(refused or error, error, key=lambda e: e.needed_bytes)
                 continue
@@ -95,7 +96,7 @@ def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[t
 
     def planner(count: int, batch: int | None) -> Planner:
         asked = replace(request, batch=batch, accumulate=count)
-        return prepare(asked, graph(asked) if callable(graph) else graph, say)
+        return prepare(asked, graph(asked) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT)
 
     batch = request.batch or planner(fixed or 1, None).workload.batch
     found = False

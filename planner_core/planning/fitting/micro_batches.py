@@ -27,16 +27,13 @@ import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
 from planner_core.cost import Component
+from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.methods import METHODS
-from planner_core.planning.request import Clock, Progress, Request
+from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
 from planner_core.search import TIE, far_above, fastest, fits_about, least_value, quick, quick_bound
-from planner_core.search.algebra import MAX_WORK, TooWide
+from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
-
-Choose = Callable[..., Plan]
-"""Gives the best plan of a planner over meshes. `below`: plans above this value do not matter. `prove`: if False, the gap that
-prices of memory leave stays open. Raises NoPlanFits."""
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
@@ -69,20 +66,28 @@ class Count:
         return replace(self, options=[mesh for mesh in self.options if _below(self.plain, mesh, value)])
 
 
-def settle(
-    request: Request, graph: GraphSource, choose: Choose, say: Progress, work: int = MAX_WORK
-) -> tuple[Planner, Plan]:  # fmt: skip
+def choose_micro_batches(
+    request: Request,
+    graph: GraphSource,
+    say: Progress,
+    *,
+    search: MeshSearch = choose_mesh,
+    effort: Effort | None = None,
+) -> tuple[Planner, Plan]:
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
-    Each number is searched without proof first. That saves the exact searches most of their work. `work` is that of `search`.
-    Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
+    Each number is searched without proof first. That saves the exact searches most of their work. `effort`: what proofs may take; None:
+    a moment, or all that it takes where the request says `prove`. Raises NoPlanFits if the user gave a budget that no plan fits, and
+    InputError.
     """
-    numbers = Numbers(request, graph, say, work)
+    effort = effort or (THOROUGH if request.prove else MOMENT)
+    numbers = Numbers(request, graph, say, effort)
     seen: list[Count] = []
+    needed: dict[int, float] = {}  # bytes per GPU of the plan of each number of micro-batches, where one was looked for
     count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
-    free = best = _without_recomputation(count, choose, say)
+    free = best = _without_recomputation(count, search, say)
     if free is None and numbers.several and count.planner.objective() == "time":
-        free = best = _with_room(count, numbers, choose, say)
+        free = best = _with_room(count, numbers, search, say)
     end = free[0].workload.accumulate if free else 0  # larger numbers are not better
     vain = best is None and _in_vain(count, numbers)
     while count.micro_batches != end:
@@ -90,15 +95,12 @@ def settle(
         count = count.below(known * (1 - TIE))
         if not count.options:
             break
-        if seen and (found := _without_recomputation(count, choose, say, known)) is not None:
+        if seen and (found := _without_recomputation(count, search, say, known)) is not None:
             best = free = found  # of any memory, and it fits: more micro-batches or recomputation would not help
             break
         seen.append(count)
         if numbers.several:
-            with contextlib.suppress(NoPlanFits):
-                plan = choose(count.planner, count.options, say, below=known, prove=False)
-                if plan.fits and (best is None or _better((count.planner, plan), best)):
-                    best = count.planner, plan
+            best, needed[count.micro_batches] = _looked_at(count, best, known, search, say)
             if best is not None and count.planner.objective() == "communication":
                 break
         number = numbers.after(count.micro_batches)
@@ -106,10 +108,27 @@ def settle(
         if following is None:
             break
         count = Count.of(following, count.options)
-    return _proven(seen, best, free, choose, say)
+    if (
+        numbers.several and best is None
+    ):  # nothing fits: more work finds no other plan but at the number that needs the least memory
+        seen = [min(seen, key=lambda c: needed[c.micro_batches])]
+    return _proven(seen, best, free, search, say)
 
 
-def _with_room(count: Count, numbers: Numbers, choose: Choose, say: Progress) -> tuple[Planner, Plan] | None:
+def _looked_at(
+    count: Count, best: tuple[Planner, Plan] | None, below: float, search: MeshSearch, say: Progress
+) -> tuple[tuple[Planner, Plan] | None, float]:
+    """The better of `best` and of a plan of this number, searched without proof; and the bytes per GPU that the latter takes."""
+    try:
+        plan = search(count.planner, count.options, say, below=below, prove=False)
+    except NoPlanFits as error:
+        return best, error.needed_bytes
+    if plan.fits and (best is None or _better((count.planner, plan), best)):
+        best = count.planner, plan
+    return best, plan.cost.memory_bytes["peak"]
+
+
+def _with_room(count: Count, numbers: Numbers, search: MeshSearch, say: Progress) -> tuple[Planner, Plan] | None:
     """The best plan of the first number of micro-batches at which the fastest layout of any memory seems to fit without recomputation;
     None if it does not, or is not the best there. Only smaller numbers can be better.
 
@@ -119,7 +138,7 @@ def _with_room(count: Count, numbers: Numbers, choose: Choose, say: Progress) ->
     while 0 < number < room:
         number = numbers.after(number)
     planner = numbers.at(number)
-    return _without_recomputation(Count.of(planner, count.options), choose, say) if planner else None
+    return _without_recomputation(Count.of(planner, count.options), search, say) if planner else None
 
 
 def _in_vain(count: Count, numbers: Numbers) -> bool:
@@ -156,15 +175,15 @@ def _room(count: Count) -> float:
 
 
 def choose_recomputation(
-    planner: Planner, options: Sequence[DeviceMesh], choose: Choose, say: Progress
+    planner: Planner, options: Sequence[DeviceMesh], search: MeshSearch, say: Progress
 ) -> tuple[Planner, Plan]:
     """The best plan. If recomputation is to be chosen, a plan without it is looked for first, since it only saves memory."""
     count = Count.of(planner, options)
-    return _without_recomputation(count, choose, say) or (planner, choose(planner, options, say))
+    return _without_recomputation(count, search, say) or (planner, search(planner, options, say))
 
 
 def _without_recomputation(
-    count: Count, choose: Choose, say: Progress, below: float = np.inf
+    count: Count, search: MeshSearch, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
     """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
@@ -182,14 +201,14 @@ def _without_recomputation(
             return None
         least = least_value(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):
-        plan = choose(planner, count.options, say, below=min(below, least), prove=False)
+        plan = search(planner, count.options, say, below=min(below, least), prove=False)
         if plan.fits and planner.value(plan) <= least:
             return planner, plan
     return None
 
 
 def _proven(
-    seen: Sequence[Count], best: tuple[Planner, Plan] | None, found: tuple[Planner, Plan] | None, choose: Choose,
+    seen: Sequence[Count], best: tuple[Planner, Plan] | None, found: tuple[Planner, Plan] | None, search: MeshSearch,
     say: Progress,
 ) -> tuple[Planner, Plan]:  # fmt: skip
     """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `found` is the best plan
@@ -199,7 +218,7 @@ def _proven(
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
         below = min(known, found[0].value(found[1])) if found and found[1].fits else known
         try:
-            plan = choose(count.planner, count.options, say, below=below)
+            plan = search(count.planner, count.options, say, below=below)
         except NoPlanFits as error:
             refused = min(refused or error, error, key=lambda e: e.needed_bytes)
             continue
@@ -216,22 +235,23 @@ def _proven(
 class Numbers:
     """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
 
-    def __init__(self, request: Request, graph: GraphSource, say: Progress, work: int) -> None:
-        self._request, self._graph, self._say, self._work = request, graph, say, work
+    def __init__(self, request: Request, graph: GraphSource, say: Progress, effort: Effort) -> None:
+        self._request, self._graph, self._say, self._effort = request, graph, say, effort
         self.several = request.accumulate is None and not isinstance(graph, Graph)
         self.first = self._planner(replace(request, accumulate=1) if self.several else request)
         self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
-    def _planner(self, request: Request, clock: Clock | None = None) -> Planner:
+    def _planner(self, request: Request, like: Planner | None = None) -> Planner:
+        """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
         graph = self._graph(request) if callable(self._graph) else self._graph
-        return prepare(request, graph, self._say, self._work, clock)
+        return prepare(request, graph, self._say, self._effort, like)
 
     def at(self, number: int) -> Planner | None:
         """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
         if number not in self._made:
             asked = replace(self._request, batch=self.first.workload.batch, accumulate=number)
             try:
-                self._made[number] = self._planner(asked, self.first.clock)
+                self._made[number] = self._planner(asked, self.first)
             except InputError:
                 self._made[number] = None
         return self._made[number]

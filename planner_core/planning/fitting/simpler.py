@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names
 from planner_core.cost import simulated
-from planner_core.planning.fitting.micro_batches import Choose
+from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner
@@ -33,7 +33,7 @@ def leads(plan: Plan) -> bool:
     return plan.notes[:1] != () and plan.notes[0].startswith(TIE)
 
 
-def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], choose: Choose, say: Progress) -> list[Plan]:
+def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
     """The plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the plan
     on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
     objective."""
@@ -45,7 +45,7 @@ def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], choose: Cho
     most = fastest.cost.step_time_s * (1 + SLOWER)
     line = DeviceMesh(axis_names(1), (planner.cluster.num_gpus,))
     try:
-        plan = choose(planner, [line], say, below=most, prove=False)
+        plan = choose_mesh(planner, [line], say, below=most, prove=False)
     except NoPlanFits:
         return [fastest]
     if not plan.fits or plan.cost.step_time_s > most or any(_beats(p, plan) for p in others):

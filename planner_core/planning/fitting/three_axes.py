@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import partial
 
 from planner_core.core import Cluster, DeviceMesh, NoPlanFits, Plan, PlannerError, axis_names, divisors
-from planner_core.planning.fitting.micro_batches import Choose, settle
+from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import copies
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
@@ -49,21 +50,21 @@ def meshes_of_three(planner: Planner) -> list[DeviceMesh]:
     return [DeviceMesh(axis_names(3), sizes) for sizes in found]
 
 
-def with_third_axis(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> Plan:
+def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner)
     if not options:
         return plan
     known = plan.cost.step_time_s if plan.fits else float("inf")
     try:
-        found = choose(planner, options, say, below=known)
+        found = choose_mesh(planner, options, say, below=known)
     except NoPlanFits:
         return plan
     better = (not found.fits, found.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
     return replace(found, optimal=found.optimal and plan.optimal) if better else plan
 
 
-def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> tuple[str, ...]:
+def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
     """A note if a part of the cluster would be faster than a plan in which GPUs do the same work. Where an outer axis has copies, operators
     see the rest of the mesh as one axis; that part has two of its own."""
     used = plan.mesh.num_devices // copies(plan)
@@ -81,7 +82,7 @@ def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> t
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
                 request = replace(planner.request, cluster=part)
-                found[name] = settle(request, planner.graph, partial(_below, choose, most), say)[1]
+                found[name] = choose_micro_batches(request, planner.graph, say, search=partial(_below, most))[1]
                 if timed and found[name].fits:
                     most = min(most, found[name].cost.step_time_s)  # the best part is told of
     name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
@@ -92,11 +93,11 @@ def fewer_gpus(planner: Planner, plan: Plan, choose: Choose, say: Progress) -> t
 
 
 def _below(
-    choose: Choose, most: float, planner: Planner, options: Sequence[DeviceMesh], say: Progress, below: float = math.inf,
+    most: float, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf,
     prove: bool = True,
 ) -> Plan:  # fmt: skip
-    """What `choose` gives if it looks for no plan above `most`."""
-    return choose(planner, options, say, below=min(below, most), prove=prove)
+    """What `choose_mesh` gives if it looks for no plan above `most`."""
+    return choose_mesh(planner, options, say, below=min(below, most), prove=prove)
 
 
 def _innermost(cluster: Cluster, gpus: int) -> Cluster | None:

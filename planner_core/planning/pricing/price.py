@@ -15,9 +15,8 @@ from typing import Any
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, brings_inputs, load_model, with_vocabulary
-from planner_core.planning.fitting.micro_batches import settle
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
-from planner_core.planning.pipeline import choose
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
@@ -141,7 +140,7 @@ class Pricer:
         # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
         asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
         graph = self._as_given(stated.layers) if self.given else self._graph
-        _, found = settle(asked, graph, choose, self.say)
+        _, found = choose_micro_batches(asked, graph, self.say)
         if known is None or (found.fits and not known.fits):
             return found
         better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s

@@ -1,6 +1,6 @@
 """Elimination, (min, +) powers and Pareto points on plain tables. Nothing here knows what a model is."""
 
 from planner_core.search.algebra.elimination_order import TooWide
-from planner_core.search.algebra.pareto_points import MAX_WORK
+from planner_core.search.algebra.pareto_points import ALL_WORK, MAX_WORK, Allowance
 
-__all__ = ["MAX_WORK", "TooWide"]
+__all__ = ["ALL_WORK", "MAX_WORK", "Allowance", "TooWide"]

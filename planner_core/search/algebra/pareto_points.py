@@ -19,7 +19,8 @@ through the entry is 20 and the limit is 22, then an excess of at most 2 is allo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -67,6 +68,16 @@ class Allowance:
     """The work that is left, in points that may be formed."""
 
     left: int = MAX_WORK
+
+    @contextmanager
+    def part(self, most: int) -> Iterator[Allowance]:
+        """An allowance of at most `most` points for one piece of the work; what it uses is taken from this one."""
+        given = max(0, min(most, self.left))
+        piece = Allowance(given)
+        try:
+            yield piece
+        finally:
+            self.left -= given - max(piece.left, 0)
 
     def take(self, points: int) -> None:
         """Use up the work of forming `points` points. Raises TooMuch if there is not as much left; all of it is used up then, and no

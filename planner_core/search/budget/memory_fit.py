@@ -22,7 +22,7 @@ from planner_core.cost.memory import peak_memory
 from planner_core.search.algebra.pareto_points import MAX_WORK, Allowance
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, solve
-from planner_core.search.lagrangian import Answer, memory_of, objective_of, quick, search
+from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick, search
 from planner_core.search.network.folded import Problem
 from planner_core.search.objective import TIE
 
@@ -90,12 +90,13 @@ def fits_about(problem: Problem, graph: Graph, budget: float, objective: str) ->
 
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, work: int = MAX_WORK, prove: bool = True,
+    stop: Callable[[], bool] = lambda: False, work: Allowance | None = None, prove: bool = True,
     prices: tuple[float, float] = (0.0, 0.0),
 ) -> Answer:  # fmt: skip
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `work`, `prove`, `prices` and `abandon_above` are those of `search`. The bound of the answer holds for the network's sums:
+    `stop`, `prove`, `prices` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take together; each
+    takes at most MAX_WORK of it, which is also all of it if none is given. The bound of the answer holds for the network's sums:
     `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated
     peak too, that of `smallest`.
     """
@@ -103,7 +104,7 @@ def fit(
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
     answer = hopeless(problem, None, budget, objective) or _fit(
-        problem, graph, budget, objective, abandon_above, stop, work, prove, prices
+        problem, graph, budget, objective, abandon_above, stop, work or Allowance(WALKS * MAX_WORK), prove, prices
     )
     if answer.bound > abandon_above or answer.bound == float("inf"):
         problem.refused[objective, budget] = answer
@@ -111,7 +112,7 @@ def fit(
 
 
 def _fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: int,
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: Allowance,
     prove: bool, prices: tuple[float, float],
 ) -> Answer:  # fmt: skip
     fast = quick(problem, objective)
@@ -124,14 +125,14 @@ def _fit(
     if found.assignment is None or not prove:
         return found
     if aim.least_within < found.value * (1 - TIE):
-        aim.work = min(aim.work, OPEN_WORK)
+        aim.most = min(aim.most, OPEN_WORK)
     proven = aim.near(aim.hit, memory_of(fast), prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
 
 
 def _aimed(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, fast: Assignment,
-    stop: Callable[[], bool], work: int, prices: tuple[float, float],
+    stop: Callable[[], bool], work: Allowance, prices: tuple[float, float],
 ) -> tuple[_Aim, Answer]:  # fmt: skip
     """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
     no sooner found that, it is known."""
@@ -140,6 +141,14 @@ def _aimed(
         return replace(known[0], abandon_above=abandon_above, stop=stop, work=work), known[1]
     aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
     aim.simulated(fast)
+    small = least_memory(problem, objective)
+    if small is not None and memory_of(small) > budget:
+        # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory say so, and save
+        # searches among sums of up to ABOVE times the budget.
+        aim.simulated(small)
+        nothing = aim.of_small_sum(Answer(None, float("inf"), fast.bound, memory_of(small)), memory_of(small))
+        if nothing.assignment is None:
+            return aim, nothing
     found = aim.near(min(budget * ABOVE, memory_of(fast) - 1), memory_of(fast), prove=False)
     if found.assignment is not None:
         problem.aimed[objective, budget] = aim, found
@@ -148,8 +157,11 @@ def _aimed(
 
 @dataclass
 class _Aim:
-    """The searches for one budget of the GPU. `work`: the points that each may form. `hit`: the budget of the sum that gave the best
-    answer. `peaks`: the simulated peaks that are known."""
+    """The searches for one budget of the GPU.
+
+    `work`: the points that all may form together, and `most` those that each may. `hit`: the budget of the sum that gave the best
+    answer. `peaks`: the simulated peaks that are known.
+    """
 
     problem: Problem
     graph: Graph
@@ -158,8 +170,9 @@ class _Aim:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
-    work: int
+    work: Allowance
     prices: tuple[float, float]
+    most: int = MAX_WORK
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
     least_within: float = float("inf")
@@ -179,7 +192,7 @@ class _Aim:
                 self.least_within = min(self.least_within, answer.value)
             if peak > self.budget:
                 if held > at and best is None:  # nothing has a smaller sum, and it does not fit
-                    return self._of_small_sum(answer, held)
+                    return self.of_small_sum(answer, held)
                 high = min(at, held)
                 if (
                     not prove and held - (peak - self.budget) < self.budget < high
@@ -192,14 +205,14 @@ class _Aim:
                     best, self.hit = replace(answer, bound=bound), at
                 low = max(at, held)
             at = held + self.budget - peak  # as if peak and sum differed as much there
-            done = prove and best is not None and not self.work  # no other budget can be proven
+            done = prove and best is not None and not self.most  # no other budget can be proven
             if done or high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
                 break
             if not low < at < high:
                 at = (low + high) / 2
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
-    def _of_small_sum(self, answer: Answer, least_sum: float) -> Answer:
+    def of_small_sum(self, answer: Answer, least_sum: float) -> Answer:
         """The fastest of a few assignments of small sums whose peak fits; else the `answer` that nothing fits.
 
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
@@ -227,13 +240,13 @@ class _Aim:
 
     def _within(self, budget: float, prove: bool) -> Answer:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
-        work = Allowance(self.work)
-        answer = search(
-            self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop, prove=prove,
-            work=work, prices=self.prices,
-        )  # fmt: skip
+        with self.work.part(self.most) as work:
+            answer = search(
+                self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop,
+                prove=prove, work=work, prices=self.prices,
+            )  # fmt: skip
         if work.left < 0:
-            self.work = 0
+            self.most = 0
         if answer.assignment is None and answer.smallest is not None:
             near = _near_least(self.problem, self.objective)
             if near is not None:

@@ -117,6 +117,8 @@ class Problem:
     """The block plans that were made, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
     """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
+    unit_work: int = ALL_WORK
+    """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
     last: Any = None
     """The state of the last search."""
     work_at_prices: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))

@@ -11,7 +11,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner, standard
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_numbers
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
-from planner_core.planning import METHODS, Planner, choose, meshes
+from planner_core.planning import METHODS, Planner, choose_mesh, meshes
 from planner_core.planning.methods import Layout
 from planner_core.search import search
 
@@ -84,7 +84,7 @@ def best_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str 
     least memory; None where the learner has set a limit on memory that no plan keeps."""
     planner = _planner(learner, batch, accumulate, recompute)
     with suppress(NoPlanFits):
-        return choose(planner, meshes(planner.request, planner.cluster), method=METHODS["exact"])
+        return choose_mesh(planner, meshes(planner.request, planner.cluster), method=METHODS["exact"])
     return None
 
 

@@ -1,0 +1,232 @@
+"""The best plan over several meshes, by one method.
+
+    for each mesh and set of ZeRO stages: network -> a search without proof -> its bound
+    most promising first: a search to the end, unless its bound is above the best plan so far
+
+Example: with bounds of 5.0, 5.1 and 4.2 s and plans of 5.2, 5.1 and none that fits, the first one goes first, and the third one
+last: its bound is low since it does not hold the price of memory.
+
+Values that differ by rounding alone are equal here. How a sum of floats is rounded depends on the processor, and the plan must not.
+The bound of the answer is the least of all bounds: a gap that one mesh leaves open stays open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, PlannerError, Workload
+from planner_core.cost import cost_model, seconds_in_chunks
+from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
+from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.request import Progress
+from planner_core.planning.session import Planner, with_recompute
+from planner_core.search import ABOVE, TIE, Answer, bounded, far_above, memory_of, quick, quick_bound, search
+from planner_core.search.algebra import TooWide
+from planner_core.search.network import Problem
+
+ROUNDING = 1e-9
+"""Share by which two equal values may differ."""
+
+
+class MeshSearch(Protocol):
+    """Gives the best plan of a planner over meshes: `choose_mesh`, or what stands in its place for a tool that takes layers by name."""
+
+    def __call__(
+        self, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf, prove: bool = True
+    ) -> Plan:  # fmt: skip
+        """As `choose_mesh` does."""
+
+
+def choose_mesh(
+    planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
+    below: float = float("inf"), prove: bool = True,
+) -> Plan:  # fmt: skip
+    """The best plan over the meshes, by the request's method or by the given `method`.
+
+    `below`: plans of a higher value are not looked for. If there is no other, NoPlanFits is raised, or such a plan is returned.
+    `prove`: if False, a better plan may exist. Raises NoPlanFits if the user gave a budget that no plan fits.
+    """
+    method = method or METHODS[planner.request.method]
+    objective = planner.objective(method)
+    best: tuple[float, Problem, Answer] | None = None
+    least: tuple[Answer, Problem] | None = None
+    bound = float("inf")
+    ranked, wide = _ranked_problems(planner, options, method, say, below)
+    for rough in ranked:
+        problem, known = rough.problem, best[0] if best else below
+        nothing_fits = far_above(problem, planner.budget)
+        if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
+            continue
+        if rough.bound > known:
+            bound = min(bound, rough.bound)
+            continue
+        say(f"search on {problem.model.mesh}")
+        prices = best[2].prices if best else rough.prices
+        answer = planner.solve(problem, objective, known, rough.rough, telling(say, problem), prove, prices)
+        if answer.least_memory < (least[0].least_memory if least else float("inf")):
+            least = (answer, problem)
+        if answer.assignment is not None and (best is None or less(answer.value, best[0])):
+            best = (answer.value, problem, answer)
+        bound = min(bound, answer.bound)
+    if best:
+        problem, answer = planner.bounded(*best[1:], objective)
+        narrowed = [p.problem for p in ranked if p.problem.whole is not None and p.problem is not best[1]]
+        bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
+        answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
+        plan = planner.plan(problem, answer, "best", planner.request.method, objective)
+        if prove and problem.whole is None:
+            hopeful = [p.problem.model.mesh for p in ranked if p.bound < best[0]]
+            plan = _no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, say)
+        plan = left_out(plan, wide)
+        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
+    if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
+        return _without_gathers(planner, options, say, method, below, least)
+    return refused(planner, below, least, wide)
+
+
+def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float:
+    """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
+    with planner.clock("search"):
+        found = quick(problem, objective)
+        if found is None:
+            return 0.0
+        return bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
+
+
+def _without_gathers(
+    planner: Planner, options: Sequence[DeviceMesh], say: Progress, method: Method, below: float,
+    least: tuple[Answer, Problem],
+) -> Plan:  # fmt: skip
+    """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
+    all plans. Raises NoPlanFits as `choose_mesh` does."""
+    error: NoPlanFits | None = None
+    plan: Plan | None = None
+    try:
+        plan = choose_mesh(planner, options, say, replace(method, zero=0), below, prove=False)
+    except NoPlanFits as raised:
+        error = raised
+    if plan is not None and plan.fits:
+        told = "best found: only plans that gather no weights at their use were looked at"
+        return replace(plan, optimal=False, notes=(told, *plan.notes))
+    try:
+        other = refused(planner, below, least, None)
+    except NoPlanFits as raised:
+        raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
+    return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
+
+
+def _no_worse_than_one_policy(
+    planner: Planner, plan: Plan, answer: Answer, options: Sequence[DeviceMesh], method: Method, say: Progress
+) -> Plan:  # fmt: skip
+    """The best of `plan`, which `answer` found among all ways of recomputation, and of the plans with one way for all blocks.
+
+    A choice that is left open never makes the optimum worse. But a search within a budget that ends with a gap may miss a plan that the
+    search of a smaller space finds.
+    """
+    if planner.workload.recompute != "auto" or not plan.fits or plan.optimal:
+        return plan
+    for policy in (p for p in RECOMPUTE if p != "auto"):
+        try:
+            other = choose_mesh(
+                with_recompute(planner, policy), options, say, method, below=planner.value(plan), prove=False
+            )
+        except PlannerError:
+            continue
+        if other.fits and planner.value(other) < planner.value(plan):
+            gap = replace(answer, value=planner.value(other)).gap_told
+            plan = replace(other, optimal=False, notes=(gap,))
+    return plan
+
+
+def _ranked_problems(
+    planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
+) -> tuple[list[RoughSearch], TooWide | None]:
+    """The networks of all meshes, the most promising first, so that the others can be abandoned early. And the error of a mesh whose
+    tables would be too large, if there is one."""
+    found: list[Problem] = []
+    wide: TooWide | None = None
+    for mesh in options:
+        say(f"network of {mesh}")
+        for build in planner.builders(method, mesh):
+            try:
+                found.append(build())
+            except TooWide as error:  # another mesh may work; it is raised only if none does
+                wide = error
+    objective = planner.objective(method)
+    with planner.clock("search"):
+        if len(found) == 1:
+            return [RoughSearch(found[0], bound=quick_bound(found[0], objective) if below < math.inf else 0.0)], wide
+        return rank_by_bound(found, objective, planner.budget, say, below), wide
+
+
+def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
+    """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
+    known, step = Workload(**plan.workload), plan.cost.step_time_s
+    models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
+    best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
+    if best >= step:
+        return ()
+    told = f"step {1e3 * best:.4g} ms instead of {1e3 * step:.4g} ms"
+    return (f"with its products in {n} chunks (--chunks {n}) sums over GPUs run beside products: {told}",)
+
+
+def less(value: float, than: float) -> bool:
+    """Whether a value is less than another by more than rounding."""
+    return value < than * (1 - ROUNDING)
+
+
+def _level(value: float) -> float:
+    """A value to sort by, without what rounding changes."""
+    return float(f"{value:.9g}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoughSearch:
+    """A problem, and the answer of a search of it without proof; None if that was abandoned or not begun. No plan whose sum of memory
+    is at most ABOVE times the budget has a value below `bound`. `prices` of memory gave it."""
+
+    problem: Problem
+    rough: Answer | None = None
+    bound: float = 0.0
+    prices: tuple[float, float] = (0.0, 0.0)
+
+
+def rank_by_bound(
+    problems: Sequence[Problem], objective: str, budget: float, say: Progress, below: float
+) -> list[RoughSearch]:
+    """The problems with what a search without proof says of them, the lowest bound first. Problems in which nothing was found that fits
+    go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
+    first."""
+    found: list[tuple[bool, float, RoughSearch]] = []
+    near = [p for p in problems if not far_above(p, budget)]
+    fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
+    best, prices = min([below, *fit]), (0.0, 0.0)
+    for problem in sorted(near, key=lambda p: _level(quick_bound(p, objective))):
+        if less(best, bound := quick_bound(problem, objective)):
+            found.append((False, bound, RoughSearch(problem, bound=bound)))
+            continue
+        answer = search(
+            problem, objective=objective, budget=budget, abandon_above=best, stop=telling(say, problem), prove=False,
+            prices=prices,
+        )  # fmt: skip
+        given_up = answer.assignment is None and answer.bound > best
+        nothing = answer.assignment is None and not given_up
+        bound = answer.bound - sum(answer.prices) * (ABOVE - 1) * budget
+        found.append((nothing, answer.bound, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
+        best = answer.value if less(answer.value, best) else best
+        prices = answer.prices if any(answer.prices) else prices
+    far = sorted((p for p in problems if far_above(p, budget)), key=lambda p: p.least_bytes)
+    return [one for *_, one in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [RoughSearch(p) for p in far]
+
+
+def telling(say: Progress, problem: Problem) -> Callable[[], bool]:
+    """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
+
+    def stop() -> bool:
+        say(f"search on {problem.model.mesh}")
+        return False
+
+    return stop
