@@ -42,11 +42,16 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWe
     for (block, weight, cells), prefixes in alike.items():
         sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
         name = join_name(glob_name(tuple(prefixes)), weight)
-        found.append(
-            AlikeWeights(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, len(set(cells)) == 1)
-        )
+        same = len({_unnamed(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
+        found.append(AlikeWeights(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
     rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
     return [*found, AlikeWeights(NO_WEIGHT, 1, {}, rest, True)]
+
+
+def _unnamed(cell: str, plan: Plan) -> str:
+    """A placement without the name of an axis that is all GPUs: two such axes are the same, whatever they are called."""
+    (name, *others) = plan.mesh.axis_names
+    return cell if others else cell.replace(f"{name} ", "all GPUs ")
 
 
 def waited(plan: Plan, graph: Graph) -> dict[Key, float]:

@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.components.asking import sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
-from explorer.learn.files import export, routes, written
+from explorer.learn.files import export, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
@@ -263,7 +263,7 @@ def result(here: dict[str, Any], question: Question) -> None:
 
 def new_words(lesson: Lesson) -> None:
     """The words that are defined here, where they first appear."""
-    with st.container(key="terms"):
+    with st.expander("Words", key="terms"):
         st.markdown("  \n".join(f"**{term}**: {meaning}." for term, meaning in lesson.terms))
 
 
@@ -389,7 +389,6 @@ def page() -> None:
         sentence.sentence()
     body(lesson.number)
     map_of_progress(lesson)
-    st.caption(routes.LEFT_OUT)
     if lesson.number < len(LESSONS):
         st.button(
             f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)

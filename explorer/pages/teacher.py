@@ -70,6 +70,7 @@ def routes_for_a_class() -> None:
 
     with st.expander("Routes for a class: 90 minutes, five sessions, misconceptions to expect", key="routes"):
         st.html(f'<div class="routes">{routes.page(LESSONS, link)}</div>')
+        st.caption(routes.LEFT_OUT)
 
 
 def page() -> None:

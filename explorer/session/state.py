@@ -35,6 +35,8 @@ CACHED_RESULTS = 24
 FIRST = "overview"
 """The first page."""
 EDITED_KEPT = 100
+FADED = "<style>[data-stale='true'] { opacity: 0.25 !important; transition: none !important; }</style>"
+"""While another plan is looked for, what stands of the one before is no longer true, and fades at once."""
 PATIENCE_S = 0.4
 """Planning that takes longer says what it does and can be stopped."""
 
@@ -260,15 +262,19 @@ def _planned(short: Callable[[], None]) -> Result:
             st.info("Planning was stopped. Change the settings above, or plan these after all.")
             st.button("Plan now", on_click=lambda: st.session_state.pop("stopped", None), key="plan_now")
         st.stop()
+    faded = st.empty()
+    faded.html(FADED)
     try:
         # the address may not have reached the browser before the click: then the settings are newer
         found = plan(wanted, waiting(place, lambda: st.session_state.update(stopped=wanted, changed=True)))
     except PlannerError as error:
+        faded.empty()
         place.error(in_words(str(error)))
         if isinstance(error, NoPlanFits):
             short()
         st.stop()
     place.empty()
+    faded.empty()
     if wanted.model.startswith("own-"):  # the sentence above can now say what was found
         st.rerun()
     return found

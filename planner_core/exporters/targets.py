@@ -140,7 +140,7 @@ TARGETS: Mapping[str, Target] = {
         Target("json", "plan file", ".json", "The plan as data, versioned and checked when it is read.", _json, runs_all=True),
         Target(
             "torchrun", "torchrun script", ".py",
-            "A training script of one page: the plan’s blocks as functions with their collectives in place, and a loop around them.",
+            "A training script in one file: the plan’s blocks as functions with their collectives in place, and a loop around them.",
             _torchrun, beside=".plan.json", runs_all=True,
         ),
         Target(

@@ -1,4 +1,4 @@
-"""Export a training script of one page: the plan's blocks as functions with their collectives in place, and a loop around them.
+"""Export a training script in one file: the plan's blocks as functions with their collectives in place, and a loop around them.
 
 The script imports Shardscope, and reads the plan from a file beside it.
 """

@@ -83,7 +83,7 @@ def test_a_link_holds_every_stage_of_zero(stage: str) -> None:
 def test_settings_survive_the_address() -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {
         "model": "t5-large", "batch": 64, "memory": 40.0, "mesh": "2x8", "compare": ("best", "fsdp"), "open": ("run:0",),
-        "bandwidth": ("1", "0.25"), "grow": ("4x8-a100",), "rungs": "atp", "rows": "all", "node": "T5Block:layer.0/add", "zero": 0, "show": "placement", "depth": 3,
+        "rungs": "atp", "rows": "all", "node": "T5Block:layer.0/add", "zero": 0, "show": "memory", "tab": "block",
     }  # fmt: skip
     again, problems = settings.read(settings.write(values))
     assert again == values

@@ -97,7 +97,7 @@ def test_what_cannot_be_planned_is_said() -> None:
 
 
 def test_a_slider_plans_again_and_the_settings_stay() -> None:
-    at = open_page("plans", model="gpt2-xl", layers="2")
+    at = open_page("whatif", model="gpt2-xl", layers="2")
     assert "what" not in at.query_params
     at.select_slider(key="wi_batch").set_value(64).run()
     assert not at.exception
@@ -115,7 +115,7 @@ def test_a_slider_plans_again_and_the_settings_stay() -> None:
 
 
 def test_one_node_that_is_given_several_gets_a_link() -> None:
-    at = open_page("plans", cluster="1x8-h100", model="gpt2-xl")
+    at = open_page("whatif", cluster="1x8-h100", model="gpt2-xl")
     at.select_slider(key="wi_nodes").set_value(4).run()
     assert not at.exception and not at.error
     assert at.query_params["whatif"] == "nodes:4,inter:400"
@@ -208,15 +208,15 @@ def test_a_sweep_of_two_quantities_is_drawn_as_small_multiples_with_the_same_axe
 
 
 def test_a_sweep_on_the_page_takes_a_value_over() -> None:
-    at = open_page("plans", model="gpt2-xl", layers="2", sweep="batch")
+    at = open_page("whatif", model="gpt2-xl", layers="2", sweep="batch")
     assert not at.exception
     assert any("best throughout" in m.value or " over 16" in m.value for m in at.markdown)
     assert any(b.key == "stop_sweep" for b in at.button) is False, "the work is done"
-    assert open_page("plans", model="gpt2-xl", layers="2", sweep="moon").warning
+    assert open_page("whatif", model="gpt2-xl", layers="2", sweep="moon").warning
 
 
 def test_a_sweep_of_two_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
-    at = open_page("plans", model="gpt2-xl", layers="2", sweep="batch")
+    at = open_page("whatif", model="gpt2-xl", layers="2", sweep="batch")
     here = state.plan(settings.request(at.session_state["values"]))
     panels = len(sweep.values("nodes", here))
     at.session_state["sweep_stopped"] = (("batch", "nodes"), here.request)
