@@ -13,7 +13,7 @@ order in which they are listed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -296,8 +296,16 @@ class Plan:
         """The mesh axes that shard the batch: of the operations whose first result is sharded there, most shard dim 0. Others say
         nothing: a loss is put together from many numbers, which have no dims."""
         made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
-        sharded = [[at.dim for p in made if isinstance(at := p[a], Shard)] for a in range(len(self.mesh.axis_sizes))]
-        return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
+        return data_axes_of(
+            [[p.dim if isinstance(p, Shard) else None for p in one] for one in made], self.mesh.axis_sizes
+        )
+
+
+def data_axes_of(made: Sequence[Sequence[int | None]], sizes: Sequence[int]) -> tuple[int, ...]:
+    """The axes on which most of those results that are sharded there are sharded along dim 0. `made`: of each result the dim that is
+    sharded on each axis."""
+    sharded = [[dims[axis] for dims in made if dims[axis] is not None] for axis in range(len(sizes))]
+    return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
 
 
 def refuse_stages(plan: Plan, who: str, way: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Sequence
 
 import planner_core.runtime.program as program
 from planner_core.core import InputError, Plan, params_by_pattern
@@ -52,7 +53,7 @@ def torchrun_script(plan: Plan) -> str:
     parts = [f"{_head(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [
-            _rule("one rank's program: a function for each unique block, its collectives in place"),
+            _rule("one rank's program: a function for each unique block; edit them as you like, and the edit runs"),
             blocks.source,
         ]
     parts += [_rule("training"), *(inspect.getsource(getattr(template, name)) for name in BODY), START]
@@ -67,7 +68,7 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     n = plan.mesh.num_devices
     used = _gathered(plan)
     rows = [
-        f"    {name:56} {', '.join(map(str, p.stored)):14} {used.get(name, '')}".rstrip()
+        f"    {name:56} {', '.join(_shown(p.stored, plan.mesh.axis_sizes)):14} {used.get(name, '')}".rstrip()
         for name, p in params_by_pattern(plan).items()
     ]
     traffic = [
@@ -79,9 +80,9 @@ def _head(plan: Plan, blocks: Blocks) -> str:
         f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}.', "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed", "",
-        "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan in the file",
-        "beside this one, called the same but .plan.json. Weights are split (S) or replicated (R) on each mesh axis. Those that",
-        "are gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.", "",
+        "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",
+        "this file, called the same but .plan.json. Weights are split (S) or replicated (R) on each mesh axis. Those that are",
+        "gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.", "",
         *rows, "",
         f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives (--count counts them):", "",
         *traffic, "", *_told(plan, blocks), '"""',
@@ -89,13 +90,19 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     return "\n".join(lines)
 
 
+def _shown(placements: Sequence[object], sizes: Sequence[int]) -> list[str]:
+    """Placements as words. Over an axis of one rank a weight is whole."""
+    return [str(p) if size > 1 else "R" for p, size in zip(placements, sizes, strict=True)]
+
+
 def _gathered(plan: Plan) -> dict[str, str]:
-    """By pattern of a weight's name: the axes over which it is gathered for use."""
-    axes = plan.mesh.axis_names
-    return {
-        name: f"gathered over {', '.join(axes[a] for a in param.gathered)}"
-        for name, param in params_by_pattern(plan).items() if param.gathered
-    }  # fmt: skip
+    """By pattern of a weight's name: the axes over which it is gathered for use. Over an axis of one rank nothing is."""
+    found = {}
+    for name, param in params_by_pattern(plan).items():
+        axes = [plan.mesh.axis_names[a] for a in param.gathered if plan.mesh.axis_sizes[a] > 1]
+        if axes:
+            found[name] = f"gathered over {', '.join(axes)}"
+    return found
 
 
 def _told(plan: Plan, blocks: Blocks) -> list[str]:
@@ -134,9 +141,17 @@ def _imports(blocks: Blocks) -> str:
     return f"{IMPORTS}\n{line}\nfrom planner_core.verification import scaled"
 
 
+def _written_for(blocks: Blocks) -> list[str]:
+    """For which plan and inputs the blocks are the program."""
+    if not blocks.source:
+        return ["WRITTEN_FOR = {}  # no blocks: they are made when the script runs"]
+    shapes = ", ".join(f'"{name}": {shape}' for name, shape in blocks.inputs.items())
+    return wrapped(f'WRITTEN_FOR = {{"plan": "{blocks.plan}", "inputs": {{{shapes}}}}}').split("\n")
+
+
 def _constants(plan: Plan, blocks: Blocks, flops: int) -> str:
     lines = [
-        f'DIGEST = "{blocks.digest}"  # of the blocks as they were written: edit them as you like, and the edit runs',
+        *_written_for(blocks),
         f"FLOPS = {float(flops):.4g}  # of one step on all GPUs: products and attention, forward and backward",
     ]
     if blocks.source:

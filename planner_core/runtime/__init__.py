@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply
     from planner_core.runtime.parallel import Parallel
-    from planner_core.runtime.plan_reader import PlanMismatch
+    from planner_core.runtime.plan_reader import PlanMismatch, read_data_axes
     from planner_core.runtime.program.collectives import Trace
     from planner_core.runtime.program.collectives.counter import CountCollectives, sent_in_exchange, table_of
     from planner_core.runtime.program.operators.chances import drawing, seed_of
     from planner_core.runtime.record import CannotRewrite
-    from planner_core.runtime.record.batch import with_samples
+    from planner_core.runtime.record.batch import changed, with_samples
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.host_states import HostStates
@@ -43,12 +43,14 @@ __all__ = [
     "Steering",
     "Trace",
     "apply",
+    "changed",
     "clip_grad_norm_",
     "drawing",
     "flash_memory",
     "initializer",
     "load",
     "make_optimizer",
+    "read_data_axes",
     "save",
     "seed_of",
     "sent_in_exchange",
@@ -58,6 +60,7 @@ __all__ = [
 ]
 _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
+    "changed": "planner_core.runtime.record.batch",
     "with_samples": "planner_core.runtime.record.batch",
     "flash_memory": "planner_core.runtime.dispatch.local_ops",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
@@ -79,6 +82,7 @@ _HOME = {
     "make_optimizer": "planner_core.runtime.training.optimizers",
     "Init": "planner_core.runtime.initialize",
     "PlanMismatch": "planner_core.runtime.plan_reader",
+    "read_data_axes": "planner_core.runtime.plan_reader",
 }
 _THERE = {"flash_memory": "attention"}
 """Exported names that differ from the name in their module."""

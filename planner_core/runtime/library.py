@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -25,9 +26,8 @@ def apply(
 ) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
 
-    When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each
-    unique block, with its collectives in place. If a model cannot be rewritten, its own code runs under the plan, which is
-    slower, and a warning says why.
+    When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each unique
+    block, with its collectives in place. If that cannot be, its own code runs under the plan, slower, and a warning says why.
 
     Args:
         module: The model that was planned. Its weights are whole and equal on every rank, or on meta with `init`. They are
@@ -45,9 +45,10 @@ def apply(
         different samples, in order of the ranks; all other ranks hold the same samples. With `global_batch=True` every rank gives
         the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A tensor
         of samples has this rank's own samples, or with `global_batch=True` and no loss beside it all of them. If the model returns
-        a loss, other tensors that are sharded over ranks are DTensors that take no gradient. `loss.backward()` and any optimizer
-        over `module.parameters()` work as on one process. Gradients of several backward passes add up; `with module.no_sync():` for
-        all but the last is faster. Of running statistics of sharded channels a buffer has this rank's; `state_dict()` has all.
+        a loss, nothing is sent for what it returns beside: a tensor of which this rank does not have its own samples whole (logits
+        that are split by vocabulary) is a DTensor of all samples, which takes no gradient; `.full_tensor()` makes it whole, on all
+        ranks. `loss.backward()` and any optimizer over `module.parameters()` work as on one process. Gradients of backward passes add
+        up; `with module.no_sync():` for all but the last is faster. A buffer may have this rank's channels; `state_dict()` has all.
 
     Raises:
         InputError: There is no process group, or its number of ranks is not the plan's number of devices.
@@ -64,7 +65,7 @@ def apply(
         >>> model(x, y, global_batch=True).backward()
     """
     parallel = Parallel(
-        module, plan_to_json(plan), _mesh(plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
+        module, plan_to_json(plan), _mesh(module, plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
     )
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
@@ -106,7 +107,7 @@ def applied(module: nn.Module) -> Parallel:
     return found
 
 
-def _mesh(plan: Plan) -> DeviceMesh:
+def _mesh(module: nn.Module, plan: Plan) -> DeviceMesh:
     """The plan's mesh over the default process group. Raises InputError."""
     refuse_stages(plan, "apply", "give it a plan of one stage")
     if not (dist.is_available() and dist.is_initialized()):
@@ -119,5 +120,16 @@ def _mesh(plan: Plan) -> DeviceMesh:
             f"the plan is for {needed} devices ({plan.mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
             f"{needed}, or plan for a cluster of {ranks} GPUs"
         )
-    device = "cuda" if "nccl" in str(dist.get_backend()) else "cpu"
-    return init_device_mesh(device, plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
+    return init_device_mesh(_device_of(module), plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
+
+
+def _device_of(module: nn.Module) -> str:
+    """The kind of device on which ranks compute: where the module's weights are, or else its buffers, if the process group can talk there;
+    else the first on which it can. For a module on meta alone a GPU, if the group can talk between GPUs."""
+    config = (part.partition(":") for part in str(dist.get_backend_config()).split(","))
+    backends = {device: backend for device, _, backend in config}
+    here = next((x.device.type for x in (*module.parameters(), *module.buffers()) if not x.is_meta), "")
+    if here in backends:
+        return here
+    gpu = torch.cuda.is_available() and backends.get("cuda", "gloo") != "gloo"
+    return "cuda" if gpu else "cpu" if "cpu" in backends else next(iter(backends))

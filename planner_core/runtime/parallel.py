@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,17 +35,16 @@ from planner_core.runtime.plan_reader import (
 from planner_core.runtime.program.collectives import check_torch, take
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.gradients import pending
-from planner_core.runtime.program.names import EditableFunctions, GuardFailed, digest_of
+from planner_core.runtime.program.names import EditableFunctions, GuardFailed
 from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
 from planner_core.runtime.program.weights import Weight, owner_of
-from planner_core.runtime.ready import Ready
+from planner_core.runtime.ready import Ready, script_of
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.record.batch import changed
 from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
-from planner_core.runtime.write.planned import PlannedForward
+from planner_core.runtime.write.planned import Bring, PlannedForward
 
-Finish = Callable[[Any], Any]
 CHANGES = 8
 """After so many recordings for other numbers among the arguments a warning says so."""
 STATE = 4
@@ -57,14 +56,14 @@ WAYS = 8
 class Parallel:
     """One model under a plan. `programs` has one program for each way in which the model was called.
 
-    `data_axes`: the mesh axes along which callers hold different samples. `finish(result)` computes a loss; it counts as a part of
-    the model. `seed`: that of dropout. `written`: the functions of an exported script. A model that cannot be rewritten runs in
-    `dispatched`, and a warning says why; without `fallback` it raises CannotRewrite.
+    `data_axes`: the mesh axes along which callers hold different samples. `seed`: that of dropout. `written`: the functions of an
+    exported script. A model that cannot be rewritten runs in `dispatched`, and a warning says why; without `fallback` it raises
+    CannotRewrite.
     """
 
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        finish: Finish | None = None, seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
+        seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
     ) -> None:  # fmt: skip
         check_torch()
         refuse_gradient_hooks(model)
@@ -76,9 +75,9 @@ class Parallel:
             raise PlanMismatch(
                 f"the plan is for a mesh of sizes {tuple(plan['mesh']['sizes'])}, the mesh here has {tuple(mesh.shape)}"
             )
-        self.model, self.plan, self.mesh, self.finish = model, plan, mesh, finish
+        self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
-        self.planned = PlannedForward(model, plan, self.axes, data_axes, finish)
+        self.planned = PlannedForward(model, plan, self.axes, data_axes)
         self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
         self.device = _device(mesh)
         self.agreement = Agreement(mesh, self.data_axes, self.planned.names, exchanges=_exchanges(plan))
@@ -90,6 +89,8 @@ class Parallel:
         self.planned.plain = self.plain = self.agreement.reading(model, self.plain)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
+        if written:
+            written.check(plan)
         self.watch = ModelWatch(model, self.planned.outside)
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], Ready] = {}
@@ -127,7 +128,7 @@ class Parallel:
         # ranks hold the same batch, and draw the same numbers beside it
         try:
             with drawing(self.engine.seed_of(""), self.device):
-                out = self.dispatched(args, kwargs, self.finish)
+                out = self.dispatched(args, kwargs)
         except PlanMismatch as error:
             if hooked := self.watch.hooked_since():
                 raise PlanMismatch(
@@ -153,8 +154,10 @@ class Parallel:
         key = self._key(leaves, spec, whole)
         for way in range(WAYS):
             if (key, way) in self.programs:
-                with contextlib.suppress(GuardFailed):
+                try:
                     return self._run(self.programs[key, way], leaves)
+                except GuardFailed as failed:
+                    self._leave_script(self.programs[key, way], failed)
         way = next((w for w in range(WAYS) if (key, w) not in self.programs), self.recorded % WAYS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         with torch.inference_mode(False):
@@ -165,8 +168,21 @@ class Parallel:
         self._tell_of_change(args, kwargs, key)
         try:
             return self._run(self.programs[key, way], leaves)
-        except GuardFailed:
+        except GuardFailed as failed:
+            if self._leave_script(self.programs[key, way], failed):
+                return self._rewritten(args, kwargs, whole)
             raise CannotRewrite("its forward pass takes another way each time that it is called") from None
+
+    def _leave_script(self, ready: Ready, failed: GuardFailed) -> bool:
+        """Go on without the script's blocks if `ready` runs them: they were written where the model's code went another way."""
+        if ready.bound.script is None or self.engine.written is None:
+            return False
+        self.engine.written = None
+        warnings.warn(
+            f"the model's code goes another way than where the script's blocks were written ({failed}): they are made anew, and an edit of "
+            "the script does not count in them; export it again", stacklevel=5,
+        )  # fmt: skip
+        return True
 
     def _tell_of_change(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
         """Warn once if the model is recorded again and again since a number or a word among its arguments changes."""
@@ -187,8 +203,8 @@ class Parallel:
             )  # fmt: skip
 
     def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
-        held = ready.gathered or [False] * len(leaves)
-        out = ready([self._gathered(x) if own else x for x, own in zip(leaves, held, strict=True)])
+        brought = ready.brought or [Bring.AS_IT_IS] * len(leaves)
+        out = ready([self._brought(x, how) for x, how in zip(leaves, brought, strict=True)])
         self.watch.attributes.keep(ready.left)
         return out
 
@@ -238,9 +254,21 @@ class Parallel:
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """The global batch, gathered from every rank's own part. Ranks along the last axis have adjacent parts."""
-        for axis in reversed(self.data_axes):
-            own = self.axes[axis].all_gather(own, 0)
+        with self.engine.joining_inputs():
+            for axis in reversed(self.data_axes):
+                own = self.axes[axis].all_gather(own, 0)
         return own
+
+    def _brought(self, own: Any, how: Bring) -> Any:
+        """A leaf of a call as the program takes it."""
+        if how is Bring.GATHERED_INDICES:  # what is in no table stays so: it becomes the largest number of 32 bits
+            limits = torch.iinfo(torch.int32)
+            return self._gathered(own.clamp(limits.min, limits.max).to(torch.int32)).to(own.dtype)
+        if how is Bring.PLACED:
+            for axis in reversed(self.data_axes):
+                own = self.axes[axis].pad(own, 0)
+            return own
+        return self._gathered(own) if how is Bring.GATHERED else own
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -345,13 +373,9 @@ class Parallel:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
-        written = self.engine.written
-        if written and torch.is_grad_enabled() and written.digest != digest_of(made.program.source):
-            raise PlanMismatch(
-                "the script's blocks are not those that would be written for this model, batch and plan with what is installed "
-                f"here{other_versions(self.plan)}: export it again, or leave its blocks out (--no-blocks)"
-            )
-        return Ready(made, self.engine, self.mesh, self.data_axes)
+        training = torch.is_grad_enabled() and self.model.training
+        script = script_of(made, self.engine.written if training else None, other_versions(self.plan))
+        return Ready(made, self.engine, self.mesh, self.data_axes, script)
 
 
 def _exchanges(plan: Mapping[str, Any]) -> bool:

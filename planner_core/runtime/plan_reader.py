@@ -12,6 +12,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from planner_core.core import data_axes_of
+
 Placements = tuple[Placement, ...]
 Segments = Mapping[int, tuple[int, ...]]
 
@@ -125,6 +127,8 @@ class Stored:
     """Steps of once a step from the accumulated gradient to what is stored."""
     trained: bool = True
     """Whether the planned loss sends it a gradient."""
+    gathered: tuple[int, ...] = ()
+    """The axes on which it is sharded between uses, and whole while it is used."""
 
     @property
     def sync(self) -> tuple[int, ...]:
@@ -153,15 +157,22 @@ def read_rows(plan: Mapping[str, Any]) -> dict[str, Row]:
     return rows
 
 
+def read_data_axes(plan: Mapping[str, Any]) -> tuple[int, ...]:
+    """The mesh axes along which ranks hold different samples, as `Plan.data_axes` says."""
+    rows = (_row(ins, outs) for block in plan["blocks"].values() for ins, outs in block["sites"].values())
+    made = [row.outputs[0].src for row in rows if row.outputs]
+    return data_axes_of([[p.dim if isinstance(p, Shard) else None for p in one] for one in made], plan["mesh"]["sizes"])
+
+
 def read_params(plan: Mapping[str, Any]) -> dict[str, Stored]:
     """Every parameter of the unfolded model by its name."""
     stored: dict[str, Stored] = {}
     for block in plan["blocks"].values():
-        for name, (kept, working, gradient, _, segments, *rest) in block["params"].items():
+        for name, (kept, working, gradient, gathered, segments, *rest) in block["params"].items():
             three = (_placements(kept), _placements(working), _placements(gradient))
             trained = False not in rest
             refresh, reduce = map(_steps, rest) if rest and trained else (None, None)
-            entry = Stored(*three, _segments(segments), refresh, reduce, trained)
+            entry = Stored(*three, _segments(segments), refresh, reduce, trained, tuple(gathered))
             stored.update({_join(prefix, name): entry for prefix in block["prefixes"]})
     return stored
 

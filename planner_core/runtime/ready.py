@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.engine import Bound, Engine
-from planner_core.runtime.program.outputs import Deliver, collective, delivery, single, unplanned
+from planner_core.runtime.program.names import EditableFunctions
+from planner_core.runtime.program.outputs import Deliver, delivery, single, unplanned
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED, Cache
 from planner_core.runtime.write.planned import Prepared, own_part
@@ -21,14 +23,16 @@ from planner_core.runtime.write.planned_tape import PlannedTape
 
 class Ready:
     """One program on this rank. `gathers`: the axes over which the callers' own parts are gathered first, where the plan shards the
-    batch less than the callers do."""
+    batch less than the callers do. `script`: the functions that run instead of the generated ones."""
 
-    def __init__(self, made: Prepared, engine: Engine, mesh: DeviceMesh, data_axes: Sequence[int]) -> None:
-        self.program, self.layout, self.whole, self.gathered = made.program, made.layout, made.whole, made.gathered
+    def __init__(
+        self, made: Prepared, engine: Engine, mesh: DeviceMesh, data_axes: Sequence[int], script: EditableFunctions | None = None
+    ) -> None:  # fmt: skip
+        self.program, self.layout, self.whole, self.brought = made.program, made.layout, made.whole, made.brought
         self.made, self.engine, self.mesh = made, engine, mesh
         self.left: Sequence[Cache] = made.layout.tape.left
-        self.gathers = data_axes if made.gathered else None
-        self.bound = Bound(self.program, engine)
+        self.gathers = data_axes if made.brought else None
+        self.bound = Bound(self.program, engine, script)
         self._arguments()
         self._results()
 
@@ -46,7 +50,7 @@ class Ready:
                     self.cuts.append((at, dim))
 
     def _results(self) -> None:
-        """Decide how each tensor is returned. Beside a loss, a tensor that would have to be gathered is returned in parts."""
+        """Decide how each tensor is returned. Beside a loss no collective is issued for a tensor that the caller may not read."""
         self.leaves, self.spec = pytree.tree_flatten(self.program.result)
         order = {n: i for i, n in enumerate(self.program.outputs)}
         self.places = [(i, order[leaf.number]) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Ref)]
@@ -58,12 +62,14 @@ class Ready:
         for number, tensor in zip(self.program.outputs, tensors, strict=True):
             if number in self.given and self.gathers is None:
                 self.unchanged[order[number]] = self.given[number]
-            way = self._delivery(number)
-            if self.gathers is not None and self.layout.samples[number] is not None:
-                way = self._own(number, loss)
-            elif loss and tensor.kind == COMPUTED and tensor.shape and way is not None and collective(way):
-                way = self._parts(number)
-            way = self._planned(number, way)
+            gathered = self.gathers is not None and self.layout.samples[number] is not None
+            if gathered and not loss:
+                raise PlanMismatch(
+                    "this plan computes parts of the model on the whole batch, so a model without a loss must be given the whole batch on "
+                    "every rank: call it with global_batch=True"
+                )
+            beside = gathered or (loss and tensor.kind == COMPUTED and bool(tensor.shape))
+            way = self._planned(number, self._beside(number) if beside else self._delivery(number))
             self.ways.append(_single(way) if tensor.shape == () else way)
 
     def _planned(self, number: int, way: Deliver | None) -> Deliver | None:
@@ -71,40 +77,59 @@ class Ready:
         tensor = self.layout.tape.tensors[number]
         if tensor.kind != COMPUTED or not tensor.grad or number in self.layout.reached:
             return way
-        at = self.program.outputs.index(number)
-        what = f"result {at + 1} of the model, of shape {tuple(tensor.shape)}"
+        what = f"{self._named(number)}, of shape {tuple(tensor.shape)}"
         return lambda x: unplanned(way(x) if way else x, what)
+
+    def _placements(self, number: int) -> Placements:
+        """Those of a result on this rank."""
+        layout = self.layout
+        if number in layout.delivered:
+            return layout.delivered[number]
+        dim = layout.samples[number]  # a constant, which ranks hold with their own samples
+        split = () if dim is None or not self.whole else layout.data_axes
+        return tuple(Shard(dim) if a in split and dim is not None else Replicate() for a in range(len(layout.sizes)))
 
     def _delivery(self, number: int) -> Deliver | None:
         layout = self.layout
-        placements = layout.delivered.get(number)
-        if placements is None:  # a constant, which ranks hold with their own samples
-            dim = layout.samples[number]
-            split = () if dim is None or not self.whole else layout.data_axes
-            placements = tuple(
-                Shard(dim) if a in split and dim is not None else Replicate() for a in range(len(layout.sizes))
-            )
         gradient = _gradient(layout, number)
         return delivery(
-            placements, gradient, layout.samples[number], layout.data_axes, self.engine.axes, whole=self.whole
+            self._placements(number),
+            gradient,
+            layout.samples[number],
+            layout.data_axes,
+            self.engine.axes,
+            whole=self.whole,
         )
 
+    def _beside(self, number: int) -> Deliver | None:
+        """A result beside a loss, without a collective: the caller's own samples if this rank has them whole, else a DTensor.
+
+        A rank has the caller's samples if they are cut along the first of the caller's axes, and nothing else is cut. Along the other
+        axes of the caller it has those of all its ranks. Example: callers hold parts along axes 0 and 1, and the result is (S(0), R) on
+        them: a rank has the samples of its row, and cuts out its own. Of (R, S(0)) it has those of its column, among which its own are
+        not, since batches are cut along axis 0 first.
+        """
+        placements, axes, dim = self._placements(number), self.engine.axes, self.layout.samples[number]
+        callers = self.layout.data_axes if self.gathers is None and not self.whole else self.gathers or ()
+        own = [a for a in callers if dim is not None]
+        cut = [a for a, axis in enumerate(axes) if axis.size > 1 and not isinstance(placements[a], Replicate)]
+        if cut != own[: len(cut)] or any(placements[a] != Shard(dim) for a in cut if dim is not None):
+            return self._parts(number)
+        if self.gathers is None and cut == own:
+            return self._delivery(number)
+        what, rest = self._named(number), own[len(cut) :]
+        return lambda x: own_part(unplanned(x, what), dim, rest, axes) if dim is not None else unplanned(x, what)
+
     def _parts(self, number: int) -> Deliver:
-        placements, mesh = self.layout.delivered[number], self.mesh
-        what = f"result {self.program.outputs.index(number) + 1} of the model, of which each rank has a part"
+        placements, mesh, what = (
+            self._placements(number),
+            self.mesh,
+            f"{self._named(number)}, of which each rank has a part",
+        )
         return lambda x: DTensor.from_local(unplanned(x, what), mesh, placements, run_check=False)
 
-    def _own(self, number: int, loss: bool) -> Deliver:
-        """If the batch was gathered for the plan: the caller gets its own samples back, beside a loss."""
-        if not loss:
-            raise PlanMismatch(
-                "this plan computes parts of the model on the whole batch, so a model without a loss must be given the whole batch on "
-                "every rank: call it with global_batch=True"
-            )
-        whole, dim = self._delivery(number), self.layout.samples[number]
-        assert dim is not None and self.gathers is not None
-        axes, gathers = self.engine.axes, self.gathers
-        return lambda x: own_part(whole(x.detach()) if whole else x.detach(), dim, gathers, axes)
+    def _named(self, number: int) -> str:
+        return f"result {self.program.outputs.index(number) + 1} of the model"
 
     def __call__(self, leaves: list[Any]) -> Any:
         """The model's result for a call whose arguments, flat, are `leaves`."""
@@ -119,6 +144,21 @@ class Ready:
         for at, number in self.places:
             results[at] = made[number]
         return pytree.tree_unflatten(results, self.spec)
+
+
+def script_of(made: Prepared, written: EditableFunctions | None, versions: str) -> EditableFunctions | None:
+    """The exported script's functions, if they were written for such a training call. They are the program then, whatever would be
+    written here: the model's code may make the same constants in another way on a GPU. Raises PlanMismatch for another model."""
+    if written is None:
+        return None
+    if made.inputs != dict(written.inputs):
+        warnings.warn(
+            f"the script's blocks are for inputs of shapes {dict(written.inputs)}, and this call has {made.inputs}: blocks for it are made "
+            "anew, and an edit of the script does not count in them", stacklevel=7,
+        )  # fmt: skip
+        return None
+    made.check_sites(versions)
+    return written
 
 
 def _single(way: Deliver | None) -> Deliver:

@@ -16,7 +16,8 @@ from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
 from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
-from planner_core.runtime import Init, Steered, Steering, initializer
+from planner_core.runtime import Init, Parallel, PlanMismatch, Steered, Steering, changed, initializer
+from planner_core.runtime.training import StandInLoss, own_hooks, place_along
 
 SPREAD = 0.05
 ARGS = "*"
@@ -93,9 +94,28 @@ def materialise(model: nn.Module, init: Init) -> nn.Module:
     return model
 
 
-def own_hooks(model: nn.Module) -> bool:
-    """Whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so around the plan."""
-    return bool(model._forward_hooks or model._forward_pre_hooks)
+def called_as_in_a_loop(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Any:
+    """What a model under a plan returns to a training loop on this rank, which gives it the rank's own samples of a global batch."""
+    call = None if own_hooks(parallel.model) else own_call(parallel, inputs, rank)
+    if call is None:
+        return call_model(functools.partial(parallel.model, global_batch=True), inputs)
+    return parallel.model(*call[0], **call[1])
+
+
+def own_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A global batch as this rank's call of the model: its own samples, as a training loop reads them. None if the samples are not along
+    dim 0 of the inputs, do not divide, or nothing says what has some, so that a loop has to give the whole batch (`global_batch=True`)."""
+    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
+    place, places = place_along(parallel.mesh.shape, parallel.data_axes, rank)
+    try:
+        held = parallel.planned.held(args, kwargs, whole=False)
+    except PlanMismatch:
+        return None
+    leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), held, strict=True) if own]
+    if any(len(x) % places for x in leaves) or (places > 1 and not leaves):
+        return None
+    own: tuple[tuple[Any, ...], dict[str, Any]] = changed((args, kwargs), held, lambda x: x.chunk(places)[place])
+    return own
 
 
 def example_inputs(
@@ -146,27 +166,20 @@ def _with_values(source: str) -> None:
         raise InputError("an exported program holds no values to run on; verify its plan with --fake")
 
 
-def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def call_model(model: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
     """The model on `example_inputs`."""
     return model(*inputs.get(ARGS, ()), **{k: v for k, v in inputs.items() if k != ARGS})
 
 
 def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The loss that the graph trains on, in one process."""
-    out = call_model(model, inputs)
-    own = own_loss(out)
-    return standin_loss(out) if own is None else own
+    return loss_of(call_model(model, inputs))
 
 
 def loss_of(out: Any) -> torch.Tensor:
-    """The same loss for a model under a plan, whose computed tensors are on meta while it is recorded."""
+    """The loss of what a model returned; outside of it the stand-in, if it returned none."""
     own = own_loss(out)
-    return standin_loss(out, lambda t: isinstance(t, Steered) or t.is_meta, _trained) if own is None else own
-
-
-def _trained(tensor: torch.Tensor) -> bool:
-    """Whether a result gets a gradient. A tensor of a running plan is without one outside; its part on this rank tells."""
-    return (tensor.local if isinstance(tensor, Steered) else tensor).requires_grad
+    return standin_loss(out) if own is None else own
 
 
 def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -176,7 +189,7 @@ def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torc
         loss = own_loss(out)
         if loss is None:
             with scopes.named("loss"):
-                loss = standin_loss(out, lambda t: isinstance(t, Steered), _trained)
+                loss = StandInLoss()(out)
     return loss.local if isinstance(loss, Steered) else loss
 
 

@@ -83,7 +83,9 @@ def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) ->
         "by_axis": found["by_axis"],
         "memory_bytes": {
             "predicted": wanted, "measured": peak, "rel_error": apart / peak, "in_flight": ahead, "by_kind": found["memory"],
+            "results_kept": found.get("peak_of_kept_results", peak),
         },
+        "inputs": found.get("inputs"),
         "seconds": found["seconds"], "dispatched": found["dispatched"], "order": order,
     }  # fmt: skip
 

@@ -20,12 +20,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.models.hooks import RECURRENT
-from planner_core.runtime import CountCollectives, Parallel, Trace, flash_memory, initializer, make_optimizer
+from planner_core.runtime import Parallel, Trace, flash_memory, initializer, make_optimizer, read_data_axes
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import takes_meta
-from planner_core.runtime.training import host_states
-from planner_core.verification.build_models import ARGS, build_model, example_inputs, loss_of
+from planner_core.runtime.training import host_states, with_planned_loss
+from planner_core.verification.build_models import build_model, called_as_in_a_loop, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
 
 _RECURRENT = frozenset(getattr(torch, name) for name in RECURRENT)
@@ -38,23 +38,26 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
     model, parsed = build_model(plan["model"]["config"], load["dtype"])
     initializer(model)  # buffers only
     inputs = example_inputs(model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True)
-    stand_in = str(plan["model"].get("loss", "")).startswith("stand-in")
-    parallel = Parallel(model, plan, mesh, finish=loss_of if stand_in else None, fallback=False)
+    with_planned_loss(model, plan["model"])
+    parallel = Parallel(model, plan, mesh, data_axes=read_data_axes(plan), fallback=False)
     model.__dict__["forward"] = parallel.forward
-    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
-    counted, memory, trace = CountCollectives(mesh, parallel.engine.packed), TrackMemory(), Trace()
+    counted, memory, trace = parallel.engine.counting(mesh), TrackMemory(), Trace()
 
     def step() -> None:
         for left in reversed(range(load["accumulate"])):
             with parallel.no_sync() if left else contextlib.nullcontext():
                 counted.phase, memory.kind = "forward", "activations"
-                loss = loss_of(parallel(args, kwargs, whole=True))
+                out = called_as_in_a_loop(parallel, inputs, 0)
+                loss = loss_of(out)
+                with memory.letting_go():
+                    del out
                 counted.phase, memory.kind = "backward", "buffers"
                 loss.backward()
                 del loss
+                memory.let_go = 0
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
@@ -67,8 +70,8 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
             step()
     return {
         "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
-        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
-        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
+        "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "peak_of_kept_results": memory.peak_of_kept_results,
+        "inputs": counted.inputs, "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def _held(
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
     for param in trained:
         param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
-    memory.peak = dict(memory.live)
+    memory.peak, memory.peak_of_kept_results = dict(memory.live), 0
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ class TrackMemory(TorchDispatchMode):
         self.kind = "activations"
         self.live = dict.fromkeys(KINDS, 0)
         self.peak = dict(self.live)
+        self.let_go = self.peak_of_kept_results = 0
+        """Bytes of the results that the loop has let go (`letting_go`); the highest sum if it had kept them until `let_go` is 0 again."""
         self._known: dict[int, tuple[int, str, object]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,6 +111,13 @@ class TrackMemory(TorchDispatchMode):
                 if key in self._known:
                     self._turn(key, before)
 
+    @contextlib.contextmanager
+    def letting_go(self) -> Iterator[None]:
+        """Inside, the loop lets go of what the model returned beside its loss."""
+        before = sum(self.live.values())
+        yield
+        self.let_go = before - sum(self.live.values())
+
     def _turn(self, key: int, kind: str) -> None:
         num_bytes, before, watch = self._known[key]
         self._known[key] = (num_bytes, kind, watch)
@@ -117,7 +126,9 @@ class TrackMemory(TorchDispatchMode):
 
     def _grow(self, kind: str, num_bytes: int) -> None:
         self.live[kind] += num_bytes
-        if sum(self.live.values()) > sum(self.peak.values()):
+        total = sum(self.live.values())
+        self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.let_go)
+        if total > sum(self.peak.values()):
             self.peak = dict(self.live)
 
     def _forget(self, tensor: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
@@ -16,24 +17,24 @@ from torch.utils import _pytree as pytree
 from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
 from planner_core.cost import Event, scheduled
 from planner_core.runtime import (
-    CountCollectives,
     HostStates,
     Parallel,
     PlanMismatch,
     Trace,
     drawing,
+    read_data_axes,
     seed_of,
     sent_in_exchange,
     table_of,
     with_samples,
 )
+from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import (
-    ARGS,
     DropNothing,
     Widened,
+    called_as_in_a_loop,
     example_inputs,
     loss_of,
-    own_hooks,
     single_loss,
     whole_model,
 )
@@ -216,18 +217,18 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
     """On this rank: the errors between one step under the plan and one step in a single process; those of `unsteady` weights do not
     count."""
     mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
-    workload, config = plan["workload"], plan["model"]["config"]
+    workload, config, data_axes = plan["workload"], plan["model"]["config"], read_data_axes(plan)
     whole, single, chance = _alone(plan, seed, dtype)
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
     turned = _turned(inputs)
     plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
     model.__dict__["forward"] = chance.around(model.forward)
-    parallel = Parallel(model, plan, mesh, finish=None if own_hooks(model) else loss_of)
+    parallel = Parallel(with_planned_loss(model, plan["model"]), plan, mesh, data_axes=data_axes)
     model.__dict__["forward"] = parallel.forward
     trace = Trace()
     parallel.engine.trace(trace)
-    with CountCollectives(mesh, parallel.engine.packed) as counted:
+    with parallel.engine.counting(mesh) as counted:
         loss = _loss(parallel, inputs)
         counted.phase = "backward"
         loss.backward()
@@ -263,9 +264,9 @@ def _turned(inputs: Any) -> Any:
 
 
 def _loss(parallel: Parallel, inputs: Any) -> torch.Tensor:
-    """The loss of one forward pass, called as a training loop calls it, so that torch runs the hooks of the model itself."""
-    named = {k: v for k, v in inputs.items() if k != ARGS}
-    return loss_of(parallel.model(*inputs.get(ARGS, ()), global_batch=True, **named))
+    """The loss of one forward pass, called as a training loop calls it: with this rank's own samples, and with all that the model
+    returns."""
+    return loss_of(called_as_in_a_loop(parallel, inputs, dist.get_rank()))
 
 
 def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNothing) -> tuple[float, float]:

@@ -275,12 +275,53 @@ def test_the_plan_stands_beside_the_script(folder: Path) -> None:
     assert plan_from_json(json.loads((folder / "fsdp.plan.json").read_text())) == plans()["FSDP"]
 
 
-def test_a_script_whose_blocks_are_of_another_model_is_refused(folder: Path) -> None:
-    """As where transformers is of another version: the blocks in the script are not those that would be written here."""
+def test_a_script_whose_blocks_are_of_another_plan_is_refused(folder: Path) -> None:
     shardscope.save_plan(plans()["Megatron-LM"], folder / "stale.plan.json")
     shutil.copy(folder / "fsdp.py", folder / "stale.py")
-    with pytest.raises(AssertionError, match=r"blocks are not those that would be written.*export it again"):
+    with pytest.raises(AssertionError, match=r"blocks were written for another plan.*export it again"):
         run(folder, "stale.py", 2, "--steps", "1")
+
+
+OTHERWISE = """
+from planner_core.runtime import training
+from planner_core.runtime.write import planned
+import edited as script
+
+plain = planned.write_program
+
+def otherwise(*args, **options):
+    made = plain(*args, **options)
+    made.source += "\\n# as where the model's code makes its constants in another way: on a GPU"
+    return made
+
+planned.write_program = otherwise
+training.run(script.main)
+"""
+
+
+def test_the_blocks_of_a_script_run_though_others_would_be_written_here(folder: Path) -> None:
+    """Texts say nothing: what counts is that the model runs the operators of the plan, which are compared by their sites."""
+    text = (folder / "fsdp.py").read_text()
+    head = "def llama_decoder_layer(w, hidden_states, cos, sin):\n"
+    assert head in text
+    (folder / "edited.py").write_text(text.replace(head, f'{head}    print("this block runs", flush=True)\n'))
+    shutil.copy(folder / "fsdp.plan.json", folder / "edited.plan.json")
+    (folder / "otherwise.py").write_text(OTHERWISE)
+    said = run(folder, "otherwise.py", 2, "--steps", "1")
+    assert "this block runs" in said and "made anew" not in said
+
+
+def test_a_model_that_runs_fewer_operators_than_its_script_was_written_for_names_one(folder: Path) -> None:
+    """As where transformers is of another version."""
+    shutil.copy(folder / "fsdp.py", folder / "fewer.py")
+    shutil.copy(folder / "fsdp.plan.json", folder / "fewer.plan.json")
+    (folder / "without.py").write_text(
+        "import transformers.models.llama.modeling_llama as llama, torch\n"
+        "llama.LlamaRMSNorm.forward = lambda self, x: x * self.weight\n"
+        "from planner_core.runtime import training\nimport fewer as script\ntraining.run(script.main)\n"
+    )
+    with pytest.raises(AssertionError, match=r"PlanMismatch: model\.\S*norm\S* "):
+        run(folder, "without.py", 2, "--steps", "1")
 
 
 @pytest.mark.slow

@@ -154,7 +154,10 @@ def test_a_stand_in_loss_must_be_asked_for() -> None:
     model, x = Logits(), torch.randn(2, 4)
     with pytest.raises(InputError, match="Logits returns no loss: compute yours"):
         training.loss_of(model, {"x": x})
-    assert torch.equal(training.loss_of(model, {"0": x}, stand_in=True), model(x).pow(4).mean())
+    wanted = model(x).pow(4).mean()
+    assert torch.equal(
+        training.loss_of(training.with_planned_loss(model, {"loss": "stand-in: a test"}), {"0": x}), wanted
+    )
 
 
 def test_safetensors_give_every_weight_or_say_which_is_missing(plan: Plan, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from planner_core.runtime import training
 from planner_core.runtime.program import EditableFunctions
 from planner_core.verification import scaled
 
-DIGEST = ""
+WRITTEN_FOR: dict[str, Any] = {}
 FLOPS = 0.0
 
 
@@ -55,7 +55,7 @@ def options() -> argparse.Namespace:
 
 def loss_of(model: Any, batch: dict[str, Any], args: argparse.Namespace) -> torch.Tensor:
     """The loss of one micro-batch, of which `batch` are this rank's own samples. Put your own here."""
-    return training.loss_of(model, batch, stand_in=args.stand_in_loss)
+    return training.loss_of(model, batch)
 
 
 def train_step(model: Any, batches: Any, parts: int, args: argparse.Namespace) -> torch.Tensor:
@@ -84,10 +84,11 @@ def main() -> None:
     plan = shardscope.load_plan(args.plan or Path(__file__).with_suffix(".plan.json"))
     if args.tiny:
         plan = scaled(plan, dist.get_world_size())
-    start = training.model_of(plan, weights=args.weights, seed=args.seed, source=args.model)
-    anew = args.plan or args.tiny or args.no_blocks or not DIGEST
-    written = None if anew else EditableFunctions(DIGEST, globals())
-    how: dict[str, Any] = {"seed": args.seed, "compile": args.compile}
+    how: dict[str, Any] = {"weights": args.weights, "seed": args.seed, "stand_in": args.stand_in_loss}
+    start = training.model_of(plan, source=args.model, **how)
+    anew = args.plan or args.tiny or args.no_blocks or args.stand_in_loss or not WRITTEN_FOR
+    written = None if anew else EditableFunctions(**WRITTEN_FOR, names=globals())
+    how = {"seed": args.seed, "compile": args.compile}
     model: Any = shardscope.apply(start.model, plan, init=start.init, written=written, **how)
     how = {"seed": args.seed, "token_type": args.token_type}
     data = training.open_data(plan, start, args.data, device, shuffle=args.shuffle, **how)

@@ -32,19 +32,14 @@ class Dispatched:
         self.steering = Steering(model, plan, mesh, self.params)
         self.inside = False
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], finish: Callable[[Any], Any] | None = None
-    ) -> Any:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One forward pass, on the whole batch."""
         outer, self.inside = self.steering.active, True
         try:
-            with self.steering.running() as scopes:
+            with self.steering.running():
                 self.steering.written.clear()
                 with without_hooks(self.model):
                     out = self.steering.current(self.model(*args, **kwargs))
-                if finish is not None:
-                    with scopes.named("loss"):
-                        out = finish(out)
             return out if outer else hand_out(out)
         finally:
             self.inside = False

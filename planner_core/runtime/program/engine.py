@@ -9,17 +9,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 import itertools
 import linecache
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
+from planner_core.runtime.program.collectives.counter import CountCollectives
 from planner_core.runtime.program.operators.chances import seed_of
 from planner_core.runtime.program.setup import steps_of
 from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UsedWeight
@@ -43,22 +47,28 @@ class Engine:
         self.backward = BackwardPass()
         self.units: dict[object, RuntimeUnit] = {}
         self.seed = self.forwards = 0
+        self.joins_inputs = False
+        """Whether the collective that is being issued gathers the inputs of a call, which no operator of the plan does."""
         self.compile: Mapping[str, Any] | None = None
         self.written: names.EditableFunctions | None = None
 
     def unit(self, spec: Any) -> RuntimeUnit:
         """The unit of a specification. Programs with equal specifications share it."""
-        uses = [
-            UsedWeight(
-                u.argument, self.by_name[u.parameter], steps_of(u.gather, self.axes), steps_of(u.reduce, self.axes), u.again,
-                u.lasting, u.trained,
-            )
-            for u in spec.uses
-        ]  # fmt: skip
-        key = (spec.name, tuple((id(u.weight), u.gather, u.reduce, u.again, u.lasting, u.trained) for u in uses))
+        uses = [self._use(u) for u in spec.uses]
+        key = (
+            spec.name,
+            tuple((id(u.weight), u.gather, u.reduce, u.again, u.lasting, u.trained, u.copied) for u in uses),
+        )
         if key not in self.units:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
+
+    def _use(self, u: Any) -> UsedWeight:
+        weight, gather = self.by_name[u.parameter], steps_of(u.gather, self.axes)
+        copied = bool(gather) or weight.casts
+        return UsedWeight(
+            u.argument, weight, gather, steps_of(u.reduce, self.axes), u.again, u.lasting, u.trained, copied
+        )
 
     def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
         """This rank's part of a buffer, as a view."""
@@ -85,9 +95,24 @@ class Engine:
         finally:
             self.backward.sync = before
 
+    def counting(self, mesh: DeviceMesh) -> CountCollectives:
+        """A mode that counts this model's collectives, those that gather inputs apart."""
+        return CountCollectives(mesh, self.packed, lambda: self.joins_inputs)
+
     def packed(self, group: str) -> int:
         """Number of tensors that the collective carries which is being issued on a group."""
         return next((a.packed for a in self.axes if a.group_name == group), 1)
+
+    @contextlib.contextmanager
+    def joining_inputs(self) -> Iterator[None]:
+        """Collectives inside gather the inputs of a call. They are not events of the planned step."""
+        trace, self.joins_inputs = self.backward.trace, True
+        self.trace(None)
+        try:
+            yield
+        finally:
+            self.trace(trace)
+            self.joins_inputs = False
 
     def trace(self, trace: Trace | None) -> None:
         """Record every collective in `trace` from now on; None stops it."""
@@ -102,11 +127,17 @@ def _weights(names: tuple[str, ...]) -> Callable[..., Any]:
     return collections.namedtuple("Weights", names)
 
 
+def buffers_of(source: str) -> tuple[str, ...]:
+    """The buffers that a piece of generated code reads."""
+    return tuple(dict.fromkeys(re.findall(r"buffers\[['\"]([^'\"]+)['\"]\]", source)))
+
+
 class Bound:
     """One program, ready to run on this rank."""
 
-    def __init__(self, program: Any, engine: Engine) -> None:
-        self.program, self.engine = program, engine
+    def __init__(self, program: Any, engine: Engine, script: names.EditableFunctions | None = None) -> None:
+        """`script`: its functions run instead of the generated ones."""
+        self.program, self.engine, self.script = program, engine, script
         own = {n: x.to(engine.device) if isinstance(x, torch.Tensor) else x for n, x in program.foreign.items()}
         self.names = {**engine.names(), **own}
         self.filename = f"<shardscope program {next(_COUNT)}>"
@@ -118,7 +149,9 @@ class Bound:
             self.filename,
         )  # tracebacks show the line
         exec(compile(source, self.filename, "exec"), self.names)
-        self._take_over(engine.written)
+        self.has_tables, self.buffers, self.table_buffers = program.has_tables, program.buffers, program.table_buffers
+        if script is not None:
+            self._take_over(script)
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.calls = [self._call(spec) for spec in program.units]
         self._chain()
@@ -128,10 +161,28 @@ class Bound:
         })  # fmt: skip
         self.tables: tuple[object, Any] = (None, None)
 
-    def _take_over(self, script: names.EditableFunctions | None) -> None:
-        """Use the script's functions instead of the generated ones. Their global names are those of the script."""
-        if script is None or script.digest != names.digest_of(self.program.source):
-            return
+    def _take_over(self, script: names.EditableFunctions) -> None:
+        """Use the script's functions instead of the generated ones. Their global names are those of the script. Raises PlanMismatch if
+        they are not of such units and inputs."""
+        own = {n: f for n, f in script.names.items() if inspect.isfunction(f) and f.__globals__ is script.names}
+        lacks = next((u for u in self.program.units if u.function not in own), None)
+        if lacks is not None:
+            raise PlanMismatch(
+                f"{lacks.name or 'the model'} runs as a function {lacks.function} here, which the script does not have: its model is built "
+                "otherwise with what is installed; export the script again, or leave its blocks out (--no-blocks)"
+            )
+        takes = list(inspect.signature(own["forward"]).parameters)[1:] if "forward" in own else []
+        if takes != list(self.program.inputs):
+            raise PlanMismatch(
+                f"the script's forward takes {', '.join(takes)}, and the model here {', '.join(self.program.inputs)}; export the script "
+                "again, or leave its blocks out (--no-blocks)"
+            )
+        # Constants may be made another way here than where the script was written, so the script says which buffers they need.
+        texts = {n: inspect.getsource(own[n]) for n in ("tables", "constants", "forward") if n in own}
+        self.has_tables = "tables" in own
+        self.buffers = buffers_of("".join(texts.values()))
+        self.table_buffers = buffers_of(texts.get("tables", ""))
+        self.names |= {n: own[n] for n in texts}
         for name, value in self.names.items():
             own = script.names.setdefault(name, value)
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
@@ -167,10 +218,10 @@ class Bound:
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """This rank's parts of the tensors that the model returns."""
         units, engine = self.units, self.engine
-        if self.program.buffers:
-            units.buffers = {name: engine.buffer(name) for name in self.program.buffers}
-        if self.program.has_tables:
-            key = tuple((b.data_ptr(), b._version) for b in (units.buffers[n] for n in self.program.table_buffers))
+        if self.buffers:
+            units.buffers = {name: engine.buffer(name) for name in self.buffers}
+        if self.has_tables:
+            key = tuple((b.data_ptr(), b._version) for b in (units.buffers[n] for n in self.table_buffers))
             if self.tables[0] != key:
                 with torch.no_grad():
                     self.tables = (key, self.names["tables"](units.buffers))

@@ -6,7 +6,8 @@ An exported script imports from here. It names its axes, as in `Axis("data")`; `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, MutableMapping
+import json
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 
 from planner_core.runtime.dispatch.experts import dispatched_experts, own_experts
 from planner_core.runtime.dispatch.kept import keep
+from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
 from planner_core.runtime.program.operators.chances import attention, dropout, masked
@@ -40,11 +42,20 @@ __all__ = [
 class EditableFunctions:
     """The functions of a program in an exported script, whose globals are `names`. A user may edit them, and the edit runs.
 
-    `digest` is that of the program as it was generated. The functions run only if the same program would be generated again.
+    They are the program of training calls with inputs of the shapes `inputs`, under the plan with this digest (`plan_digest`).
     """
 
-    digest: str
+    plan: str
+    inputs: Mapping[str, tuple[int, ...]]
     names: MutableMapping[str, Any]
+
+    def check(self, plan: Mapping[str, Any]) -> None:
+        """Raise PlanMismatch if the functions were written for another plan."""
+        if self.plan != plan_digest(plan):
+            raise PlanMismatch(
+                "the script's blocks were written for another plan than the one that is read here; export it again, or leave its blocks "
+                "out (--no-blocks)"
+            )
 
     def adopt(self, axis: Axis) -> Axis:
         """The script's own axis of that name, now with this rank's place on it."""
@@ -55,9 +66,10 @@ class EditableFunctions:
         return own
 
 
-def digest_of(source: str) -> str:
-    """A digest of a generated program without its title."""
-    return hashlib.sha256(source.partition("\n")[2].encode()).hexdigest()[:16]
+def plan_digest(plan: Mapping[str, Any]) -> str:
+    """A digest of what a plan file says about a run: its mesh, and how each block lies and runs."""
+    said = json.dumps([plan["mesh"], plan["blocks"]], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 class GuardFailed(RuntimeError):

@@ -66,11 +66,6 @@ class _Way:
         return moved
 
 
-def collective(way: Deliver) -> bool:
-    """Whether it takes communication to bring a tensor to the caller."""
-    return isinstance(way, _Way) and any(s.collective for s in way.forward)
-
-
 class _Delivered(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -167,4 +167,6 @@ def weight_of(
     _, working, gradients = dtypes
     refresh = leading(plan.placements, plan.working, axes) if plan.refresh is None else steps_of(plan.refresh, axes)
     final = leading(plan.gradient, plan.placements, axes) if plan.reduce is None else steps_of(plan.reduce, axes)
-    return Weight(names, param, working, gradients, refresh, final, plan.segments)
+    # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
+    casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
+    return Weight(names, param, working, gradients, refresh, final, plan.segments, casts=casts)

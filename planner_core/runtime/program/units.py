@@ -43,6 +43,8 @@ class UsedWeight:
     """Whether autograd keeps the gathered weight, or a view of it, for backward."""
     trained: bool = True
     """Whether the planned loss sends a gradient to it. A unit does not wait for others."""
+    copied: bool = False
+    """Whether the use has a copy of its own, which is freed after it: gathered, or on one rank cast to the dtype that computes."""
 
 
 class BackwardPass:
@@ -102,17 +104,17 @@ class RuntimeUnit:
         self.name, self.uses, self.backward = name, list(uses), backward
         self.sources: dict[str, Gathered | Apart | Weight] = {}
         """What each argument takes the weight from, and gives its gradient to."""
-        self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.gather}
+        self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.copied}
         groups: dict[tuple[bool, object, object], list[UsedWeight]] = {}
         for use in uses:
-            if use.gather:
+            if use.copied:
                 groups.setdefault((use.again, alike(use.gather), use.weight.dtype), []).append(use)
         self.gathers = [
             GatherBucket([self.copies[u.argument] for u in group], lasting=any(u.lasting for u in group))
             for group in groups.values()
         ]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
-        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.gather)
+        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.copied)
         self.refreshes: list[Refresh] = refreshes(list(kept))
         for gather in self.gathers:
             gather.reads(self.refreshes)
@@ -157,7 +159,7 @@ class RuntimeUnit:
             self.expected += len(members)
 
     def _source(self, use: UsedWeight) -> Gathered | Apart | Weight:
-        if use.gather:
+        if use.copied:
             return self.copies[use.argument]
         return Apart(use.weight) if use.reduce and use.weight.home is not None else use.weight
 
@@ -192,6 +194,11 @@ class RuntimeUnit:
         for bucket in self._needed(again):
             bucket.wait()
 
+    def ready(self, again: bool = False) -> None:
+        """The same, and cast those that nothing is gathered for."""
+        for bucket in self._needed(again):
+            bucket.ready()
+
     def _needed(self, again: bool) -> Sequence[Refresh | GatherBucket]:
         if not again:
             return self.buckets
@@ -218,7 +225,7 @@ def receive(units: Sequence[RuntimeUnit], again: bool = False) -> None:
     with one_launch():
         for left, unit in enumerate(units):
             unit.issue(left, again)
-        units[0].wait(again)
+        units[0].ready(again)
         for left, unit in enumerate(units[1:]):
             unit.issue(left, again)
 

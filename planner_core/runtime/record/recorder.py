@@ -68,10 +68,9 @@ class CannotRewrite(RuntimeError):
 
 def record(
     model: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *,
-    twins: Mapping[int, nn.Parameter], finish: Callable[[Any], Any] | None = None, other_way: str = "",
-    fewer: bool = False,
+    twins: Mapping[int, nn.Parameter], other_way: str = "", fewer: bool = False,
 ) -> Tape:  # fmt: skip
-    """The tape of `forward(*args, **kwargs)`, the plain forward of `model`. `finish(result)` is recorded in scope "loss".
+    """The tape of `forward(*args, **kwargs)`, the plain forward of `model`.
 
     `twins`: a parameter on meta with the global shape, for each parameter of the model (by its id). Constants are computed on
     the CPU. At the line `other_way`, questions with a yes or no get the other answer. `fewer`: masks of the inputs pick one element
@@ -88,7 +87,7 @@ def record(
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
         )
-        recorded = tape.record(forward, args, dict(kwargs), finish)
+        recorded = tape.record(forward, args, dict(kwargs))
     recorded.rebound = rebound
     if tape.drew_from:
         raise CannotRewrite(f"it draws random numbers from {tape.drew_from}, which generated code would not do")
@@ -141,12 +140,9 @@ class TapeRecorder(Recorder):
         for name, number in self.recording.buffers.items():
             self.origins[number] = BUFFER, name.partition(":")[2]
 
-    def record(
-        self, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any], finish: Callable[[Any], Any] | None
-    ) -> Tape:
+    def record(self, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Tape:
         """One forward pass."""
         self.tape.arguments = self._inputs(_positional(forward), args, kwargs)
-        self.finish = finish
         self.forward = forward
         try:
             out = self._forward(args, kwargs)
@@ -175,7 +171,7 @@ class TapeRecorder(Recorder):
         """As `run` of the capture, but through the plain forward, since `model.forward` is replaced by now."""
         plain, self.model = self.model, _Called(self.model, self.forward, self)  # type: ignore[assignment]
         try:
-            return self.run(kwargs, self.finish, args)
+            return self.run(kwargs, args=args)
         finally:
             self.model = plain
 

@@ -1,9 +1,10 @@
 """The parts of a training loop beside the model: its start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
 
+from planner_core.runtime.loop.stand_in import StandInLoss, own_hooks, with_planned_loss
 from planner_core.runtime.training.blocks import Blocks, blocks_of
 from planner_core.runtime.training.checkpoints import load, save
 from planner_core.runtime.training.clipping import clip_grad_norm_
-from planner_core.runtime.training.data import Reader, open_data
+from planner_core.runtime.training.data import Reader, open_data, place_along
 from planner_core.runtime.training.keeping import Checkpoints
 from planner_core.runtime.training.optimizers import make_optimizer, optimizer_for, set_rate, warmup_cosine
 from planner_core.runtime.training.reporting import Report, counted, profiled
@@ -15,6 +16,7 @@ __all__ = [
     "Checkpoints",
     "Reader",
     "Report",
+    "StandInLoss",
     "Start",
     "Stop",
     "blocks_of",
@@ -29,9 +31,12 @@ __all__ = [
     "model_of",
     "open_data",
     "optimizer_for",
+    "own_hooks",
+    "place_along",
     "profiled",
     "run",
     "save",
     "set_rate",
     "warmup_cosine",
+    "with_planned_loss",
 ]

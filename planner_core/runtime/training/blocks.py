@@ -3,7 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Plan, plan_to_json
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program import Axis, digest_of
+from planner_core.runtime.program import Axis, plan_digest
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
@@ -20,11 +21,12 @@ from planner_core.runtime.write.specs import BlockLine
 
 @dataclass(frozen=True)
 class Blocks:
-    """The generated functions: `source` is their text, `foreign` are the names of objects of the model's own code. If there are no
-    functions, `why` is the reason."""
+    """The generated functions: `source` is their text, `plan` a digest of their plan, `inputs` are the shapes that they take by name, and
+    `foreign` the names of objects of the model's own code. If there are no functions, `why` is the reason."""
 
     source: str = ""
-    digest: str = ""
+    plan: str = ""
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     why: str = ""
     lines: tuple[BlockLine, ...] = ()
@@ -49,7 +51,7 @@ def blocks_of(plan: Plan) -> Blocks:
     source = program.source.partition("\n")[2].strip("\n")
     before = program.source[: program.source.index(source)].count("\n")
     lines = program.lines[before : before + source.count("\n") + 1]
-    return Blocks(source, digest_of(program.source), tuple(program.foreign), lines=lines)
+    return Blocks(source, plan_digest(plan_to_json(plan)), made.inputs, tuple(program.foreign), lines=lines)
 
 
 def example(start: Start) -> dict[str, Any]:

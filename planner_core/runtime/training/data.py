@@ -191,12 +191,16 @@ class Reader:
 
 
 def own_place(plan: Plan, rank: int) -> tuple[int, int]:
-    """(number of the part of a batch that a rank holds, number of parts): the rank's place along the plan's data axes, the first axis
-    outermost."""
+    """(number of the part of a batch that a rank holds, number of parts) under a plan."""
+    return place_along(plan.mesh.axis_sizes, plan.data_axes, rank)
+
+
+def place_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tuple[int, int]:
+    """(number of the part of a batch that a rank holds, number of parts): the rank's place along the data axes of a mesh of such
+    sizes, the first axis outermost."""
     place, places = 0, 1
-    sizes = plan.mesh.axis_sizes
     at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
-    for axis in plan.data_axes:
+    for axis in data_axes:
         place, places = place * sizes[axis] + int(at[axis]), places * sizes[axis]
     return place, places
 

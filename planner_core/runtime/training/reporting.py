@@ -18,7 +18,6 @@ from torch import nn
 
 from planner_core.core import Cluster, Plan
 from planner_core.runtime.library import applied
-from planner_core.runtime.program.collectives.counter import CountCollectives
 
 TRACED = (2, 2)
 """Number of steps before a trace, to warm up, and number of steps in the trace."""
@@ -116,7 +115,7 @@ def counted(
     """The collectives of forward and backward of the micro-batches `batches` of one step, beside those that the plan predicts. The
     gradients are dropped."""
     parallel = applied(model)
-    with CountCollectives(parallel.mesh, parallel.engine.packed) as found:
+    with parallel.engine.counting(parallel.mesh) as found:
         for number, batch in enumerate(batches):
             found.phase = "forward"
             with parallel.no_sync() if number < len(batches) - 1 else contextlib.nullcontext():
@@ -125,4 +124,4 @@ def counted(
                 loss.backward()
     for param in model.parameters():
         param.grad = None
-    return {"measured": found.table(), "predicted": plan.cost.collectives()}
+    return {"measured": found.table(), "predicted": plan.cost.collectives(), "inputs": found.inputs}

@@ -18,10 +18,14 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, PlannerError
-from planner_core.models.capture import own_loss, standin_loss
+from planner_core.models.capture import own_loss
 from planner_core.models.sources import build, limits, python_source, training_inputs
 from planner_core.runtime.initialize import Init, initializer
+from planner_core.runtime.loop.stand_in import with_planned_loss
 from planner_core.runtime.plan_reader import PlanMismatch
+
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variables that say how GPU memory is allocated; torch before 2.10 reads the second."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def connect() -> torch.device:
         os.environ.setdefault(name, value)
     own = device()
     if own.type == "cuda":
+        grow_segments()
         torch.cuda.set_device(own)
     store, rank, world = next(iter(rendezvous("env://")))
     names = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -65,7 +70,21 @@ def connect() -> torch.device:
     return own
 
 
-def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: str | None = None) -> Start:
+def grow_segments() -> None:
+    """Let the allocator of a GPU grow its segments (`expandable_segments`), unless the environment says how it allocates.
+
+    Weights that are gathered, gradients in buckets and activations have sizes of many kinds, and come and go in every block. Segments of
+    fixed size keep what fits none of them: 20 GiB of 80 were reserved and unused in a run with full recomputation. torchtitan's launcher
+    sets the same. It must be set before the first allocation.
+    """
+    release = tuple(int(n) for n in torch.__version__.split(".")[:2])
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0 if release >= (2, 10) else 1]] = "expandable_segments:True"
+
+
+def model_of(
+    plan: Plan, *, weights: Path | None = None, seed: int = 0, source: str | None = None, stand_in: bool = False
+) -> Start:
     """The model for which a plan was made: on meta if it is built from a config, whole if a user's code builds it.
 
     Args:
@@ -73,14 +92,23 @@ def model_of(plan: Plan, *, weights: Path | None = None, seed: int = 0, source: 
         weights: A folder of safetensors files; None: fresh values that depend on the seed alone.
         seed: Of fresh values.
         source: Where the person's code lies now, as `path.py:function`.
+        stand_in: Let a model that returns no loss return the stand-in that it was planned with.
 
     Raises:
         InputError: The model cannot be built here.
     """
     config = dict(plan.model.get("config") or {})
     if "callable" in config or source:
-        return _own(source or str(config["callable"]), weights, seed)
-    load = plan.workload
+        start = _own(source or str(config["callable"]), weights, seed)
+    else:
+        start = _built(config, plan.workload, weights, seed)
+    if stand_in:
+        with_planned_loss(start.model, plan.model)
+    return start
+
+
+def _built(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
+    """A model that a config describes, on meta."""
     model, parsed, _ = build(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
     inputs = training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
@@ -121,19 +149,17 @@ def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, An
     return tuple(inputs[p] for p in places), {k: v for k, v in inputs.items() if k not in places}
 
 
-def loss_of(model: nn.Module, inputs: Mapping[str, Any], *, stand_in: bool = False) -> torch.Tensor:
-    """The loss that a model returns. If it does not return one, `stand_in` gives the mean of its output's fourth power; without
-    `stand_in` that raises InputError."""
+def loss_of(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The loss that a model returns. The rest of what it returns is let go, so that backward has its memory. If it does not return a
+    loss, that raises InputError."""
     out = call(model, inputs)
     own = own_loss(out)
-    if own is not None:
-        return own
-    if not stand_in:
+    if own is None:
         raise InputError(
             f"{type(model).__name__} returns no loss: compute yours from what it returns, in loss_of; or try the script on a stand-in, "
             "from which nothing is learned, with --stand-in-loss"
         )
-    return standin_loss(out)
+    return own
 
 
 def from_safetensors(model: nn.Module, folder: Path) -> Init:

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from planner_core.models.sources import is_new, is_table, positional, spelled
 from planner_core.runtime.plan_reader import (
     PlanMismatch,
     kept_sites,
+    other_model,
     other_versions,
     read_params,
     read_precision,
@@ -48,39 +50,60 @@ from planner_core.runtime.record.batch import (
 from planner_core.runtime.record.by_rules import check_by_rules
 from planner_core.runtime.record.not_computed import allow_kept, refuse_kept
 from planner_core.runtime.record.outside import Outside
-from planner_core.runtime.record.tape import Cache, Named
-from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, places
+from planner_core.runtime.record.tape import INPUT, Cache, Named
+from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, indices, places, read_by_owner
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 
-Finish = Callable[[Any], Any]
 Gathered = Callable[[torch.Tensor], torch.Tensor]
 """Gathers the global batch from this rank's own part."""
 
 
+class Bring(Enum):
+    """What is done first with a leaf of a call, if the program takes the global batch and callers bring their own parts."""
+
+    AS_IT_IS = "it holds no samples"
+    GATHERED = "the parts of all callers are gathered"
+    GATHERED_INDICES = "the same, in 32 bits: the numbers are places in a table"
+    PLACED = "it is put at its place in a batch of zeros, of which a rank reads its own samples alone"
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A program for one way to call a model. `whole`: the program takes the global batch. `gathered`: of which leaves of a call the
-    parts that callers bring are gathered first; empty if none are."""
+    """A program for one way to call a model. `whole`: the program takes the global batch. `brought`: what is done with each leaf of a
+    call first; empty if callers bring what the program takes."""
 
     program: Program
     layout: PlannedTape
     whole: bool
-    gathered: Sequence[bool]
+    brought: Sequence[Bring]
+
+    @property
+    def inputs(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors that the program takes, by the names that it gives them."""
+        numbers = (n for n, t in enumerate(self.layout.tape.tensors) if t.kind == INPUT)
+        return {
+            name: tuple(self.layout.tape.tensors[n].shape) for name, n in zip(self.program.inputs, numbers, strict=True)
+        }
+
+    def check_sites(self, versions: str) -> None:
+        """Raise PlanMismatch if the plan has an operator that the model does not run here. (Of one more its row is missed before.)"""
+        here = {call.site for call in self.layout.ops}
+        gone = next((s for s in self.layout.rows if s not in here and not s.startswith("loss/")), None)
+        if gone is not None:
+            raise other_model(gone, "is in the plan, but the model does not run it here", versions)
 
 
 class PlannedForward:
     """The forward pass of a model under a plan. Make it before the model's parameters are sharded.
 
-    `data_axes`: the mesh axes along which callers hold different samples. `finish(result)` computes a loss; it counts as a part of
-    the model.
+    `data_axes`: the mesh axes along which callers hold different samples.
     """
 
     def __init__(
-        self, model: nn.Module, plan: Mapping[str, Any], axes: Sequence[Axis], data_axes: Sequence[int] = (),
-        finish: Finish | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.plan, self.axes, self.finish = model, plan, list(axes), finish
+        self, model: nn.Module, plan: Mapping[str, Any], axes: Sequence[Axis], data_axes: Sequence[int] = ()
+    ) -> None:
+        self.model, self.plan, self.axes = model, plan, list(axes)
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
         self.plain: Callable[..., Any] = model.forward
         self.names = positional(self.plain)
@@ -119,7 +142,18 @@ class PlannedForward:
             )
             program = None
         layout.tape.left = self._left(layout.tape, args, kwargs, held, layout.num_parts)
-        return Prepared(program or self._written(layout), layout, whole or gathers, held if gathers else ())
+        brought = self._brought(layout, held) if gathers else ()
+        return Prepared(program or self._written(layout), layout, whole or gathers, brought)
+
+    def _brought(self, layout: PlannedTape, held: Sequence[bool]) -> list[Bring]:
+        refs = pytree.tree_leaves(layout.tape.arguments)
+        stays = bool(layout.tape.left or layout.tape.picks)
+        found = dict.fromkeys(indices(layout), Bring.GATHERED_INDICES)
+        found.update({} if stays else dict.fromkeys(read_by_owner(layout, self.data_axes), Bring.PLACED))
+        return [
+            found.get(getattr(ref, "number", -1), Bring.GATHERED) if has else Bring.AS_IT_IS
+            for ref, has in zip(refs, held, strict=True)
+        ]
 
     def still(
         self, made: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any], *, gathered: Gathered
@@ -127,8 +161,8 @@ class PlannedForward:
         """The caches that such a call leaves now, if its program is `made` although caches are others than when that was written. None if
         it is another, or nothing says so."""
         layout = made.layout
-        if any(made.gathered):
-            args, kwargs = changed((args, kwargs), made.gathered, gathered)
+        if made.brought:
+            args, kwargs = changed((args, kwargs), [b is not Bring.AS_IT_IS for b in made.brought], gathered)
         held, parted = self.held(args, kwargs, whole=made.whole), made.whole and layout.num_parts > 1
         if parted:
             args, kwargs = self._own_samples(layout, args, kwargs)
@@ -299,9 +333,7 @@ class PlannedForward:
             id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)
             for param, (shape, dtypes) in zip(self.model.parameters(), forms, strict=True)
         }  # fmt: skip
-        return record(
-            self.model, self.plain, args, kwargs, twins=twins, finish=self.finish, other_way=other_way, fewer=fewer
-        )
+        return record(self.model, self.plain, args, kwargs, twins=twins, other_way=other_way, fewer=fewer)
 
     def _own_samples(self, layout: PlannedTape, args: Any, kwargs: Any) -> Any:
         """This rank's part of the whole batch."""

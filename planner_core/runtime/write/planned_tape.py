@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from planner_core.core import Op
+from planner_core.models.hooks import is_inplace
 from planner_core.ops import Local, operator, rows
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient, other_model
 from planner_core.runtime.plan_reader import Placements as Placements
@@ -20,8 +22,12 @@ from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
 from planner_core.runtime.record.recorder import MERGING
-from planner_core.runtime.record.tape import COMPUTED, PARAMETER
+from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 
+_LOOKUPS = frozenset({"embedding", "cross_entropy", "nll_loss"})
+"""Operators whose whole numbers are places in a table, or among classes."""
+_SAME_NUMBERS = MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
+"""Functions whose result has the numbers that they are given, and no others but a fill."""
 Place = tuple[str, str]
 """Label of a block in the plan and the prefix of one copy; ("", "") for the top."""
 
@@ -205,12 +211,12 @@ class PlannedTape:
         found: set[int] = set()
         for call in self.tape.calls:
             if call.kind == "constant":
-                merged = call.fn in MERGING and self._mixes(call)
+                merged = call.fn in MERGING and self.mixes(call)
                 kept = any(n in found for n in call.inputs)
                 found.update(n for n in call.outputs if (merged or kept) and self.samples[n] is not None)
         return found
 
-    def _mixes(self, call: TapeCall) -> bool:
+    def mixes(self, call: TapeCall) -> bool:
         """Whether a call on a part of the samples makes another result than that part of its result, as a rule says."""
         if call.attrs is None or all(self.samples[n] is None for n in call.inputs):
             return False
@@ -237,7 +243,7 @@ class PlannedTape:
         for call in self.tape.calls:
             if call.kind == "constant":
                 lost = any(self.samples[i] is not None for i in call.inputs)
-                mixes = call.fn not in MERGING and self._mixes(call)
+                mixes = call.fn not in MERGING and self.mixes(call)
                 for number in call.outputs:
                     if mixes or any(i in found for i in call.inputs) or (lost and self.samples[number] is None):
                         found.add(number)
@@ -265,6 +271,56 @@ def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
         raise CannotRewrite(
             f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch, but each rank holds a part of them"
         )
+
+
+def inputs_with_samples(planned: PlannedTape) -> set[int]:
+    """The inputs of a call that hold samples."""
+    tensors = enumerate(planned.tape.tensors)
+    return {n for n, t in tensors if t.kind == INPUT and planned.samples[n] is not None}
+
+
+def read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
+    """The inputs of which every rank reads nothing but the samples that it brings, if callers bring different ones along `axes`.
+
+    All that is made of such an input is made sample by sample, and goes to operators that take it cut along `axes` and nowhere else. The
+    labels of a loss whose logits lie by samples are so, where the ids of the same call are looked up in a table that ranks share.
+    """
+    live = [a for a, size in enumerate(planned.sizes) if size > 1]
+    inputs = inputs_with_samples(planned)
+    made_of = {n: {n} for n in inputs}
+    read: set[int] = set().union(*(made_of.get(n, set()) for n in planned.tape.results()))
+    for call in planned.tape.calls:
+        if call.kind == "op":
+            ends = zip(call.inputs, planned.row(call).inputs, strict=True)
+            for number, edge in ends:
+                dim = planned.samples[number]
+                if dim is None or any((edge.dst[a] == Shard(dim)) != (a in axes) for a in live):
+                    read |= made_of.get(number, set())
+            continue
+        given: set[int] = set().union(*(made_of.get(n, set()) for n in call.inputs))
+        if given:
+            lost = any(planned.samples[n] is None or n in planned.inner for n in call.outputs)
+            mixes = call.fn not in MERGING and planned.mixes(call)
+            if call.kind != "constant" or is_inplace(call.fn) or lost or mixes:
+                read |= given
+        made_of.update((n, made_of.get(n, set()) | given) for n in call.outputs if given)
+    return inputs - read
+
+
+def indices(planned: PlannedTape) -> set[int]:
+    """The inputs in 64 bits whose numbers are looked up in tables and are nothing else: 32 bits hold each place in a table."""
+    tensors = planned.tape.tensors
+    inputs = {n for n in inputs_with_samples(planned) if tensors[n].dtype == torch.int64}
+    made_of = {n: {n} for n in inputs}
+    other: set[int] = set().union(*(made_of.get(n, set()) for n in planned.tape.results()))
+    for call in planned.tape.calls:
+        given: set[int] = set().union(*(made_of.get(n, set()) for n in call.inputs))
+        same = call.kind == "constant" and call.fn in _SAME_NUMBERS
+        if same and all(tensors[n].dtype == torch.int64 for n in call.outputs):
+            made_of.update(dict.fromkeys(call.outputs, given))
+        elif call.kind != "op" or call.fn not in _LOOKUPS:
+            other |= given
+    return inputs - other
 
 
 def asked_of_all(planned: PlannedTape) -> list[str]:

@@ -22,15 +22,22 @@ RESULT_FIRST = ("_base_", "tensor_coalesced_")
 
 
 class CountCollectives(TorchDispatchMode):
-    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`.
+    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`. Those that
+    `joins_inputs` says are apart, in `inputs`: they gather the inputs of a call (token ids), which no operator of a plan does.
 
     Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1 is
     a group that is not a mesh axis. `packed` gives the number of tensors that a collective on a group carries; each one counts.
     `exchanges` has phase, axis and bytes of every all_to_all in order: of those that send tokens to experts, bytes depend on the rank.
     """
 
-    def __init__(self, mesh: DeviceMesh, packed: Callable[[str], int] | None = None) -> None:
+    def __init__(
+        self,
+        mesh: DeviceMesh,
+        packed: Callable[[str], int] | None = None,
+        joins_inputs: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
+        self.joins_inputs, self.inputs = joins_inputs, {"count": 0, "bytes": 0}
         self.packed = packed or (lambda group: 1)
         self.phase = "forward"
         self.rows: dict[tuple[str, str, int], list[int]] = {}
@@ -53,6 +60,9 @@ class CountCollectives(TorchDispatchMode):
         num_bytes = _bytes(args[1] if func._schema.name.endswith(RESULT_FIRST) else args[0])
         if kind in ("all_gather", "all_to_all", "send_recv"):
             num_bytes *= n
+        if self.joins_inputs():
+            self.inputs = {"count": self.inputs["count"] + 1, "bytes": self.inputs["bytes"] + num_bytes}
+            return
         axis = self._axes.get(group.group_name, -1)
         if kind == "all_to_all":
             self.exchanges.append((self.phase, axis, num_bytes))

@@ -1,0 +1,67 @@
+"""A stand-in loss as a part of a model that returns none, so that a run computes what was planned: the plan of such a model has it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core.core import InputError
+from planner_core.models.capture import standin_loss
+from planner_core.runtime.dispatch.dispatch_mode import Steered
+
+_NAME = "loss"
+"""The scope in which the capture records a stand-in loss."""
+
+
+class StandInLoss(nn.Module):
+    """The mean of the output to the fourth power, in float32."""
+
+    def forward(self, out: Any) -> torch.Tensor:
+        """The loss of what the model returns. While that is recorded computed tensors are on meta; constants do not count."""
+        return standin_loss(out, lambda t: t.is_meta or isinstance(t, Steered) or t.requires_grad, _trained)
+
+
+def own_hooks(model: nn.Module) -> bool:
+    """Whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so around the plan."""
+    return bool(model._forward_hooks or model._forward_pre_hooks)
+
+
+def with_planned_loss(model: nn.Module, planned: Mapping[str, Any]) -> nn.Module:
+    """The model as a plan describes it: with the stand-in loss in its forward, if it was planned with one. `planned` is the plan's
+    `model`. Of a model with hooks of its own, which see what forward returns, the loss stays outside."""
+    stand_in = str(planned.get("loss", "")).startswith("stand-in") and not own_hooks(model)
+    return add_stand_in_loss(model) if stand_in else model
+
+
+def add_stand_in_loss(model: nn.Module) -> nn.Module:
+    """The same model, which from now on returns (stand-in loss, what it returned). Call it before `apply`.
+
+    Raises InputError if the model has something else with weights under the name of the loss.
+    """
+    own = model._modules.pop(_NAME, None)
+    if own is not None and any(True for _ in (*own.parameters(), *own.buffers())):
+        model._modules[_NAME] = own
+        raise InputError(
+            f"{type(model).__name__} has weights in a part of the name {_NAME}, where a stand-in loss would go; let it return its loss"
+        )
+    if own is not None:
+        model.__dict__[_NAME] = own  # which the model's code goes on to find
+    model._modules[_NAME] = loss = StandInLoss()
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        out = plain(*args, **kwargs)
+        return loss(out), out
+
+    model.__dict__["forward"] = forward
+    return model
+
+
+def _trained(tensor: torch.Tensor) -> bool:
+    """Whether a result gets a gradient. A tensor of a running plan is without one outside; its part on this rank tells."""
+    return (tensor.local if isinstance(tensor, Steered) else tensor).requires_grad
