@@ -120,8 +120,7 @@ def _by_deepspeed(fields: Fields, told: Degrees, num_gpus: int) -> tuple[Layout,
 
 def _by_megatron(fields: Fields, num_gpus: int) -> Layout:
     own = "megatron_lm_config.megatron_lm_"
-    fields.only(f"{own}pp_degree", 1, "pipeline parallelism")
-    tp = fields.whole(f"{own}tp_degree", 1)
-    ranks = shared_out(fields, f"{own}tp_degree", num_gpus, tp)
+    tp, pp = fields.whole(f"{own}tp_degree", 1), fields.whole(f"{own}pp_degree", 1)
+    ranks = shared_out(fields, f"{own}tp_degree with pp_degree", num_gpus, tp * pp)
     zero = 1 if fields.flag(f"{own}use_distributed_optimizer") else 0
-    return Layout(dp=ranks, tp=tp, sp=tp > 1 and fields.flag(f"{own}sequence_parallelism"), zero=zero)
+    return Layout(dp=ranks, tp=tp, sp=tp > 1 and fields.flag(f"{own}sequence_parallelism"), zero=zero, pp=pp)

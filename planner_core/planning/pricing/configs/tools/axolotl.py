@@ -9,6 +9,7 @@ from planner_core.planning.pricing.configs.fields import Degrees, Fields, Setup,
 from planner_core.planning.pricing.configs.tools.huggingface import (
     Beside,
     by_plugin,
+    fused_linear,
     optimizer_of,
     recompute,
     refuse_adapters,
@@ -57,13 +58,9 @@ def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
         shard=_degree(fields, "dp_shard_size"),
     )
     layout, more, offload = by_plugin(fields, num_gpus, told, beside)
-    if fields.has("liger_fused_linear_cross_entropy") and fields.flag("liger_fused_linear_cross_entropy"):
-        more = (
-            *more,
-            f"liger_fused_linear_cross_entropy of {fields.where} keeps no logits: the run takes less memory than priced",
-        )
+    loss = fused_linear(fields, "liger_fused_linear_cross_entropy", "cut_cross_entropy")
     fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, {**options, **offload}, (*notes, *more))
+    return fields.setup(layout, {**options, **offload, **loss}, (*notes, *more))
 
 
 def _gathers(fields: Fields) -> bool:

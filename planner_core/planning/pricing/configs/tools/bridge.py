@@ -80,7 +80,7 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
             values[PRECISION[word]] = True
     values = {n: v for n, v in values.items() if n not in ("--mixed-precision", "--precision")}
     flat = Fields(fields.where, values, tool=fields.tool)
-    flat.ignore("--*virtual-pipeline* --pipeline-model-parallel-layout --cuda-graph-* --recompute-modules --*.()")
+    flat.ignore("--cuda-graph-* --recompute-modules --*.()")
     made = megatron.setup(flat, num_gpus, _low(fields))
     return replace(made, tool=fields.tool)
 

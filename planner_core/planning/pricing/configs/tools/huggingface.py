@@ -70,8 +70,16 @@ def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
         shard=_degree(fields, f"{parallel}dp_shard_size"),
     )
     layout, more, offload = by_plugin(fields, num_gpus, told, beside)
+    loss = fused_linear(fields, "use_liger_kernel", "use_liger", "enable_liger_kernel")
     fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, {**options, **optimizer, **offload}, (*notes, *more))
+    return fields.setup(layout, {**options, **optimizer, **offload, **loss}, (*notes, *more))
+
+
+def fused_linear(fields: Fields, *names: str) -> dict[str, str]:
+    """The loss where the head and the loss are one kernel over parts of the tokens. Liger chooses the number of parts by the ratio of
+    words to features, 8 or more for the models of today."""
+    asked = [fields.flag(name) for name in names]
+    return {"loss": "chunked:8"} if any(asked) else {}
 
 
 def _degree(fields: Fields, name: str) -> int | None:

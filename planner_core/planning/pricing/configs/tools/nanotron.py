@@ -27,13 +27,14 @@ def is_own(data: Mapping[str, Any]) -> bool:
 
 def setup(fields: Fields, num_gpus: int) -> Setup:
     """A run by nanotron: its ZeRO-1 hands weights out tensor by tensor and rank by rank."""
-    fields.only("parallelism.pp", 1, "pipeline parallelism")
+    pp, engine = fields.whole("parallelism.pp", 1), fields.text("parallelism.pp_engine", "1f1b", ("1f1b", "afab"))
     tp, cp = fields.whole("parallelism.tp", 1), fields.whole("parallelism.context_parallel_size", 1)
-    dp = fields.whole("parallelism.dp", num_gpus // tp)
-    if dp * tp * cp != num_gpus:
+    dp = fields.whole("parallelism.dp", max(1, num_gpus // tp // pp))
+    ranks = dp * tp * cp * pp
+    if ranks != num_gpus:
         raise InputError(
-            f"{fields.where}: dp {dp} x tp {tp}{f' x context_parallel_size {cp}' if cp > 1 else ''} are {dp * tp * cp} ranks, but the "
-            f"cluster has {num_gpus} GPUs; give a cluster of {dp * tp * cp}"
+            f"{fields.where}: dp {dp} x tp {tp} x pp {pp} x context_parallel_size {cp} are {ranks} ranks, but the cluster has {num_gpus} "
+            f"GPUs; give a cluster of {ranks}"
         )
     mode = fields.text("parallelism.tp_mode", "all_reduce", ("all_reduce", "reduce_scatter"))
     zero = fields.whole("optimizer.zero_stage", 0, least=0)
@@ -46,12 +47,15 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
         sp=tp > 1 and mode == "reduce_scatter",
         zero=zero if dp > 1 else 0,
         ep=fields.whole("parallelism.expert_parallel_size", 1),
+        pp=pp,
+        schedule="gpipe" if engine == "afab" and pp > 1 else "",
     )
     options: dict[str, Any] = {
+        "stack": "nanotron",
         "micro_batch": fields.whole("tokens.micro_batch_size", 1),
         "accumulate": fields.whole("tokens.batch_accumulation_per_replica", 1),
         "recompute": "full" if fields.flag("parallelism.recompute_layer") else "none",
-        "rank_by_rank": zero == 1,
+        "rank_by_rank": zero == 1 and dp > 1,
     }
     if fields.has("tokens.sequence_length"):
         options["seq"] = fields.whole("tokens.sequence_length", 1)

@@ -22,6 +22,8 @@ WITHOUT_EFFECT = """
     activation_checkpoint.per_op_* model.* loss.* model_spec.* training.steps training.max_norm training.dataset*
     fault_tolerance.* debug.* model_spec parallelism.module_fqns_per_model_part
 """
+ORDERS = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv"}
+"""torchtitan's schedules that can be priced, and the planner's words for them."""
 MIXED = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 
 
@@ -33,20 +35,22 @@ def is_own(data: dict[str, Any]) -> bool:
 def setup(fields: Fields, num_gpus: int) -> Setup:
     """A run by torchtitan. Tensor parallelism includes sequence parallelism. The ranks that no degree uses shard the weights, and so do the
     context ranks."""
-    pipeline = fields.first("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree")
-    fields.only(pipeline, 1, "pipeline parallelism")
     fields.off(
         "training.enable_cpu_offload", "weights in the host's memory", "--offload prices the optimizer's moments there"
     )
     layout = _layout(fields, num_gpus)
-    micro = fields.whole(fields.first("training.local_batch_size", "training.batch_size"), 1)
+    local = fields.whole(fields.first("training.local_batch_size", "training.batch_size"), 1)
+    micro, parts = _micro_batches(fields, layout, local)
     options: dict[str, Any] = {
+        "stack": "torchtitan",
         "micro_batch": micro,
         "recompute": _recompute(fields),
         "compiled": fields.flag(fields.first("compile.enable", "training.compile")),
-        "accumulate": accumulation(fields, "training.global_batch_size", micro, layout.data) or 1,
+        "accumulate": (accumulation(fields, "training.global_batch_size", local, layout.data) or 1) * parts,
         "optimizer": _optimizer(fields),
     }
+    if fields.text("loss.()", "").startswith("chunkedloss"):
+        options["loss"] = f"chunked:{fields.whole('loss.num_chunks', 8)}"
     if fields.has("training.seq_len"):
         options["seq"] = fields.whole("training.seq_len", 1)
     if fields.has("training.mixed_precision_param"):
@@ -62,7 +66,9 @@ def _layout(fields: Fields, num_gpus: int) -> Layout:
     dp = fields.whole("parallelism.data_parallel_replicate_degree", 1)
     asked = fields.whole("parallelism.data_parallel_shard_degree", -1, least=-1)
     others = "tensor_parallel_degree" if cp == 1 else "tensor_parallel_degree with context_parallel_degree"
-    fsdp = shared_out(fields, others, num_gpus, tp * cp * dp) if asked < 1 else asked
+    pp = fields.whole(fields.first("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"), 1)
+    others += " with pipeline_parallel_degree" if pp > 1 else ""
+    fsdp = shared_out(fields, others, num_gpus, tp * cp * dp * pp) if asked < 1 else asked
     sp = fields.flag("parallelism.enable_sequence_parallel", True) and tp > 1
     layout = Layout(
         dp=dp,
@@ -73,6 +79,8 @@ def _layout(fields: Fields, num_gpus: int) -> Layout:
         cp_type=_cp_type(fields, cp),
         ep=fields.whole("parallelism.expert_parallel_degree", 1),
         zero=3 if fsdp == 1 < cp else 0,
+        pp=pp,
+        **_schedule(fields, pp),
     )
     again = fields.text("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
     if again == "never" and fsdp > 1:
@@ -83,6 +91,33 @@ def _layout(fields: Fields, num_gpus: int) -> Layout:
             )
         return Layout(dp=fsdp, zero=2, tp=tp, sp=sp, ep=layout.ep)
     return layout
+
+
+def _schedule(fields: Fields, pp: int) -> dict[str, Any]:
+    """The order of the stages and their number on a rank, which torchtitan takes as 2 where an order has several."""
+    name = fields.first("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
+    asked = fields.text(name, "1f1b")
+    if pp == 1:
+        return {}
+    if asked not in ORDERS:
+        raise fields.wrong(name, asked, f"one of {', '.join(ORDERS)}")
+    order = ORDERS[asked]
+    return {"schedule": order, "vp": 1 if order in ("gpipe", "1f1b", "zb") else 2}
+
+
+def _micro_batches(fields: Fields, layout: Layout, local: int) -> tuple[int, int]:
+    """Samples of a micro-batch, and micro-batches of a rank's batch, which a pipeline cuts into parts."""
+    size = fields.first(
+        "parallelism.pipeline_parallel_microbatch_size", "experimental.pipeline_parallel_microbatch_size"
+    )
+    micro = fields.whole(size, 1)
+    if layout.pp == 1:
+        return local, 1
+    if local % micro:
+        raise InputError(
+            f"{fields.where}: {size} {micro} does not divide the {local} samples of local_batch_size; give a divisor"
+        )
+    return micro, local // micro
 
 
 def _recompute(fields: Fields) -> str:
