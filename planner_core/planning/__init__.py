@@ -8,7 +8,8 @@ each mesh, the search, the memory simulation, the baselines. `compare_methods` d
     methods/    one entry for each method and baseline
     pricing/    the price of a layout that a team states
     analysis/   questions about plans: reports, sensitivity, scaling, ablation
-    edit, scaled_down   another plan made from a given one
+    stages/     the best plan with pipeline stages
+    edit, small/   another plan made from a given one
 """
 
 from planner_core.planning import edit
@@ -29,7 +30,6 @@ from planner_core.planning.pipeline import (
     plan_model,
 )
 from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
-from planner_core.planning.scaled_down import retarget, small_mesh
 from planner_core.planning.session import (
     USABLE_MEMORY,
     Planner,
@@ -38,12 +38,14 @@ from planner_core.planning.session import (
     replace_request,
     usable_bytes,
 )
-from planner_core.planning.small_config import shrink, shrinks
+from planner_core.planning.small import retarget, shrink, shrinks, small_mesh
+from planner_core.planning.stages import STAGES, with_stages
 
 __all__ = [
     "FASTEST",
     "METHODS",
     "NO_PROOF",
+    "STAGES",
     "TIE",
     "USABLE_MEMORY",
     "Editable",
@@ -81,4 +83,5 @@ __all__ = [
     "shrinks",
     "small_mesh",
     "usable_bytes",
+    "with_stages",
 ]

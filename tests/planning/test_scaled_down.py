@@ -12,8 +12,8 @@ from planner_core.models import capture_graph, graph_of, whole_config
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.scaled_down import _other_layers
-from planner_core.planning.small_config import shrink, shrinks
+from planner_core.planning.small.scaled_down import _other_layers
+from planner_core.planning.small.small_config import shrink, shrinks
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all

@@ -22,10 +22,15 @@ from planner_core.cost.schedule.exposed import (
 )
 from planner_core.cost.schedule.pipeline import (
     PipelineTime,
+    boundary_states,
     check_micro_batches,
     even_copies,
+    in_flight,
     price_pipeline,
+    rank_orders,
     simulated_pipeline,
+    stage_costs,
+    stage_memories,
     stage_plans,
 )
 from planner_core.cost.schedule.simulation import simulated
@@ -39,16 +44,21 @@ __all__ = [
     "Exposed",
     "PipelineTime",
     "beyond_compute",
+    "boundary_states",
     "check_micro_batches",
     "cuttable",
     "even_copies",
     "exposed_parts",
     "in_chunks",
+    "in_flight",
     "price_pipeline",
+    "rank_orders",
     "scheduled",
     "seconds_in_chunks",
     "simulated",
     "simulated_pipeline",
+    "stage_costs",
+    "stage_memories",
     "stage_plans",
     "weight_traffic",
 ]

@@ -33,10 +33,9 @@ def simulated_s(result: Result) -> list[float]:
 def report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
     """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
     `times`: `simulated_s`, if it is known."""
-    flops, num_gpus = model_flops(result.graph), result.cluster.num_gpus
-    plans = []
+    num_gpus, plans = result.cluster.num_gpus, list[dict[str, Any]]()
     for p, simulated_step_s in zip(result.plans, times or simulated_s(result), strict=True):
-        speed = speed_of(p, flops, result.cluster)
+        speed = speed_of(p, _flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
         summary = plan_summary(p, speed, reserved_of(p, result.cluster))
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
@@ -57,6 +56,20 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
         "unknown_ops": list(result.unknown_ops), "notes": list(result.notes), "timings_s": dict(result.timings_s),
         "plans": plans,
     }  # fmt: skip
+
+
+def _flops(plan: Plan, result: Result) -> int:
+    """FLOPs of one of the plan's micro-batches, which may be of another size than the graph's."""
+    samples = int(plan.workload["batch"]) // int(plan.workload["accumulate"])
+    return model_flops(result.graph) * samples // result.graph.workload["batch"]
+
+
+def arranged(plan: Plan) -> str:
+    """The mesh of a plan; with stages also those: `8 x (2 data×4 tensor), 16 stages, interleaved`."""
+    cut = plan.pipeline
+    if cut is None:
+        return str(plan.mesh)
+    return f"{cut.ranks} x ({plan.mesh}), {len(cut.copies)} stages, {cut.schedule}"
 
 
 def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
@@ -177,7 +190,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     for p, speed in zip(plans, speeds, strict=True):
         c = p.cost
         rows.append([
-            p.name, str(p.mesh), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
+            p.name, arranged(p), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
             f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
             seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", _proven(p),
             *([] if budget is None else budget.cells(speed, p.num_gpus)),
@@ -194,8 +207,7 @@ def _numbers(w: Workload) -> str:
 
 def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
     """The report to read. `budget` and `times` are those of `report`."""
-    flops = model_flops(result.graph)
-    speeds = [speed_of(p, flops, result.cluster) for p in result.plans]
+    speeds = [speed_of(p, _flops(p, result), result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
     head = (

@@ -2,5 +2,6 @@
 
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.algebra.pareto_points import ALL_WORK, MAX_WORK, Allowance
+from planner_core.search.algebra.partition import Partition, StageOption, best_partition
 
-__all__ = ["ALL_WORK", "MAX_WORK", "Allowance", "TooWide"]
+__all__ = ["ALL_WORK", "MAX_WORK", "Allowance", "Partition", "StageOption", "TooWide", "best_partition"]

@@ -7,8 +7,9 @@ memory   what a rank holds, with the micro-batches that are in flight
 price    the cost of a plan with stages
 """
 
+from planner_core.cost.schedule.pipeline.memory import StageMemory, stage_memories
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, in_flight, rank_orders
-from planner_core.cost.schedule.pipeline.price import price_pipeline
+from planner_core.cost.schedule.pipeline.price import price_pipeline, stage_costs
 from planner_core.cost.schedule.pipeline.stages import (
     RECEIVE,
     StagePlan,
@@ -26,6 +27,7 @@ __all__ = [
     "Pass",
     "PipelineTime",
     "Span",
+    "StageMemory",
     "StagePlan",
     "Work",
     "bound_s",
@@ -37,6 +39,8 @@ __all__ = [
     "price_pipeline",
     "rank_orders",
     "simulated_pipeline",
+    "stage_costs",
+    "stage_memories",
     "stage_plans",
     "tied_weights",
 ]

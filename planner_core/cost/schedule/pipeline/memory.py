@@ -21,18 +21,19 @@ from planner_core.cost.memory import Moment, Standing, at_work, stage_moments
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, rank_orders
-from planner_core.cost.schedule.pipeline.stages import RECEIVE, StagePlan, boundary_states
+from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it sent on.
+    """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
     `forward` and `backward`: the highest moments of one pass, with the micro-batch's own kept bytes."""
 
     state: Standing
     kept: int
     forward: Moment
     backward: Moment
+    sent: int = 0
 
 
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
@@ -41,13 +42,9 @@ def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[Stage
     found = []
     for number, stage in enumerate(stages):
         following = boundary_states(stages[number + 1]) if number + 1 < len(stages) else {}
-        alike = (
-            tuple((label, len(block.prefixes)) for label, block in stage.blocks.items()), stage.graph.buffer_bytes,
-            tuple(item.name for item in stage.graph.top.ops if item.fn != RECEIVE), len(stage.takes), len(stage.gives),
-        )  # fmt: skip
-        if alike not in known:
-            known[alike] = _stage_memory(stage, following, model)
-        found.append(known[alike])
+        if stage.key not in known:
+            known[stage.key] = _stage_memory(stage, following, model)
+        found.append(known[stage.key])
     return tuple(found)
 
 
@@ -57,7 +54,7 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
     state, kept, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients)
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
-    return StageMemory(state, kept + sent, forward, backward)
+    return StageMemory(state, kept + sent, forward, backward, sent)
 
 
 def rank_memory(

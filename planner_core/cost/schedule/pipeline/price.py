@@ -37,7 +37,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     tied_weights,
 )
 from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
-from planner_core.cost.step import Unit, traffic_of, unit_totals, units_of
+from planner_core.cost.step import traffic_of, unit_totals, units_of
 from planner_core.cost.step_messages import messages, weight_item
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
@@ -59,21 +59,21 @@ def price_pipeline(
         InputError: The schedule cannot have so many micro-batches, or plan and graph do not belong together.
     """
     stages, link = stage_plans(blocks, graph, pipeline), pipe_link(model.cluster, model.mesh, pipeline.ranks)
-    units = [units_of(stage.blocks, stage.own, model, ends=ends) for stage in stages]
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
     tied = _tied_seconds(stages, pipeline, model, link)
+    plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)
     costs = tuple(
-        _stage_cost(stages, number, units[number], model, link, peaks[pipeline.rank_of(number)], tied[number],
-                    split=pipeline.schedule in SPLIT)
-        for number in range(len(stages))
-    )  # fmt: skip
+        replace(cost, step_s=cost.step_s + tied[k], peak_bytes=peaks[pipeline.rank_of(k)])
+        for k, cost in enumerate(plain)
+    )
     time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
     busiest = max(range(pipeline.ranks), key=lambda r: _busy(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
     traffic = traffic_of((x for s in mine for x in messages(stages[s].blocks, stages[s].own, model)), model)
-    compute = m * sum(u.copies * (u.forward_s + u.backward_s) for s in mine for u in units[s])
-    optimizer = max(sum(u.copies * u.optimizer_s for u in units[s]) for s in mine)
+    units = [units_of(stages[s].blocks, stages[s].own, model, ends=ends) for s in mine]
+    compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
+    optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
     return Cost(
         step_time_s=time.step_s, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
         exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer - model.software.outside_s), optimizer_time_s=optimizer,
@@ -85,19 +85,29 @@ def _busy(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batch
     return sum(micro_batches * (costs[s].forward_s + costs[s].backward_s) for s in pipeline.stages_of(rank))
 
 
+def stage_costs(
+    stages: Sequence[StagePlan], model: CostModel, ends: Ends, link: AxisLink, *, split: bool = False
+) -> tuple[StageCost, ...]:
+    """The seconds of each stage by itself. Stages that are alike are priced once. `split`: the gradients of weights are apart."""
+    known: dict[object, StageCost] = {}
+    for number, stage in enumerate(stages):
+        if stage.key not in known:
+            known[stage.key] = _stage_cost(stages, number, model, ends, link, split)
+    return tuple(known[stage.key] for stage in stages)
+
+
 def _stage_cost(
-    stages: Sequence[StagePlan], number: int, units: Sequence[Unit], model: CostModel, link: AxisLink, peak: int, tied_s: float,
-    *, split: bool,
-) -> StageCost:  # fmt: skip
+    stages: Sequence[StagePlan], number: int, model: CostModel, ends: Ends, link: AxisLink, split: bool
+) -> StageCost:
+    stage, num_bytes = stages[number], _handed_on(stages, number, model)
+    units = units_of(stage.blocks, stage.own, model, ends=ends)
     totals = [(u.copies, unit_totals(u, model)) for u in units]
     forward, first = _phase(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
     backward, last = _phase(totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE)
-    num_bytes = _handed_on(stages, number, model)
-    stage = stages[number]
     return StageCost(
         forward_s=forward, backward_s=backward, weight_s=_weight_seconds(stage, model) if split else 0.0, first_s=first,
-        last_s=last, step_s=sum(n * float(t[Component.STEP]) for n, t in totals) + tied_s,
-        send_s=collective_time("send_recv", link.size * num_bytes, link)[0], send_bytes=num_bytes, peak_bytes=peak,
+        last_s=last, step_s=sum(n * float(t[Component.STEP]) for n, t in totals),
+        send_s=collective_time("send_recv", link.size * num_bytes, link)[0], send_bytes=num_bytes, peak_bytes=0,
     )  # fmt: skip
 
 

@@ -34,6 +34,18 @@ class StagePlan:
     gives: tuple[int, ...]
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for stages of one plan that cost the same: as many copies of each kind, the same operators around them, as much to send."""
+        copies = tuple((label, len(block.prefixes)) for label, block in self.blocks.items())
+        return (
+            copies,
+            tuple(op.name for op in self.own.top.ops),
+            len(self.takes),
+            len(self.gives),
+            self.graph.buffer_bytes,
+        )
+
+    @property
     def own(self) -> Graph:
         """The stage's graph without what receives: the operators that have kernels, and collectives in the stage's mesh."""
         top = self.graph.top

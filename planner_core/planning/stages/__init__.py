@@ -1,0 +1,9 @@
+"""The best plan with pipeline stages, beside the best plan of one stage.
+
+pieces   what each copy takes as a part of a stage; the least seconds of any range of copies
+search   degrees, micro-batches and cuts
+"""
+
+from planner_core.planning.stages.search import STAGES, Found, best_with_stages, with_stages
+
+__all__ = ["STAGES", "Found", "best_with_stages", "with_stages"]

@@ -1,0 +1,82 @@
+"""The best way to cut a row of copies into stages, by dynamic programming over copies.
+
+A stage takes the copies from `first` to `last` (not included). It has `own` seconds of work of its own, and every later stage waits
+`through` seconds more for it:
+
+    minimise   max over stages k of   through_0 + ... + through_(k-1) + own_k
+
+The points of the program are (through so far, largest so far), by number of stages and of copies. A point that is no better in both than
+another one is dropped; one that is not below the best that is known is not formed. So the cut is the best of all cuts.
+
+Example: 4 copies of 1 s per micro-batch in 2 stages, 2 micro-batches; own = 2 n, through = n for n copies. 2 and 2 take max(4, 2 + 4) = 6;
+3 and 1 take max(6, 3 + 2) = 6; 1 and 3 take max(2, 1 + 6) = 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageOption:
+    """A way to run one stage: its `own` seconds, those for which every later stage waits (`through`), and what the caller knows it by."""
+
+    own: float
+    through: float
+    choice: object = None
+
+
+Options = Callable[[int, int, int], Iterable[StageOption]]
+"""(stage, first copy, the one behind the last): the ways to run it; none if it cannot, and then not with more copies either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A cut: the copies and the choice of each stage, and its seconds."""
+
+    seconds: float
+    copies: tuple[int, ...]
+    choices: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    through: float
+    worst: float
+    copies: tuple[int, ...]
+    choices: tuple[object, ...]
+
+
+def best_partition(copies: int, stages: int, options: Options, below: float = float("inf")) -> Partition | None:
+    """The cut of least seconds, if one is below a value; else None. Every stage has at least one copy. With more copies no stage may be
+    quicker."""
+    here: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
+    for stage in range(stages):
+        following: dict[int, list[_Point]] = {}
+        left = stages - 1 - stage
+        for first, points in here.items():
+            ends = range(first + 1, copies - left + 1) if left else (copies,)
+            for last in ends:
+                ways = list(options(stage, first, last))
+                fresh = [p for point in points for way in ways if (p := _with(point, way, last - first)).worst < below]
+                if not fresh:
+                    break  # more copies need more memory, and take longer
+                following[last] = _front([*following.get(last, ()), *fresh])
+        here = following
+    ends_at = min(here.get(copies, ()), key=lambda p: p.worst, default=None)
+    return Partition(ends_at.worst, ends_at.copies, ends_at.choices) if ends_at else None
+
+
+def _with(point: _Point, way: StageOption, copies: int) -> _Point:
+    worst = max(point.worst, point.through + way.own)
+    return _Point(point.through + way.through, worst, (*point.copies, copies), (*point.choices, way.choice))
+
+
+def _front(points: Iterable[_Point]) -> list[_Point]:
+    """The points that no other one dominates."""
+    found: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p.through, p.worst)):
+        if not found or point.worst < found[-1].worst:
+            found.append(point)
+    return found
