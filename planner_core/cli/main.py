@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +263,7 @@ def _fold(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner_core.planning import exact_front, meshes, plan_model, prepare, with_stages
+    from planner_core.planning import exact_front, meshes, plan_with_stages, prepare
     from planner_core.planning.analysis import (
         front_report,
         front_text,
@@ -278,9 +278,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request, budget = _request(args), budget_of(args)
-    result = plan_model(request, progress=_say)
-    if staged := with_stages(request, result.best, _say):
-        result = replace(result, plans=(*result.plans, staged))
+    result = plan_with_stages(request, _say)
     chosen = _picked(result.plans, args.pick) if args.pick else result.best
     times = simulated_s(result)
     data, words = report(result, budget, times), text(result, budget, times)
@@ -348,9 +346,8 @@ def _network(args: argparse.Namespace) -> int:
 
 
 def _how_to_verify(file: str, plan: Plan) -> str:
-    code = " --run-code" if _code(plan) else ""
-    ways = f"--rules{code}" if plan.pipeline else f"--ranks 4{code}, and --fake{code}"
-    return f"verify it: python -m planner_core verify {file} {ways}"
+    ways, code = ("--rules",) if plan.pipeline else ("--ranks 4", "--fake"), " --run-code" if _code(plan) else ""
+    return f"verify it: python -m planner_core verify {file} {', and '.join(way + code for way in ways)}"
 
 
 def _code(plan: Plan) -> str | None:

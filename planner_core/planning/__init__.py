@@ -39,7 +39,7 @@ from planner_core.planning.session import (
     usable_bytes,
 )
 from planner_core.planning.small import retarget, shrink, shrinks, small_mesh
-from planner_core.planning.stages import STAGES, with_stages
+from planner_core.planning.stages import STAGES, plan_with_stages, with_stages
 
 __all__ = [
     "FASTEST",
@@ -74,6 +74,7 @@ __all__ = [
     "meshes",
     "plan",
     "plan_model",
+    "plan_with_stages",
     "prepare",
     "price",
     "replace_request",

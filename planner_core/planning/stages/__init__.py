@@ -4,6 +4,6 @@ pieces   what each copy takes as a part of a stage; the least seconds of any ran
 search   degrees, micro-batches and cuts
 """
 
-from planner_core.planning.stages.search import STAGES, Found, best_with_stages, with_stages
+from planner_core.planning.stages.search import STAGES, Found, best_with_stages, plan_with_stages, with_stages
 
-__all__ = ["STAGES", "Found", "best_with_stages", "with_stages"]
+__all__ = ["STAGES", "Found", "best_with_stages", "plan_with_stages", "with_stages"]

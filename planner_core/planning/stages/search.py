@@ -48,9 +48,11 @@ from planner_core.cost import (
     price_pipeline,
     rank_orders,
 )
+from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
+from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, model_identity, prepare, recomputation, with_recompute
+from planner_core.planning.session import Planner, prepare, recomputation, with_recompute
 from planner_core.planning.stages.pieces import Range, Ranges, Way, way_of
 from planner_core.search import assemble, quick, search
 from planner_core.search.algebra import StageOption, TooWide, best_partition
@@ -144,6 +146,13 @@ def with_stages(request: Request, chosen: Plan, say: Progress = lambda text: Non
         else "it fits"
     )
     return replace(found.plan, notes=(gains, *found.plan.notes))
+
+
+def plan_with_stages(request: Request, say: Progress) -> Result:
+    """`plan_model`, with the best plan with stages as the last of its plans, if it is quicker."""
+    result = plan_model(request, progress=say)
+    staged = with_stages(request, result.best, say)
+    return replace(result, plans=(*result.plans, staged)) if staged else result
 
 
 def may_win(request: Request, cluster: Cluster) -> bool:
@@ -246,7 +255,7 @@ class _Search:
             request = replace(first.request, batch=first.workload.batch, accumulate=micro_batches, zero=ZERO_STAGE)
             try:
                 graph = self.graph(request) if self.graph else None
-                self.planners[micro_batches] = prepare(request, graph, lambda text: None, clock=first.clock)
+                self.planners[micro_batches] = prepare(request, graph, like=first)
             except InputError:
                 self.planners[micro_batches] = None
         return self.planners[micro_batches]
