@@ -10,7 +10,7 @@ schedule/       the order of one rank's work: its events, its simulation, what o
 """
 
 from planner_core.cost.compute import check_offload, optimizer_bytes
-from planner_core.cost.compute.as_run import as_run, kernels_taken
+from planner_core.cost.compute.as_run import as_run, differs, kernels_taken
 from planner_core.cost.compute.sdpa import MATH, why_math
 from planner_core.cost.model import (
     PIPE,
@@ -139,6 +139,7 @@ __all__ = [
     "cost_model",
     "cost_model_of",
     "cuttable",
+    "differs",
     "even_copies",
     "exposed_parts",
     "in_chunks",

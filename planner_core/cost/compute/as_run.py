@@ -34,6 +34,17 @@ def as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
     return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, DONE: 1})
 
 
+def differs(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
+    """Whether operators of a graph keep other tensors as it runs than as it was captured."""
+    other = as_run(graph, gpu, workload)
+    every = zip((graph.top, *graph.blocks.values()), (other.top, *other.blocks.values()), strict=True)
+    return any(
+        (a.saved, a.saved_extra) != (b.saved, b.saved_extra)
+        for x, y in every
+        for a, b in zip(x.ops, y.ops, strict=True)
+    )
+
+
 def kernels_taken(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
     """The attentions of a graph by the kernel that each takes."""
     stated, found = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
