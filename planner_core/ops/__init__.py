@@ -62,7 +62,7 @@ from planner_core.ops.registry import (
 )
 from planner_core.ops.rules import OPEN_DIMS, Pair, Row, together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
-from planner_core.ops.traffic import FUSED, OWN_KERNEL, MemoryPasses, memory_passes
+from planner_core.ops.traffic import FUSED, OWN_KERNEL, SUM_PASSES, MemoryPasses, memory_passes
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "OPEN_DIMS",
     "OWN_KERNEL",
     "RING",
+    "SUM_PASSES",
     "Attention",
     "BlockStrategies",
     "CoarseBlock",

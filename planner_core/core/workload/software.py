@@ -39,7 +39,7 @@ class Stack:
     `attention`: its kernel, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `fused`: the share of the chains of operators
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
-    does.
+    does. `experts`: "grouped" kernels, or one expert after the other ("loop").
     """
 
     name: str
@@ -48,6 +48,7 @@ class Stack:
     fused: float = 0.0
     outside_s: float = 0.0
     loss: str = "eager"
+    experts: str = "grouped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
