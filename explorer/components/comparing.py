@@ -207,10 +207,10 @@ def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
     for name, plan in shown.items():
         home = homes[name]
         s = speed_of(plan, model_flops(home.graph), home.cluster)
-        times = [units.seconds(v) for v in (s.step_time_s, s.low_s, s.high_s)]
+        times = [units.seconds(s.step_time_s), " to ".join(filter(None, s.between(units.seconds)))]
         body.append(
             [
-                html.escape(words.title(plan)), f"{times[0]} <span class='aside'>{times[1]} to {times[2]}</span>",
+                html.escape(words.title(plan)), f"{times[0]} <span class='aside'>{times[1]}</span>",
                 units.whole(s.tokens_per_s_per_gpu), units.percent(s.mfu), *spending.cells(asked, s, home.cluster.num_gpus),
             ]
         )  # fmt: skip

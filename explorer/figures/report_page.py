@@ -155,7 +155,7 @@ def _speeds(plans: Mapping[str, Plan], graphs: Mapping[str, Graph], budget: Budg
         cluster = topology.cluster_of(p)
         s = speed_of(p, model_flops(graphs[name]), cluster)
         rows.append([
-            words.title(p), f"{units.seconds(s.low_s)} to {units.seconds(s.high_s)}", units.whole(s.tokens_per_s_per_gpu),
+            words.title(p), " to ".join(filter(None, s.between(units.seconds))), units.whole(s.tokens_per_s_per_gpu),
             units.percent(s.mfu), *spending.cells(budget, s, cluster.num_gpus),
         ])  # fmt: skip
     return _table(head, rows)

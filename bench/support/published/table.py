@@ -186,7 +186,7 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
             "source": f"the least that {sum(not t.run.stated.compiled for t in told)} eager published runs took for each call of an operator, "
             "forward and backward together: nanotron on H100, tensor parallelism with one sample (docs/PUBLISHED.md)",
         },
-        "kinds": {**kinds, OVER_NODES: _band(np.array(over_nodes)) | _faster(over_nodes)},
+        "kinds": {**kinds, OVER_NODES: _band(np.array(over_nodes))},
     }
 
 
@@ -197,8 +197,3 @@ def _band(errors: Any) -> dict[str, Any]:
         "n": len(errors), "bias": round(middle, 3), "sigma": round(sigma, 3),
         "p90": round(float(np.quantile(np.abs(errors), 0.9)), 3),
     }  # fmt: skip
-
-
-def _faster(errors: Sequence[float]) -> dict[str, float]:
-    """How much faster than predicted runs are that nearly all are slower: nineteen in twenty are not faster by more."""
-    return {"faster": round(max(0.0, float(np.quantile(errors, 0.95))), 3)}

@@ -78,7 +78,7 @@ def _row(plan: Plan, one: Listed, parts: Mapping[str, float], longest: float, re
     shows = units.seconds(plan.cost.exposed_comm_time_s)
     return {
         "id": one.name, "name": recipe.short(plan), "what": f"{one.what}; {work}" if work else one.what, "fits": plan.fits,
-        "step": units.seconds(s.step_time_s), "band": f"{units.seconds(s.low_s)} – {units.seconds(s.high_s)}" if plan.fits else "",
+        "step": units.seconds(s.step_time_s), "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",
         "parts": _bar(parts, longest), "sent": units.traffic(sum(t.wire_bytes for t in plan.cost.traffic)), "shows": f"{shows} of it show",
         "memory": units.memory(held), "filled": min(1.0, held / most), "over": over,
         "range": f"of {units.memory(most)}" if not plan.fits else f"would reserve all {most / units.GIB:.3g}" if kept.short else bounds,

@@ -86,7 +86,7 @@ def _chosen(best: Plan) -> str:
 
 def _row(name: str, plan: Plan, speed: Speed) -> list[str]:
     return [
-        name, seconds(speed.step_time_s), seconds(speed.low_s), seconds(speed.high_s), f"{speed.tokens_per_s_per_gpu:,.0f}",
+        name, seconds(speed.step_time_s), *speed.between(seconds), f"{speed.tokens_per_s_per_gpu:,.0f}",
         f"{100 * speed.mfu:.1f} %", gib(plan), "yes" if plan.fits else "no",
     ]  # fmt: skip
 

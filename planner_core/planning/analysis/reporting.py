@@ -190,7 +190,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     for p, speed in zip(plans, speeds, strict=True):
         c = p.cost
         rows.append([
-            p.name, arranged(p), seconds(c.step_time_s), seconds(speed.low_s), seconds(speed.high_s),
+            p.name, arranged(p), seconds(c.step_time_s), *speed.between(seconds),
             f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
             seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", _proven(p),
             *([] if budget is None else budget.cells(speed, p.num_gpus)),

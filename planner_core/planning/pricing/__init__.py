@@ -2,6 +2,7 @@
 
 from planner_core.planning.pricing.bands import (
     NINE_IN_TEN,
+    NOT_KNOWN,
     Band,
     band_of,
     calls_of,
@@ -29,6 +30,7 @@ __all__ = [
     "GATHERED",
     "LEFT_OUT",
     "NINE_IN_TEN",
+    "NOT_KNOWN",
     "NOT_LEGAL",
     "PREDICTED",
     "WHOLE",

@@ -7,12 +7,12 @@ computed half counts. Model FLOPs per second, divided by the GPU's peak in the d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner_core.core import Block, Cluster, Graph, InputError, Plan
 from planner_core.ops import work_of
-from planner_core.planning.pricing.bands import Band, band_of
+from planner_core.planning.pricing.bands import NOT_KNOWN, Band, band_of
 
 SECONDS_PER_DAY = 86_400
 SECONDS_PER_HOUR = 3_600
@@ -20,14 +20,22 @@ SECONDS_PER_HOUR = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The figures of one plan. Nine in ten measured runs of this kind take between `low_s` and `high_s` seconds a step."""
+    """The figures of one plan. Nine in ten measured runs of this kind take between `low_s` and `high_s` seconds a step; None: not known."""
 
     step_time_s: float
     tokens_per_s_per_gpu: float
     mfu: float
-    low_s: float
-    high_s: float
+    low_s: float | None
+    high_s: float | None
     band: Band
+
+    def between(self, seconds: Callable[[float], str]) -> tuple[str, str]:
+        """Both ends of the band in words; `seconds` writes a time."""
+        return (
+            (NOT_KNOWN, "")
+            if self.low_s is None or self.high_s is None
+            else (seconds(self.low_s), seconds(self.high_s))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ def speed_of(plan: Plan, flops: int, cluster: Cluster) -> Speed:
     return Speed(
         step_time_s=step, tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
         mfu=flops * _micro_batches(load) * per_gpu / _peak(cluster, load["dtype"]),
-        low_s=step * band.low, high_s=step * band.high, band=band,
+        low_s=band.low and step * band.low, high_s=band.high and step * band.high, band=band,
     )  # fmt: skip
 
 

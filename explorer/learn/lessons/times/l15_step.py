@@ -274,7 +274,8 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> str:
         other, _ = chosen(learner, way, tokens)
         band, seconds = band_of(other.plan, other.planner.cluster), other.plan.cost.step_time_s
         mine = i if other is case else mine
-        between = f"{units.seconds(seconds * band.low)} to {units.seconds(seconds * band.high)}"
+        ends = (units.seconds(seconds * end) for end in (band.low, band.high) if end is not None)
+        between = " to ".join(ends) or band.kind
         fits = "" if other.plan.fits else "does not fit"
         rows.append((ways.name(way), units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
     return table(("", "predicted", "nine in ten lie between", "known from", ""), rows, mine)
