@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from explorer.components.answers import answer
 
+from explorer.components.answers import answer
 from explorer.text import words
 from planner_core.core import Plan
 from planner_core.cost import simulated
