@@ -3,6 +3,7 @@
     accuracy      plans run on processes and fake groups of every size, against their predictions   docs/ACCURACY.md
     baselines     every baseline against ours under its own constraints                             docs/BASELINES.md
     coverage      every model type of transformers, from its default config to a plan; `--depth`   docs/TRANSFORMERS.md
+    gpu           one rank of real plans at full size on a GPU, ours and the stock ways            docs/HARDWARE.md
     hf_tp_plans   the plans that ship with transformers against ours                                docs/HF_TP_PLANS.md
     learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
@@ -12,5 +13,5 @@
     search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md
                   (and the step minimised beside the step simulated, docs/SIMULATION.md)
 
-`results/` keeps the rows, so that a long run can be stopped and taken up again; `support/` is what they share.
+`support/` is what they share; `support/results/` keeps the rows, so that a long run can be stopped and taken up again.
 """

@@ -11,7 +11,7 @@
 `numbers`: a small model of the same architecture and plan on gloo processes in meshes (2), (4) and (2,2), against one
 process, float32. Traffic and memory: one training step at full size on a fake process group of the mesh's world size.
 `layouts`: both for layouts as teams state them (`bench.support.accuracy.layouts`), on two nodes of eight GPUs and on four or eight processes.
-Rows are kept in bench/results/accuracy.jsonl, so a sweep can be stopped and taken up again.
+Rows are kept in bench/support/results/accuracy.jsonl, so a sweep can be stopped and taken up again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NUMBERS = (("2", "8", 2), ("4", "8", 4), ("2x2", "2x8", 4))
 CHECKS = ("numbers", *MESHES, "layouts")
 FEW = ("best", "least memory", "Megatron-LM")
 """Plans run on the meshes of 64 and 512 GPUs unless `--all` is given, or a row is there to be made anew."""
-OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "llama-2-7b.json"}
+OTHERS = {"llama-2-7b": ROOT / "bench" / "support" / "accuracy" / "llama-2-7b.json"}
 """Models that are not in the zoo: a Llama with as many key heads as query heads."""
 MODELS = (*ZOO, *OTHERS)
 LIMIT_S = 900.0

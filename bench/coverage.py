@@ -5,7 +5,7 @@
     python -m bench.coverage --table         # docs/TRANSFORMERS.md alone
     python -m bench.coverage --depth         # seconds and memory as models grow deeper, for the head of that page
 
-Rows are kept in bench/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
+Rows are kept in bench/support/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
 forked child with a time and a memory limit. A default config is cut to at most four layers wherever it names a depth.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 from bench.support.coverage_models import GAPS, OTHERS, causal_models, default_config
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "bench" / "results" / "coverage.jsonl"
+ROWS = ROOT / "bench" / "support" / "results" / "coverage.jsonl"
 TABLE = ROOT / "docs" / "TRANSFORMERS.md"
 BATCH, SEQ, MESH, CLUSTER = 16, 512, "2x8", "2x8-h100"
 LIMIT_S = 100

@@ -6,7 +6,7 @@
 
 Both under the same constraints: one tensor axis of 8, the residual stream whole, every weight that the plan names split,
 all else replicated, least communication. Theirs splits as `base_model_tp_plan` says, ours along any dim. Rows are kept
-in bench/results/hf_tp_plans.jsonl; a child per model, with the limits of `bench.coverage`.
+in bench/support/results/hf_tp_plans.jsonl; a child per model, with the limits of `bench.coverage`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from explorer.learn.lesson import Lesson, Question  # noqa: E402
 from explorer.learn.lessons import LESSONS  # noqa: E402
 from planner_core.planning import Request  # noqa: E402
 
-ROWS = ROOT / "bench" / "results" / "learn_pages.jsonl"
+ROWS = ROOT / "bench" / "support" / "results" / "learn_pages.jsonl"
 TABLE = ROOT / "docs" / "LEARN_TIMES.md"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip

@@ -1,6 +1,6 @@
 """How fast the pages answer, measured in Chromium with performance.now and frame times; a line of JSON a figure.
 
-    python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/results/pages.jsonl, docs/PAGES.md
+    python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/support/results/pages.jsonl, docs/PAGES.md
 
 Chromium runs without a GPU, so WebGL is drawn by the processor: a laptop's is faster. To measure something more, write a
 function that takes a `Place` and yields figures, and name it in MEASURES.
@@ -44,7 +44,7 @@ from planner_core.planning import Request, plan_model  # noqa: E402
 from planner_core.search.candidates import Candidates, pareto  # noqa: E402
 from tests.conftest import FLAGS  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results" / "pages.jsonl"
+RESULTS = ROOT / "bench" / "support" / "results" / "pages.jsonl"
 TABLE = ROOT / "docs" / "PAGES.md"
 
 
@@ -368,7 +368,7 @@ def table(rows: list[Figure]) -> str:
 
 SHIFT_NOTE = "How much jumps while a page comes, by Chromium's own score (cumulative layout shift, without unit; 0.1 is called good):"
 MAIN_NOTE = (
-    "Written by `python -m bench.pages` from `bench/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
+    "Written by `python -m bench.pages` from `bench/support/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
     "processor) on two shared cores; “load” is the machine's load average meanwhile."
 )
 

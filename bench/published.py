@@ -5,7 +5,7 @@
     python -m bench.published --table      # docs/PUBLISHED.md, assets/bands.json and the runs of the page “Measured” alone
 
 A run is stated as `price` takes it and priced by it: shape, GPUs, links, layout, micro-batch, recomputation, compiled or
-eager. What is measured never enters the prediction. Rows are kept in bench/results/published.jsonl with each one's
+eager. What is measured never enters the prediction. Rows are kept in bench/support/results/published.jsonl with each one's
 derivatives by the fitted constants, from which the errors on groups and sources left out of the fit follow
 (`bench/support/published/fit.py`).
 """
@@ -33,7 +33,7 @@ from planner_core.planning import Planner
 from planner_core.planning.pricing import PREDICTED
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "bench" / "results" / "published.jsonl"
+ROWS = ROOT / "bench" / "support" / "results" / "published.jsonl"
 TABLE = ROOT / "docs" / "PUBLISHED.md"
 STEP = 0.05
 """Relative change of a constant by which its derivative is taken."""

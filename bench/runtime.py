@@ -1,6 +1,6 @@
 """Our step beside the stock ways on this machine: same model, same ranks, one run, steps taken in turns.
 
-    python -m bench.runtime [RANKS ...]         # 1, 2 and 4 gloo ranks; writes bench/results/runtime.jsonl and docs/RUNTIME.md
+    python -m bench.runtime [RANKS ...]         # 1, 2 and 4 gloo ranks; writes bench/support/results/runtime.jsonl and docs/RUNTIME.md
 
 A row compares two ways of the same training step (forward, backward, AdamW): by the median of its seconds, and by processor
 time, which other work on the machine disturbs less. Only ratios of one run mean something. `host` is the processor time of the
@@ -36,7 +36,7 @@ import planner_core as shardscope  # noqa: E402
 from planner_core.core import Plan  # noqa: E402
 from planner_core.verification.processes import run_ranks  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results" / "runtime.jsonl"
+RESULTS = ROOT / "bench" / "support" / "results" / "runtime.jsonl"
 TABLE = ROOT / "docs" / "RUNTIME.md"
 BATCH, SEQ, STEPS, WARMING = 4, 128, 21, 3
 KEEPS_MEMORY = {

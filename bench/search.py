@@ -5,7 +5,7 @@
     python -m bench.search --before 2026-11-23    # sections of earlier days anew
 
 Processor time counts what a process works, so other programs on the machine disturb it little. What is compared as a ratio is
-measured in turns. Sections are kept in bench/results/search.jsonl.
+measured in turns. Sections are kept in bench/support/results/search.jsonl.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "bench" / "support" / "results"
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The file `bench/results/NAME.jsonl`. Rows with equal values of `key` are the same measurement, and the last counts."""
+    """The file `bench/support/results/NAME.jsonl`. Rows with equal values of `key` are the same measurement, and the last counts."""
 
     name: str
     key: tuple[str, ...]

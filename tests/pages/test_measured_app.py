@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_runs_are_those_that_were_predicted_and_make_the_bands() -> None:
-    rows = map(json.loads, (ROOT / "bench" / "results" / "published.jsonl").read_text().splitlines())
+    rows = map(json.loads, (ROOT / "bench" / "support" / "results" / "published.jsonl").read_text().splitlines())
     known = {r["id"]: r["predicted_s"] for r in rows if "predicted_s" in r}
     runs = published_runs()
     assert {r.id: pytest.approx(r.seconds["fitted"], rel=1e-5) for r in runs} == known

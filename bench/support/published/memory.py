@@ -23,7 +23,7 @@ from planner_core.planning.pricing import GATHERED, WHOLE
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
-ROWS = ROOT / "bench" / "results" / "published_memory.jsonl"
+ROWS = ROOT / "bench" / "support" / "results" / "published_memory.jsonl"
 CLOSE, HIGH = 0.10, 1.15
 TELLING = ("InternEvo", "torchtitan", "ao", "modded-nanogpt")
 """The sources whose runs take about what is predicted."""

@@ -1,7 +1,7 @@
 """Pairs of published runs that differ in layout on one model and machine: is the faster one predicted to be faster?
 
 Runs of grade A and B are taken, stated as `memory.as_it_ran` says. The two runs of a pair have one source, model, GPU, number of
-GPUs, sequence and global batch, and layouts of other degrees. Each prediction is kept in `bench/results`.
+GPUs, sequence and global batch, and layouts of other degrees. Each prediction is kept in `bench/support/results`.
 
 The same runs show the host's floor: below some time for each operator of a micro-batch no eager run is seen, however little the
 GPU has to do (`floor`).
@@ -20,7 +20,7 @@ from bench.support.published.runs import Run, priced
 from planner_core.core import InputError, Plan
 from planner_core.planning.pricing import calls_of
 
-ROWS = Path(__file__).resolve().parents[2] / "results" / "published_pairs.jsonl"
+ROWS = Path(__file__).resolve().parents[1] / "results" / "published_pairs.jsonl"
 APART = 1.1
 """Pairs whose measured speeds differ by less are not counted."""
 NODE = 8

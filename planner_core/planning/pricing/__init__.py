@@ -14,8 +14,10 @@ from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.published import (
     FITTED,
     LEFT_OUT,
+    ONE_RANK,
     PREDICTED,
     PublishedRun,
+    own_runs,
     published_runs,
 )
 from planner_core.planning.pricing.reserved import GATHERED, WHOLE, Reserved, reserved_of
@@ -32,6 +34,7 @@ __all__ = [
     "NINE_IN_TEN",
     "NOT_KNOWN",
     "NOT_LEGAL",
+    "ONE_RANK",
     "PREDICTED",
     "WHOLE",
     "Band",
@@ -47,6 +50,7 @@ __all__ = [
     "band_of",
     "calls_of",
     "model_flops",
+    "own_runs",
     "price_statement",
     "published_runs",
     "read_setup",

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from planner_core.core import ASSETS
 
 PREDICTED = ASSETS / "measurements" / "published" / "predicted.csv"
+ONE_RANK = ASSETS / "measurements" / "one_rank" / "predicted.csv"
 FITTED, GROUP_OUT, SOURCE_OUT = LEFT_OUT = ("fitted", "group out", "source out")
 """Which runs were left out when the constants were fitted that predict a run: none; the runs of its group (source, model, GPU,
 layout, recomputation); all runs of its source."""
+
+GPUS = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200-sxm"}
+"""What a driver calls a GPU, and its file in `assets/hardware`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,23 @@ def _run(row: dict[str, str]) -> PublishedRun:
         row["id"], row["source"], row["reference"], row["model"], row["gpu"], int(row["gpus"]), int(row["nodes"]), row["layout"],
         row["kind"], _workload(row), float(row["measured_s"]),
         dict(zip(LEFT_OUT, map(float, predicted), strict=True)), row["contradicted"],
+    )  # fmt: skip
+
+
+@functools.cache
+def own_runs() -> tuple[PublishedRun, ...]:
+    """Steps of one rank of our own program on a GPU, without a network (docs/HARDWARE.md). No constant is fitted to them."""
+    with ONE_RANK.open(encoding="utf-8", newline="") as file:
+        return tuple(_own_run(row) for row in csv.DictReader(file))
+
+
+def _own_run(row: dict[str, str]) -> PublishedRun:
+    model, _, workload = row["what"].partition(", ")
+    compiled = "compiled" if row["compiled"] == "1" else "eager"
+    return PublishedRun(
+        row["id"], "Shardscope, one rank", f"{row['date']}, torch {row['torch']}", model, GPUS.get(row["gpu"], row["gpu"]),
+        int(row["ranks"]), 1, row["layout"], "one rank, no network", f"{workload}, {compiled}", float(row["measured_s"]),
+        dict.fromkeys(LEFT_OUT, float(row["predicted_s"])), "",
     )  # fmt: skip
 
 

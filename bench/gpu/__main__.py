@@ -1,0 +1,141 @@
+"""Run the jobs of `bench.gpu` (see the package), and write their rows, then the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import loop
+from bench.gpu.cases import CASES, PLANS, ROWS, Job, jobs
+
+AHEAD = 2
+"""So many jobs import while one uses the GPU."""
+LIMIT_S, JOB_S = 570.0, 120.0
+DRY_STEPS = 2
+SCRIPT = "script"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[*CASES, SCRIPT], default=[], help="some cases alone")
+    parser.add_argument("--dry", action="store_true", help="tiny models; the rows are printed and not kept")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which no job goes on")
+    parser.add_argument(
+        "-o", "--output", type=Path, help=f"where rows go; default {ROWS}/DATE.jsonl, and then the page"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="docs/HARDWARE.md and the predictions alone, from all rows"
+    )
+    parser.add_argument("--plans", action="store_true", help="make the plans that the jobs run; no GPU")
+    args = parser.parse_args()
+    if args.plans:
+        make_plans()
+        return
+    if not args.table:
+        target = args.output or ROWS / f"{time.strftime('%Y-%m-%d')}.jsonl"
+        measure(args.only, args.dry, args.limit, None if args.dry else target)
+    if not args.dry and args.output is None:
+        from bench.gpu.page import write
+
+        write()
+
+
+def measure(only: Sequence[str], dry: bool, limit_s: float, target: Path | None) -> None:
+    """Run the jobs, and write each one's row as soon as it is there. What failed is told at the end."""
+    end, failed = time.monotonic() + limit_s, []
+    if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("", encoding="utf-8")
+    for name, row in run(only, dry, end):
+        print(f"{limit_s - end + time.monotonic():5.0f} s  {name:28} {told(row)}", flush=True)
+        if "error" in row or row.get("equal") is False:
+            failed.append(name)
+        if target:
+            with target.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    if failed:
+        sys.exit(f"these failed: {', '.join(failed)}")
+
+
+def told(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    if "error" in row:
+        return f"failed: {row['error'][-300:]}"
+    if row["way"] == SCRIPT:
+        return f"losses at most {row['largest_difference']:.1e} apart from those on a CPU"
+    peak = row.get("peak_allocated_bytes", 0) / 2**30
+    return f"{1e3 * row['step_s']:8.1f} ms, host {1e3 * row['host_s']:8.1f} ms, {peak:6.2f} GiB"
+
+
+def run(only: Sequence[str], dry: bool, end: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The jobs' rows by name. Jobs start ahead of their turn, and one at a time uses the GPU."""
+    with tempfile.TemporaryDirectory(prefix="shardscope-gpu-") as name:
+        folder = Path(name)
+        if not only or SCRIPT in only:
+            yield SCRIPT, loop.row(folder, dry, JOB_S)
+        wanted = list(jobs(tuple(only)))
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for number, job in enumerate(wanted):
+                for coming in range(len(started), min(number + AHEAD + 1, len(wanted))):
+                    started.append(_start(wanted[coming], coming, dry, folder))
+                yield job.name, _row(job, started[number], folder / f"{number}.log", end)
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def _start(job: Job, number: int, dry: bool, folder: Path) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.rank",
+        job.case.name,
+        job.way,
+        str(DRY_STEPS if dry else job.case.steps),
+    ]
+    command += ["--compiled"] * job.compiled + ["--dry"] * dry + ["--turn", str(number), "--folder", str(folder)]
+    with (folder / f"{number}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _row(job: Job, process: subprocess.Popen[bytes], log: Path, end: float) -> dict[str, Any]:
+    """The last line of what the job printed; or why there is none."""
+    (log.parent / f"{log.stem}.turn").touch()
+    try:
+        process.wait(max(0.0, min(JOB_S, end - time.monotonic())))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if process.returncode == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    why = "it took too long" if process.returncode < 0 else " ".join(lines[-3:])
+    return {"plan": job.case.plan.name, "way": job.way, "compiled": job.compiled, "error": why[-600:]}
+
+
+def make_plans() -> None:
+    """Plans of the stated layouts, and that of the script."""
+    import planner_core as shardscope
+
+    small = {"layers": 2, "micro_batch": 2, "seq": 128, "dtype": "float32"}
+    stated = [(c.plan, c.model, c.cluster, c.layout, dict(c.options)) for c in CASES.values()]
+    stated.append((PLANS / "script.json", "gpt2-xl", "1x8-h100:gpus=1", "dp=1", small))
+    for file, model, cluster, layout, options in stated:
+        priced = shardscope.price(model, cluster=cluster, layout=layout, advise=False, **options)
+        assert priced.plan is not None, (file.stem, priced.reasons)
+        shardscope.save_plan(priced.plan, str(file))
+
+
+if __name__ == "__main__":
+    main()

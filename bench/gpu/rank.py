@@ -1,0 +1,136 @@
+"""One job of `bench.gpu`: rank 0 of a plan on this GPU. Prints its row as the last line.
+
+python -m bench.gpu.rank CASE WAY STEPS [--compiled] [--dry] [--turn NUMBER --folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import planner_core as shardscope
+from bench.gpu.cases import CASES, WAYS, Case
+from bench.gpu.kernels import by_kind
+from bench.gpu.setups import Setup, set_up
+from planner_core.core import Plan
+from planner_core.runtime import training
+
+MOST_KERNELS, NAME = 40, 110
+DRY_RANKS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--turn", help="wait, once all is imported, for the file FOLDER/TURN.turn")
+    parser.add_argument("--folder", type=Path)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    while args.turn and not (args.folder / f"{args.turn}.turn").exists():
+        time.sleep(0.02)  # another job uses the GPU; the imports above took seconds beside it
+    print(json.dumps(row(CASES[args.case], args.way, args.steps, args.compiled, args.dry)), flush=True)
+    os._exit(0)  # so that the GPU's memory is free at once
+
+
+def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str, Any]:
+    """What was measured, in the fields of docs/HARDWARE.md's rows."""
+    plan = shardscope.load_plan(str(case.plan))
+    plan = small(plan) if dry else plan
+    connect(plan.mesh.num_devices)
+    device = training.device()
+    # a dry run compiles no kernels, which takes a CPU minutes
+    setup = set_up(plan, way, ("aot_eager" if dry else "inductor") if compiled else "", device)
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds, host, loss = timed(setup, steps, torch.cuda.synchronize if gpu else lambda: None)
+    load = plan.workload
+    found = {
+        "plan": case.plan.name, "way": way, "compiled": compiled, "ranks": plan.mesh.num_devices, "batch": int(load["batch"]),
+        "accumulate": int(load["accumulate"]), "seq": int(load["seq"]), "step_s": statistics.median(seconds[1:] or seconds),
+        "all_steps_s": seconds, "host_s": statistics.median(host[1:] or host), "loss": round(loss, 6) if math.isfinite(loss) else None,
+    }  # fmt: skip
+    if gpu:
+        found |= {
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        }
+    kernels = profiled(setup, gpu)
+    found |= {"kernels_us": dict(list(kernels.items())[:MOST_KERNELS]), "kinds_us": by_kind(kernels)}
+    found |= {"date": datetime.date.today().isoformat(), **versions(), "note": case.note, "dry": dry}
+    return {name: value for name, value in found.items() if value not in ("", False) or name == "compiled"}
+
+
+def small(plan: Plan) -> Plan:
+    """The same plan on a small model and few ranks, for a dry run."""
+    from planner_core.verification import scaled
+
+    return scaled(plan, min(DRY_RANKS, plan.mesh.num_devices))
+
+
+def connect(ranks: int) -> None:
+    """A fake group of `ranks`, of which this process is the first; a real one of one rank."""
+    if ranks == 1:
+        training.connect()
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+
+
+def versions() -> dict[str, str]:
+    """Of the machine and its libraries."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def timed(setup: Setup, steps: int, wait: Callable[[], Any]) -> tuple[list[float], list[float], float]:
+    """Seconds of each step, seconds until the host had issued it, and the last loss."""
+    seconds, host, loss = [], [], torch.zeros(())
+    for _ in range(steps):
+        wait()
+        start = time.perf_counter()
+        loss = setup.step()
+        issued = time.perf_counter()
+        wait()
+        seconds.append(round(time.perf_counter() - start, 5))
+        host.append(round(issued - start, 5))
+    return seconds, host, float(loss.detach())
+
+
+def profiled(setup: Setup, gpu: bool) -> dict[str, tuple[float, int]]:
+    """Microseconds and launches of each kernel of one step, the longest first; on a CPU of each operator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA] if gpu else [ProfilerActivity.CPU]) as recorded:
+        setup.step()
+        if gpu:
+            torch.cuda.synchronize()
+    found: dict[str, tuple[float, int]] = {}
+    for event in recorded.key_averages():
+        us = float(event.self_device_time_total if gpu else event.self_cpu_time_total)
+        if us > 0 and (not gpu or event.device_type == torch.autograd.DeviceType.CUDA):
+            before, count = found.get(event.key[:NAME], (0.0, 0))
+            found[event.key[:NAME]] = (round(before + us, 1), count + event.count)
+    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+if __name__ == "__main__":
+    main()
