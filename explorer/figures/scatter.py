@@ -19,7 +19,7 @@ from explorer.figures.style import GIB, capacity_line, style
 from explorer.text import units
 from explorer.text.words import title
 from planner_core.core import Plan
-from planner_core.planning.pricing import PublishedRun, published_runs
+from planner_core.planning.pricing import PublishedRun, own_runs, published_runs
 from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
 
@@ -261,7 +261,12 @@ def _mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, o
 
 # --- published runs -----------------------------------------------------------------------------------
 
-FAMILY_COLOURS = {"FSDP": COMPUTE, "data parallel or ZeRO-1": COMMUNICATION, "tensor parallel": "#009E73"}
+FAMILY_COLOURS = {
+    "FSDP": COMPUTE,
+    "data parallel or ZeRO-1": COMMUNICATION,
+    "tensor parallel": "#009E73",
+    "one rank": "#CC79A7",
+}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 NEAR = 0.1
 """The dotted lines: predicted so much more or less than measured."""
@@ -318,7 +323,7 @@ def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) ->
 def _runs(
     figure: go.Figure, runs: Sequence[PublishedRun], ys: Sequence[float], xs: Sequence[float], left_out: str, theme: Theme
 ) -> None:  # fmt: skip
-    gpus = sorted({r.gpu for r in published_runs()})
+    gpus = sorted({r.gpu for r in (*published_runs(), *own_runs())})
     for family, colour in FAMILY_COLOURS.items():
         mine = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
         figure.add_scatter(

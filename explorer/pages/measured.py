@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
-from planner_core.planning.pricing import LEFT_OUT, PublishedRun, published_runs
+from planner_core.planning.pricing import LEFT_OUT, PublishedRun, own_runs, published_runs
 
 # settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
 FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
@@ -61,14 +61,25 @@ def left_out() -> str:
 
 
 def told(runs: Sequence[PublishedRun], out: str) -> str:
-    """How far predictions are off, in a sentence."""
-    errors = np.abs([r.error(out) for r in runs])
-    sources = len({r.source for r in runs})
-    return (
-        f"**{len(runs)} published runs** of {sources} source{'s' * (sources > 1)}: half of the predicted steps are within "
-        f"**{units.percent(float(np.median(errors)))}** of what was measured, nine in ten within "
-        f"**{units.percent(float(np.quantile(errors, 0.9)))}**."
-    )
+    """How far predictions are off. Our own steps of one rank have a sentence of their own, since they say nothing of a network."""
+    ours = {r.id for r in own_runs()}
+    published, own = ([r for r in runs if (r.id in ours) is mine] for mine in (False, True))
+    sentences = []
+    if published:
+        errors = np.abs([r.error(out) for r in published])
+        sources = len({r.source for r in published})
+        sentences.append(
+            f"**{len(published)} published runs** of {sources} source{'s' * (sources > 1)}: half of the predicted steps are within "
+            f"**{units.percent(float(np.median(errors)))}** of what was measured, nine in ten within "
+            f"**{units.percent(float(np.quantile(errors, 0.9)))}**."
+        )
+    if own:
+        errors = np.abs([r.error(out) for r in own])
+        sentences.append(
+            f"**{len(own)} step{'s' * (len(own) > 1)} of one rank** that this project measured on a GPU, without a network: half within "
+            f"**{units.percent(float(np.median(errors)))}**, the furthest {units.percent(float(errors.max()))} off."
+        )
+    return " ".join(sentences)
 
 
 def charts(runs: Sequence[PublishedRun], out: str) -> None:
@@ -84,7 +95,7 @@ def charts(runs: Sequence[PublishedRun], out: str) -> None:
             st.markdown(f"**{title}**")
             st.plotly_chart(
                 figure(runs, out, frame.theme()), theme=None, config=frame.CHART, key=key, selection_mode="points",
-                on_select=lambda key=key: _pick(key), alt=f"{title} of {len(runs)} published runs; the table below holds the numbers",
+                on_select=lambda key=key: _pick(key), alt=f"{title} of {len(runs)} runs; the table below holds the numbers",
             )  # fmt: skip
 
 
@@ -166,10 +177,10 @@ def page() -> None:
     calibrated()
     st.markdown(
         "Others trained models on real GPUs and published how fast. Each run is predicted from its model, GPUs, links and layout alone, "
-        "and set against what its source measured."
+        "and set against what its source measured. Steps of one rank of this project's own program stand beside them."
     )
     out = left_out()
-    runs = filtered(published_runs())
+    runs = filtered([*published_runs(), *own_runs()])
     if not runs:
         st.info("No run passes these filters. Take one away.")
         return

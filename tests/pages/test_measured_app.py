@@ -16,7 +16,7 @@ from explorer.figures import scatter
 from explorer.figures.palette import LIGHT
 from explorer.text import units
 from planner_core.core import ASSETS
-from planner_core.planning.pricing import LEFT_OUT, published_runs
+from planner_core.planning.pricing import LEFT_OUT, own_runs, published_runs
 from tests.pages.test_app import open_page, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,12 @@ def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
         f"**{len(published_runs())} published runs** of {len({r.source for r in published_runs()})} sources"
         in words(at)
     )
+    off = np.abs([r.error("group out") for r in own_runs()])
+    assert f"**{len(own_runs())} steps of one rank**" in words(
+        at
+    ) and f"half within **{units.percent(float(np.median(off)))}**" in words(at)
     at.multiselect(key="w_of_kind").set_value(["fsdp-one-node"]).run()
+    assert "of one rank**" not in words(at)
     assert at.query_params["of_kind"] == "fsdp-one-node"
     mine = [r for r in published_runs() if r.kind == "FSDP, one node"]
     errors = np.abs([r.error("group out") for r in mine])
@@ -68,7 +73,7 @@ def test_what_the_address_asks_for_in_vain_is_told() -> None:
 
 @pytest.mark.parametrize("out", LEFT_OUT)
 def test_every_point_has_its_numbers_and_its_source(out: str) -> None:
-    runs = published_runs()
+    runs = (*published_runs(), *own_runs())
     by_id = {r.id: r for r in runs}
     for figure, value in (
         (scatter.measured_scatter(runs, out, LIGHT), lambda r: r.seconds[out]),

@@ -1,0 +1,81 @@
+"""What is predicted of one rank, held to steps that were measured on GPUs (`assets/measurements/one_rank`). No GPU is needed, and no
+constant is fitted to these rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.cases import CASES, OURS, PLANS, WAYS, Case
+from bench.gpu.kernels import KINDS, by_kind, kind_of
+from bench.gpu.page import PAGE, judged, predicted, rows, steps
+from planner_core.core import load_plan
+from planner_core.planning.pricing import own_runs
+
+AIM = (0.10, 0.03)
+"""The largest allowed error of a step's seconds, and of its peak of memory."""
+SHORT = {
+    ("t5", False): (0.46, 0.03, "the GPU waits for the host, which issues the step in as many seconds; and attention with a bias that needs a "
+                    "gradient ran torch's math kernel"),
+    ("vit", False): (0.25, 0.03, "the GPU waits for the host, which issues the step in as many seconds"),
+    ("vit", True): (0.45, 0.03, "the GPU waits for the host, whose guards of compiled blocks take longer than eager operators"),
+    ("mix_fsdp", False): (0.58, 0.04, "products of gathered experts take several times their price; the host waits for their counts"),
+}  # fmt: skip
+"""What falls short of the aim: the largest error now, of seconds and of memory, and why. It may not grow."""
+
+MEASURED = [pytest.param(case, row, id=f"{row['id']} {case.name}") for case, row in judged()]
+
+
+@pytest.mark.parametrize(("case", "row"), MEASURED)
+def test_a_step_takes_what_is_predicted(case: Case, row: dict[str, Any]) -> None:
+    seconds, num_bytes = predicted(case, row["compiled"])
+    most_s, most_bytes, *_ = SHORT.get((case.name, row["compiled"]), AIM)
+    assert abs(seconds / row["step_s"] - 1) <= most_s
+    assert abs(num_bytes / row["peak_allocated_bytes"] - 1) <= most_bytes
+
+
+def test_the_page_of_measurements_shows_these_predictions() -> None:
+    """`python -m bench.gpu --table` writes the page and the file that the explorer reads."""
+    shown = {run.id: run for run in own_runs()}
+    assert set(shown) == {row["id"] for _, row in judged()}
+    page = PAGE.read_text(encoding="utf-8")
+    for case, row in judged():
+        run = shown[row["id"]]
+        assert run.measured_s == row["step_s"] and run.gpus == row["ranks"]
+        assert run.seconds["fitted"] == pytest.approx(predicted(case, row["compiled"])[0], rel=0.02), (
+            "run bench.gpu --table"
+        )
+    for case, row in steps():
+        assert f"| {case.what} | {row['date']} | {row['way']}" in page and f"| {1e3 * row['step_s']:.0f} |" in page
+
+
+def test_every_plan_that_is_measured_is_there_and_is_the_stated_one() -> None:
+    for case in CASES.values():
+        plan = load_plan(str(case.plan))
+        assert all(way in WAYS for way, _ in case.runs) and case.runs[0] == (OURS, False)
+        assert int(plan.workload["seq"]) == case.options.get("seq", int(plan.workload["seq"]))
+    assert sum(file.stat().st_size for file in PLANS.iterdir()) < 1 << 20  # they travel with the tree
+    assert {Path(row["plan"]).stem for row in rows()} <= {*CASES, "script"}
+
+
+def test_kernels_have_kinds() -> None:
+    """Most of the time of each profiled step is of a kind that its name says."""
+    assert kind_of("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT") == "products"
+    assert kind_of("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26") == "attention"
+    assert (
+        kind_of("void at::native::detail::chunk_cat_cuda_kernel<float, c10::BFloat16>")
+        == "gathers' and scatters' copies"
+    )
+    assert by_kind({"a": (3.0, 2), "b": (1.0, 1), "Memcpy DtoD": (9.0, 4)}) == {
+        "memory copies": [9.0, 4],
+        "other": [4.0, 3],
+    }
+    assert len({kind for kind, _ in KINDS}) == len(KINDS)
+    for _, row in steps():
+        kinds = row.get("kinds_us", {})
+        total = sum(us for us, _ in kinds.values())
+        assert not kinds or kinds.get("other", [0.0])[0] < 0.1 * total
+        if row["way"] == OURS:  # its kernels are on one stream, so they cannot take longer than the step
+            assert total < 1.02e6 * row["step_s"]
