@@ -43,6 +43,12 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "padded to; default 1",
     )  # fmt: skip
     p.add_argument(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
+    )
+    p.add_argument(
         "--pad-vocab",
         dest="vocab_multiple",
         type=int,
@@ -105,5 +111,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", *SOFTWARE, "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple",
+    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple", "lora",
 )  # fmt: skip

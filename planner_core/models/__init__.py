@@ -23,7 +23,7 @@ from planner_core.models.loading import (
     load_model,
     open_model,
     whole_config,
-    with_vocabulary,
+    with_config,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
 
@@ -46,5 +46,5 @@ __all__ = [
     "shared_subgraphs",
     "weight_nodes",
     "whole_config",
-    "with_vocabulary",
+    "with_config",
 ]

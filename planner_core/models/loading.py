@@ -161,13 +161,14 @@ def open_model(
     return graph
 
 
-def with_vocabulary(graph: Graph, words: int) -> Graph:
-    """The graph of a model from a config, at the same workload, with a vocabulary of another number of words. Imports torch."""
+def with_config(graph: Graph, **fields: Any) -> Graph:
+    """The graph of a model from a config, at the same workload, with other fields in its config, such as `vocab_size` or `lora` (see
+    `sources.adapters`). Imports torch. Raises InputError."""
     load, dtypes = graph.workload, {m.dtype for m in graph.parameters().values()}
-    config = {**graph.config, VOCABULARY: words}
     made = capture_graph(
-        config, batch=load["batch"], seq=load["seq"], dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0])
-    )
+        {**graph.config, **fields}, batch=load["batch"], seq=load["seq"],
+        dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0]),
+    )  # fmt: skip
     return replace(made, name=graph.name, source=graph.source)
 
 

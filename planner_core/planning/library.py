@@ -108,7 +108,8 @@ def price(
         advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
             ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do), `expert_imbalance`
-            and `offload` (as of `plan`), `layers`, and `vocab_multiple` (1: the vocabulary is padded to a multiple of `tp` and of this).
+            and `offload` (as of `plan`), `layers`, `lora` (the rank of adapters; all else is frozen)
+            and `vocab_multiple` (1: the vocabulary is padded to a multiple of `tp` and of this).
 
     Returns:
         The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.

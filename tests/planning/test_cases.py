@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_a_refusal_names_the_operator_that_decides_and_what_is_legal(
         assert made.plan(stated.but(micro_batch=1, accumulate=micro_batch)) is not None
 
 
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
          "intermediate_size": 512, "tie_word_embeddings": False}  # fmt: skip
 
 
@@ -139,3 +140,40 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_told(words: int, multip
     assert whole.notes == () and len(told) == (words != padded)
     assert not told or f"the vocabulary of {words} words is padded to {padded}" in told[0]
     assert not told or told[0].endswith(f"a checkpoint keeps {words}")
+
+
+@pytest.mark.parametrize(("layout", "share"), [("fsdp=2", 2), ("dp=2", 1)])
+def test_adapters_of_a_config_are_trained_alone(layout: str, share: int) -> None:
+    """A model of 2 layers and 7 linear ones each: all its weights are frozen in 2 bytes, adapters have masters, moments and gradients."""
+    config = {**LLAMA, "vocab_size": 5000}
+    wide, inner, rank, words = 256, 512, 4, 5000
+    adapters = 2 * rank * (4 * 2 * wide + 3 * (wide + inner))
+    frozen = 2 * (4 * wide**2 + 3 * wide * inner) + 2 * words * wide
+    told: dict[str, Any] = {
+        "cluster": "1x8-h100:gpus=2",
+        "layout": layout,
+        "micro_batch": 1,
+        "seq": 128,
+        "advise": False,
+    }
+    stated = shardscope.price(config, lora=rank, **told)
+    assert stated.plan is not None
+    memory = stated.plan.cost.memory_bytes
+    copies = {1: 4 + 2, 2: 4 / 2}[share]
+    assert memory["params"] == pytest.approx(2 * frozen / share + copies * adapters, rel=0.02)
+    assert memory["optimizer"] == pytest.approx(8 * adapters / share, rel=0.02)
+    in_config = shardscope.price({**config, "lora": {"rank": rank}}, **told)
+    assert in_config.plan is not None and in_config.plan.cost == stated.plan.cost
+    whole = shardscope.price(config, **told)
+    assert whole.plan is not None and whole.plan.cost.memory_bytes["peak"] > memory["peak"]
+
+
+def test_adapters_that_a_model_cannot_have_are_refused() -> None:
+    told: dict[str, Any] = {"cluster": "1x8-h100:gpus=2", "layout": "fsdp=2", "seq": 128, "advise": False}
+    config = {**LLAMA, "vocab_size": 5000}
+    with pytest.raises(InputError, match=r"no linear layer is called .*; the model has .*q_proj"):
+        shardscope.price({**config, "lora": {"rank": 4, "targets": ["none"]}}, **told)
+    with pytest.raises(InputError, match="must have a rank from 1"):
+        shardscope.price({**config, "lora": {"rank": 0}}, **told)
+    with pytest.raises(InputError, match="puts adapters into a model from a config"):
+        shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="fsdp=8", lora=4, advise=False)

@@ -193,6 +193,20 @@ def test_a_file_is_the_layout_that_its_tool_runs(
     assert found.told({})[0].startswith(f"config {name.partition(':')[0]}, a file of {tool}; read: ")
 
 
+def test_the_adapters_of_trainers_are_stated(tmp_path: Path) -> None:
+    found = read(tmp_path, "a.yml", AXOLOTL + "adapter: lora\nlora_r: 16\nlora_target_modules: [q_proj, v_proj]\n")
+    assert (
+        found.options["lora"] == 16
+        and "beside q_proj, v_proj alone; priced beside every linear layer" in found.notes[0]
+    )
+    (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    assert (
+        read(tmp_path, "b.yml", FACTORY.replace("full", "lora") + "lora_rank: 4\nlora_target: all\n").options["lora"]
+        == 4
+    )
+    assert "lora" not in read(tmp_path, "c.yml", AXOLOTL).options
+
+
 def test_a_script_says_what_its_text_does_not(tmp_path: Path) -> None:
     """Arguments of the script's own call, another number of ranks, and options under a condition are told, or refused."""
     notes = " ".join(read(tmp_path, "run.sh", SCRIPT).notes)
@@ -240,7 +254,8 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
     [
         ("a.yml", AXOLOTL + "adapter: qlora\n", "(axolotl): adapter qlora freezes or quantises weights of the model"),
         ("a.yml", AXOLOTL.replace("true", "offload"), "gradient_checkpointing offload keeps activations in the host's memory"),
-        ("a.yml", FACTORY.replace("full", "lora"), "(LLaMA-Factory): finetuning_type lora freezes"),
+        ("a.yml", FACTORY.replace("full", "oft"), "(LLaMA-Factory): finetuning_type oft freezes"),
+        ("a.yml", AXOLOTL + "load_in_4bit: true\nlora_r: 16\n", "--lora 16 with --layout prices frozen weights in 16 bits"),
         ("a.yml", FACTORY, 'deepspeed names "z3.json", which is neither beside it nor in a folder above'),
         ("a.yml", ACCELERATE_DS + "deepspeed_config_x: 1\nmixed_precision: maybe", "mixed_precision is"),
         ("a.yml", "actor_rollout_ref: {a: 1}", "is of verl, whose files are not read"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
     from planner_core.models.sources.arguments import is_new, is_table, positional, spelled, state_of, unread_argument
-    from planner_core.models.sources.defaults import with_defaults
+    from planner_core.models.sources.config_fields import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
     from planner_core.models.sources.in_memory import module_source
@@ -50,7 +50,7 @@ _HOME = {
     "spelled": "planner_core.models.sources.arguments",
     "unread_argument": "planner_core.models.sources.arguments",
     "training_inputs": "planner_core.models.sources.inputs",
-    "with_defaults": "planner_core.models.sources.defaults",
+    "with_defaults": "planner_core.models.sources.config_fields",
     "module_source": "planner_core.models.sources.in_memory",
     "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.recording import uncollected
-from planner_core.models.sources.defaults import default_config
+from planner_core.models.sources.config_fields import default_config
 
 MOST_LAYERS = 2000
 MOST_MODULES = 60_000

@@ -23,8 +23,9 @@ from planner_core.core import CaptureError, InputError, require
 from planner_core.models.hooks import moe, scans
 from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.hooks.callsites import parts_of
+from planner_core.models.sources.adapters import LORA, adapted
+from planner_core.models.sources.config_fields import with_layers
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
-from planner_core.models.sources.depth import with_layers
 from planner_core.models.sources.first_values import FirstValues
 
 _NOT_FIELDS = (
@@ -35,6 +36,7 @@ _NOT_FIELDS = (
     "dtype",
     "torch_dtype",
     "transformers_version",
+    LORA,
 )
 _MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
              "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
@@ -73,6 +75,8 @@ def build(
         scans.register_scans()  # again, for files that the model's parts have imported
         loops.register_loops()
         del transformers
+    if LORA in data:
+        adapted(model, data[LORA])
     return model.train(), parsed, data
 
 

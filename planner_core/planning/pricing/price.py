@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import VOCABULARY, brings_inputs, load_model, with_vocabulary
+from planner_core.models import VOCABULARY, brings_inputs, load_model, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
@@ -22,6 +22,8 @@ from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, prepare
 
+LORA = "lora"
+"""The field of a config that asks for adapters (`models.sources.adapters`)."""
 OWN_DTYPE = "own"
 """Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
@@ -67,11 +69,19 @@ class Pricer:
             dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype), layers=stated.layers,
             memory_gb=self.memory_gb,
         )  # fmt: skip
-        graph = self._padded(self._graph(request), stated, request)
+        graph = self._padded(self._adapted(self._graph(request), stated, request), stated, request)
         stated = with_usual_stack(stated, graph)
         request = replace(request, **software_of(stated))
         workload = stated.workload(graph.workload["seq"], request.dtype or OWN_DTYPE)
-        key = (stated.graph_batch, stated.seq, request.dtype, stated.layers, workload, graph.config.get(VOCABULARY))
+        key = (
+            stated.graph_batch,
+            stated.seq,
+            request.dtype,
+            stated.layers,
+            workload,
+            stated.lora,
+            graph.config.get(VOCABULARY),
+        )
         if key not in self.planners:
             made = prepare(request, graph, self.say)
             self.planners[key] = made.changed(workload=replace(workload, dtype=made.workload.dtype))
@@ -96,20 +106,35 @@ class Pricer:
             self.graphs[which] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         return self.graphs[which]
 
+    def _adapted(self, graph: Graph, stated: Statement, request: Request) -> Graph:
+        """The graph with adapters of the stated rank beside its linear layers, whose weights are frozen; as it is if none is stated."""
+        if stated.lora is None:
+            return graph
+        if self.given:
+            raise InputError(
+                f"--lora {stated.lora} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, "
+                "or leave --lora out"
+            )
+        which = (request.batch, request.seq, request.dtype, request.layers, LORA, stated.lora)
+        if which not in self.graphs:
+            self.say(f"graph of {self.model} with adapters")
+            self.graphs[which] = with_config(graph, **{LORA: {"rank": stated.lora}})
+        return self.graphs[which]
+
     def _padded(self, graph: Graph, stated: Statement, request: Request) -> Graph:
         """The graph with a vocabulary that divides over the tensor-parallel ranks, as tools pad theirs; as it is if it does already."""
         words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
         if self.given or not isinstance(words, int) or words % multiple == 0:
             return graph
         padded = -(-words // multiple) * multiple
-        which = (request.batch, request.seq, request.dtype, request.layers, padded)
+        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, padded)
         if which not in self.graphs:
             self.say(f"graph of {self.model} with {padded} words")
             told = (
                 f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
                 f"equal parts; a checkpoint keeps {words}"
             )
-            made = with_vocabulary(graph, padded)
+            made = with_config(graph, **{VOCABULARY: padded})
             self.graphs[which] = replace(made, assumptions=(*graph.assumptions, told))
         return self.graphs[which]
 
@@ -139,7 +164,11 @@ class Pricer:
         )  # fmt: skip
         # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
         asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
-        graph = self._as_given(stated.layers) if self.given else self._graph
+        graph = (
+            self._as_given(stated.layers)
+            if self.given
+            else lambda request: self._adapted(self._graph(request), stated, request)
+        )
         _, found = choose_micro_batches(asked, graph, self.say)
         if known is None or (found.fits and not known.fits):
             return found

@@ -30,6 +30,7 @@ class Statement(Software):
     expert_imbalance: float = 1.0
     offload: bool = False
     vocab_multiple: int = 1
+    lora: int | None = None
 
     @property
     def graph_batch(self) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 from planner_core.planning.pricing.configs.fields import Degrees, Fields, Setup, precision
 from planner_core.planning.pricing.configs.tools.huggingface import (
     Beside,
+    adapters,
     by_plugin,
     fused_linear,
     optimizer_of,
     recompute,
-    refuse_adapters,
 )
 
 NAME = "axolotl"
@@ -36,7 +36,7 @@ def is_own(data: Mapping[str, Any]) -> bool:
 
 def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
     """A run by axolotl: FSDP by degrees or by accelerate's plugin, or DeepSpeed."""
-    refuse_adapters(fields, "adapter", "load_in_4bit", "load_in_8bit", "gptq")
+    lora, some = adapters(fields, "adapter", "lora_r", "lora_target_modules")
     optimizer, notes = optimizer_of(fields, "optimizer")
     options: dict[str, Any] = {
         "micro_batch": fields.whole("micro_batch_size", 1),
@@ -60,7 +60,7 @@ def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
     layout, more, offload = by_plugin(fields, num_gpus, told, beside)
     loss = fused_linear(fields, "liger_fused_linear_cross_entropy", "cut_cross_entropy")
     fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, {**options, **offload, **loss}, (*notes, *more))
+    return fields.setup(layout, {**options, **offload, **loss, **lora}, (*notes, *more, *some))
 
 
 def _gathers(fields: Fields) -> bool:

@@ -48,7 +48,12 @@ def is_own(data: Mapping[str, Any]) -> bool:
 def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
     """A run by the Trainer of transformers or one that is built on it."""
     fields.tool = FACTORY if any(name in fields.values for name in OF_FACTORY) else NAME
-    refuse_adapters(fields, "finetuning_type", "use_peft", "lora_r", "load_in_4bit", "load_in_8bit", "quantization_bit")
+    own = (
+        ("finetuning_type", "lora_rank", "lora_target")
+        if fields.tool == FACTORY
+        else ("use_peft", "lora_r", "lora_target_modules")
+    )
+    lora, some = adapters(fields, *own)
     micro = fields.whole(fields.first(*OWN), 8)
     options: dict[str, Any] = {
         "micro_batch": micro,
@@ -72,7 +77,7 @@ def setup(fields: Fields, num_gpus: int, beside: Beside) -> Setup:
     layout, more, offload = by_plugin(fields, num_gpus, told, beside)
     loss = fused_linear(fields, "use_liger_kernel", "use_liger", "enable_liger_kernel")
     fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, {**options, **optimizer, **offload, **loss}, (*notes, *more))
+    return fields.setup(layout, {**options, **optimizer, **offload, **loss, **lora}, (*notes, *more, *some))
 
 
 def fused_linear(fields: Fields, *names: str) -> dict[str, str]:
@@ -106,17 +111,33 @@ def recompute(fields: Fields) -> str:
     return "full" if any(asked) else "none"
 
 
-def refuse_adapters(fields: Fields, *names: str) -> None:
-    """Raise InputError for adapters, frozen or quantised weights: the model given has neither."""
-    for name in names:
+QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_bit", "gptq")
+
+
+def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The rank of adapters as an option, and a note where only some layers have one. Raises InputError for quantised weights, and for other
+    ways to freeze some: the model given has neither."""
+    for name in (kind, *QUANTISED):
         value = str(fields.values.get(name)).lower()
         fields.read.add(name)
-        if value not in ("none", "", "false", "0", "full"):
-            raise InputError(
-                f"{fields.where} ({fields.tool}): {name} {value} freezes or quantises weights of the model, which its config does not say; "
-                "give the model as it is trained by path.py:function (with its adapters; frozen weights are planned without gradient and "
-                "moments), and its layout by --layout"
-            )
+        if value in ("none", "", "false", "0", "full") or (name == kind and value in ("lora", "true")):
+            continue
+        lower = (
+            f"; --lora {fields.values.get(rank) or 8} with --layout prices frozen weights in 16 bits"
+            if value != "freeze"
+            else ""
+        )
+        raise InputError(
+            f"{fields.where} ({fields.tool}): {name} {value} freezes or quantises weights of the model in a way that its config does not "
+            f"say; give the model as it is trained by path.py:function{lower}"
+        )
+    fields.read.add(targets)
+    if str(fields.values.get(kind)).lower() not in ("lora", "true"):
+        fields.read.add(rank)
+        return {}, ()
+    named = [t for t in fields.words(targets) if t not in ("all", "all-linear", "true")]
+    note = f"{targets} of {fields.where} puts adapters beside {', '.join(named)} alone; priced beside every linear layer but the head"
+    return {"lora": fields.whole(rank, 8)}, (note,) if named else ()
 
 
 def optimizer_of(fields: Fields, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
