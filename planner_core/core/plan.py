@@ -280,6 +280,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     assumptions: Mapping[str, float] = field(default_factory=lambda: asdict(timing()))
     pipeline: Pipeline | None = None
+    bound: float | None = field(default=None, compare=False)
+    """A value of the objective that no plan of the request is below: of all numbers of micro-batches, ways to recompute and meshes of up
+    to two axes, and of the larger meshes that were searched. None where nothing is known, as of a plan from a file."""
 
     @property
     def num_gpus(self) -> int:

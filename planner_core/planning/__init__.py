@@ -18,7 +18,8 @@ from planner_core.planning.fitting.baselines import baselines
 from planner_core.planning.fitting.for_tool import as_told, shards_data
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import copies
 from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price

@@ -22,12 +22,12 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.front import trade_offs
 from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batch_size import of_size, only_size
-from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
-from planner_core.planning.fitting.shortage import same_work
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
+from planner_core.planning.fitting.shortage import same_work, uncounted
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
-from planner_core.planning.fitting.uncounted import uncounted
 from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
@@ -122,7 +122,7 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
         return chosen
     told = f"laid out as {better.name}, which is better than what the search found"
     return replace(
-        better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False,
+        better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False, bound=chosen.bound,
         notes=(told, *chosen.notes),
     )  # fmt: skip
 

@@ -52,6 +52,7 @@ from planner_core.search import (
     assemble,
     bounded,
     fit,
+    gap_note,
     hopeless,
     narrow,
     search,
@@ -260,7 +261,7 @@ class Planner:
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
             cluster=self.cluster.to_json(), mesh=named_mesh(model.mesh, blocks), blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_told(problem, answer), pipeline=pipeline,
+            notes=_told(problem, answer), bound=answer.bound, pipeline=pipeline,
         )  # fmt: skip
 
     def value(self, plan: Plan) -> float:
@@ -287,9 +288,9 @@ def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """Notes attached to a plan that was not proven optimal."""
     if problem.whole is None:
-        return () if answer.optimal else (answer.gap_told,)
+        return () if answer.optimal else (gap_note(answer.value, answer.bound),)
     return (
-        f"{NOTE}, {answer.gap_told}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
+        f"{NOTE}, {gap_note(answer.value, answer.bound)}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
     )  # a bound that is ten times too low is useless
 
 

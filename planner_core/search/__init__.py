@@ -15,6 +15,7 @@ from planner_core.search.folded_solver import Assignment, RunTable, block_totals
 from planner_core.search.lagrangian import (
     Answer,
     fastest,
+    gap_note,
     least_memory,
     least_value,
     memory_of,
@@ -47,6 +48,7 @@ __all__ = [
     "fit",
     "fits_about",
     "front",
+    "gap_note",
     "hopeless",
     "least_memory",
     "least_value",

@@ -75,6 +75,11 @@ def memory_of(a: Assignment) -> float:
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
+def gap_note(value: float, bound: float) -> str:
+    """The distance between a plan's value and the value that no plan is below, in words."""
+    return f"best found: at most {100 * (value - bound) / max(bound, 1e-30):.2g} % above the best there is"
+
+
 @dataclass
 class Answer:
     """The best assignment that was found, its value, and a bound that no assignment is below.
@@ -101,11 +106,6 @@ class Answer:
     def gap(self) -> float:
         """Relative distance between the value and the bound: (value - bound) / bound."""
         return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
-
-    @property
-    def gap_told(self) -> str:
-        """The gap in words."""
-        return f"best found: at most {100 * self.gap:.2g} % above the best there is"
 
 
 @dataclass

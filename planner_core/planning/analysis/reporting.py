@@ -99,7 +99,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | No
         "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes),
         **({} if reserved is None else {"memory_reserved": reserved.to_json()}), "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
-        "objective": plan.objective, "optimal": plan.optimal, "notes": list(plan.notes),
+        "objective": plan.objective, "optimal": plan.optimal, "bound_s": plan.bound, "notes": list(plan.notes),
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from functools import partial
 from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Shard
 from planner_core.cost import cost_model_of, price
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
-from planner_core.planning.fitting.micro_batches import GraphSource, choose_micro_batches
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import (
     EXACT,
     FREE,

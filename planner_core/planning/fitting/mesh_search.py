@@ -21,14 +21,18 @@ from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, P
 from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
 from planner_core.planning.methods import METHODS, Method
-from planner_core.planning.request import Progress
+from planner_core.planning.request import THOROUGH, Progress
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import ABOVE, TIE, Answer, bounded, far_above, memory_of, quick, quick_bound, search
+from planner_core.search import ABOVE, TIE, Answer, bounded, far_above, gap_note, memory_of, quick, quick_bound, search
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
 ROUNDING = 1e-9
 """Share by which two equal values may differ."""
+
+
+WIDE = 0.01
+"""A gap from which on plans that recompute all blocks alike are looked at too, also where no proof is asked for."""
 
 
 class MeshSearch(Protocol):
@@ -77,7 +81,7 @@ def choose_mesh(
         bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
-        if prove and problem.whole is None:
+        if prove and problem.whole is None and (planner.effort is THOROUGH or answer.gap > WIDE):
             hopeful = [p.problem.model.mesh for p in ranked if p.bound < best[0]]
             plan = _no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, say)
         plan = left_out(plan, wide)
@@ -136,8 +140,8 @@ def _no_worse_than_one_policy(
         except PlannerError:
             continue
         if other.fits and planner.value(other) < planner.value(plan):
-            gap = replace(answer, value=planner.value(other)).gap_told
-            plan = replace(other, optimal=False, notes=(gap,))
+            gap = gap_note(planner.value(other), answer.bound)
+            plan = replace(other, optimal=False, bound=answer.bound, notes=(gap,))
     return plan
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan, Shard, divisors, load_cluster
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batches import GraphSource
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare

@@ -20,23 +20,25 @@ is four, and sixteen is not looked at.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan
+from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
 from planner_core.cost import Component
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, Numbers
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
-from planner_core.planning.session import Planner, meshes, prepare, with_recompute
-from planner_core.search import TIE, far_above, fastest, fits_about, least_value, quick, quick_bound
+from planner_core.planning.session import Planner, meshes, with_recompute
+from planner_core.search import TIE, far_above, fastest, fits_about, gap_note, least_value, quick, quick_bound
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
-GraphSource = Graph | Callable[[Request], Graph] | None
-"""The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
+MOST_BETWEEN = 3
+"""Numbers that the steps passed over and that are looked at, where no proof is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,65 +78,179 @@ def choose_micro_batches(
 ) -> tuple[Planner, Plan]:
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
-    Each number is searched without proof first. That saves the exact searches most of their work. `effort`: what proofs may take; None:
-    a moment, or all that it takes where the request says `prove`. Raises NoPlanFits if the user gave a budget that no plan fits, and
-    InputError.
+    Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
+    `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. Raises NoPlanFits if the user
+    gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    numbers = Numbers(request, graph, say, effort)
-    seen: list[Count] = []
-    needed: dict[int, float] = {}  # bytes per GPU of the plan of each number of micro-batches, where one was looked for
-    count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
-    free = best = _without_recomputation(count, search, say)
-    if free is None and numbers.several and count.planner.objective() == "time":
-        free = best = _with_room(count, numbers, search, say)
-    end = free[0].workload.accumulate if free else 0  # larger numbers are not better
-    vain = best is None and _in_vain(count, numbers)
-    while count.micro_batches != end:
-        known = best[0].value(best[1]) if best else np.inf
+    return _Choice(Numbers(request, graph, say, effort), search, say).run()
+
+
+class _Choice:
+    """One choice of the number of micro-batches, and what is known of each number that was looked at.
+
+    `best`: the best plan that fits. `free`: the best plan of any memory of a number, where it fits: no multiple of that number is better.
+    """
+
+    def __init__(self, numbers: Numbers, search: MeshSearch, say: Progress) -> None:
+        self.numbers, self.search, self.say = numbers, search, say
+        self.best: tuple[Planner, Plan] | None = None
+        self.free: tuple[Planner, Plan] | None = None
+        self.seen: list[Count] = []
+        self.needed: dict[int, float] = {}
+        """Bytes per GPU of the plan of each number, where one was looked for."""
+        self.least: dict[int, float] = {}
+        """A value that no plan of a number or of a multiple of it is below, whatever its memory."""
+        self.bounds: dict[int, float] = {}
+        """A value that no plan of a number that fits is below."""
+
+    @property
+    def known(self) -> float:
+        """The value of the best plan that fits."""
+        return self.best[0].value(self.best[1]) if self.best else np.inf
+
+    def run(self) -> tuple[Planner, Plan]:
+        """The best plan over all numbers, with a bound that holds for all of them."""
+        numbers = self.numbers
+        count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
+        self.free = self.best = _without_recomputation(count, self.search, self.say)
+        if self.free is None and numbers.several and count.planner.objective() == "time":
+            room, gpus = _room(count), count.planner.cluster.num_gpus
+            self.free = self.best = _with_room(count, numbers, room, self.search, self.say)
+            room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
+            if self.free is None:  # a good plan makes the searches of all other numbers short
+                self._between(room, count.options, most=1)
+            self._in_steps(count)
+            if self.best is not None:
+                self._between(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
+        else:
+            self._in_steps(count)
+        if numbers.several and self.best is None:
+            # Nothing fits: more work finds another plan at most at the number that needs the least memory.
+            self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
+        return self._over_all(*_proven(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+
+    @property
+    def _end(self) -> int:
+        """The number of which no multiple is better; 0 if there is none."""
+        return self.free[0].workload.accumulate if self.free else 0
+
+    def _in_steps(self, count: Count) -> None:
+        """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
+        vain, options = self.best is None and _in_vain(count, self.numbers), count.options
+        while count.micro_batches != self._end:
+            if count.micro_batches not in self.least:
+                options = self._look_at(count)
+            if not options or (self.best and count.planner.objective() == "communication"):
+                return
+            number = self.numbers.after(count.micro_batches)
+            following = self.numbers.at(self.numbers.last if vain and number else number)
+            if following is None:
+                return
+            count = Count.of(following, options)
+
+    def _look_at(self, count: Count) -> Sequence[DeviceMesh]:
+        """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known."""
+        number, known = count.micro_batches, self.known
         count = count.below(known * (1 - TIE))
+        self.least[number] = min([known, *(_least(count.plain, mesh) for mesh in count.options)])
         if not count.options:
-            break
-        if seen and (found := _without_recomputation(count, search, say, known)) is not None:
-            best = free = found  # of any memory, and it fits: more micro-batches or recomputation would not help
-            break
-        seen.append(count)
-        if numbers.several:
-            best, needed[count.micro_batches] = _looked_at(count, best, known, search, say)
-            if best is not None and count.planner.objective() == "communication":
-                break
-        number = numbers.after(count.micro_batches)
-        following = numbers.at(numbers.last if vain and number else number)
-        if following is None:
-            break
-        count = Count.of(following, count.options)
-    if (
-        numbers.several and best is None
-    ):  # nothing fits: more work finds no other plan but at the number that needs the least memory
-        seen = [min(seen, key=lambda c: needed[c.micro_batches])]
-    return _proven(seen, best, free, search, say)
+            return ()
+        first = number == self.numbers.first.workload.accumulate  # where that is known already
+        found = None if first else _without_recomputation(count, self.search, self.say, known)
+        if found is not None:
+            self.best = self.free = (
+                found  # of any memory, and it fits: more micro-batches or recomputation would not help
+            )
+            return ()
+        self.seen.append(count)
+        if self.numbers.several:
+            self.best, self.needed[number] = _looked_at(count, self.best, known, self.bounds, self.search, self.say)
+        return count.options
+
+    def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
+        """Look at up to `most` numbers of all that divide the samples, those first that leave about as much room as it takes. A number is
+        left out where the fastest plan of a divisor of it is no better than what is known."""
+        for number in sorted(divisors(self.numbers.last), key=lambda n: abs(math.log(n / max(room, 1.0)))):
+            planner = self.numbers.at(number) if most and self._may_be_better(number) else None
+            if planner is not None:
+                most -= 1
+                near = [c for c in self.seen if number % c.micro_batches == 0]
+                fewer = max(near, key=lambda c: c.micro_batches).options if near else options
+                self._look_at(Count.of(planner, fewer))
+
+    def _may_be_better(self, number: int) -> bool:
+        end = self._end
+        return (
+            number not in self.least
+            and self._bound_of(number) < self.known * (1 - TIE)
+            and not (end and number % end == 0)
+        )
+
+    def _bound_of(self, number: int) -> float:
+        """A value that no plan of a number is below: its own bound, or that of the divisors which were looked at."""
+        if number in self.bounds:
+            return self.bounds[number]
+        return max((least for n, least in self.least.items() if number % n == 0), default=0.0)
+
+    def _over_all(self, planner: Planner, plan: Plan) -> tuple[Planner, Plan]:
+        """The plan with a bound that holds for every number of micro-batches that the request admits."""
+        if not (self.numbers.several and plan.fits and planner.objective() == "time") or plan.bound is None:
+            return planner, plan
+        value, end = planner.value(plan), self._end
+        every = [n for n in divisors(self.numbers.last) if not (end and n % end == 0 and n not in self.bounds)]
+        bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
+        if bound >= min(plan.bound, value) * (1 - TIE / 10):
+            return planner, plan
+        before = gap_note(value, plan.bound)
+        notes = tuple(note for note in plan.notes if note != before)
+        return planner, replace(
+            plan, optimal=value <= bound * (1 + TIE), bound=bound,
+            notes=notes if value <= bound * (1 + TIE) else (gap_note(value, bound), *notes),
+        )  # fmt: skip
+
+
+def _least(planner: Planner, mesh: DeviceMesh) -> float:
+    """A value that no plan of any memory on one mesh is below; 0 if it is not known."""
+    try:
+        problems = _problems(planner, [mesh])
+    except TooWide:
+        return 0.0
+    with planner.clock("search"):
+        objective = planner.objective()
+        return min((0.0 if p.whole is not None else quick_bound(p, objective) for p in problems), default=np.inf)
 
 
 def _looked_at(
-    count: Count, best: tuple[Planner, Plan] | None, below: float, search: MeshSearch, say: Progress
+    count: Count,
+    best: tuple[Planner, Plan] | None,
+    below: float,
+    bounds: dict[int, float],
+    search: MeshSearch,
+    say: Progress,
 ) -> tuple[tuple[Planner, Plan] | None, float]:
-    """The better of `best` and of a plan of this number, searched without proof; and the bytes per GPU that the latter takes."""
+    """The better of `best` and of a plan of this number, searched without proof; and the bytes per GPU that the latter takes. What no
+    plan of this number is below is put in `bounds`."""
     try:
         plan = search(count.planner, count.options, say, below=below, prove=False)
     except NoPlanFits as error:
+        bounds[count.micro_batches] = below
         return best, error.needed_bytes
+    bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
     if plan.fits and (best is None or _better((count.planner, plan), best)):
         best = count.planner, plan
     return best, plan.cost.memory_bytes["peak"]
 
 
-def _with_room(count: Count, numbers: Numbers, search: MeshSearch, say: Progress) -> tuple[Planner, Plan] | None:
+def _with_room(
+    count: Count, numbers: Numbers, room: float, search: MeshSearch, say: Progress
+) -> tuple[Planner, Plan] | None:
     """The best plan of the first number of micro-batches at which the fastest layout of any memory seems to fit without recomputation;
     None if it does not, or is not the best there. Only smaller numbers can be better.
 
     Example: 40 GB of weights and states, and 100 GB of activations in one micro-batch. In 60 GB there is room at 8 micro-batches.
     """
-    number, room = numbers.after(count.micro_batches), _room(count)
+    number = numbers.after(count.micro_batches)
     while 0 < number < room:
         number = numbers.after(number)
     planner = numbers.at(number)
@@ -174,14 +290,6 @@ def _room(count: Count) -> float:
     return count.micro_batches * float(least)
 
 
-def choose_recomputation(
-    planner: Planner, options: Sequence[DeviceMesh], search: MeshSearch, say: Progress
-) -> tuple[Planner, Plan]:
-    """The best plan. If recomputation is to be chosen, a plan without it is looked for first, since it only saves memory."""
-    count = Count.of(planner, options)
-    return _without_recomputation(count, search, say) or (planner, search(planner, options, say))
-
-
 def _without_recomputation(
     count: Count, search: MeshSearch, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
@@ -208,20 +316,31 @@ def _without_recomputation(
 
 
 def _proven(
-    seen: Sequence[Count], best: tuple[Planner, Plan] | None, found: tuple[Planner, Plan] | None, search: MeshSearch,
+    seen: Sequence[Count],
+    best: tuple[Planner, Plan] | None,
+    found: tuple[Planner, Plan] | None,
+    bounds: dict[int, float],
+    search: MeshSearch,
     say: Progress,
-) -> tuple[Planner, Plan]:  # fmt: skip
+) -> tuple[Planner, Plan]:
     """The best plan over the numbers that were looked at, searched exactly, the most promising number first. `found` is the best plan
-    of a further number. Raises NoPlanFits."""
+    of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
         below = min(known, found[0].value(found[1])) if found and found[1].fits else known
+        number = count.micro_batches
+        closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (number in bounds and count.planner.work.left <= 0)
+        if best is not None and closed and (found is not None or count.planner is not best[0]):
+            continue
         try:
             plan = search(count.planner, count.options, say, below=below)
         except NoPlanFits as error:
+            bounds[number] = max(bounds.get(number, 0.0), below if below < np.inf else 0.0)
             refused = min(refused or error, error, key=lambda e: e.needed_bytes)
             continue
+        if plan.fits:
+            bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
         if found is None or _better((count.planner, plan), found):
             found = count.planner, plan
     if best is not None and (found is None or not found[1].fits):
@@ -232,50 +351,9 @@ def _proven(
     return found
 
 
-class Numbers:
-    """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
-
-    def __init__(self, request: Request, graph: GraphSource, say: Progress, effort: Effort) -> None:
-        self._request, self._graph, self._say, self._effort = request, graph, say, effort
-        self.several = request.accumulate is None and not isinstance(graph, Graph)
-        self.first = self._planner(replace(request, accumulate=1) if self.several else request)
-        self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
-
-    def _planner(self, request: Request, like: Planner | None = None) -> Planner:
-        """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
-        graph = self._graph(request) if callable(self._graph) else self._graph
-        return prepare(request, graph, self._say, self._effort, like)
-
-    def at(self, number: int) -> Planner | None:
-        """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
-        if number not in self._made:
-            asked = replace(self._request, batch=self.first.workload.batch, accumulate=number)
-            try:
-                self._made[number] = self._planner(asked, self.first)
-            except InputError:
-                self._made[number] = None
-        return self._made[number]
-
-    @property
-    def last(self) -> int:
-        """The largest number: each micro-batch has one sample."""
-        return self.first.workload.batch
-
-    def after(self, number: int) -> int:
-        """The number that follows: the least product of `number` and a prime that divides the batch; 0 if there is none."""
-        left = self.first.workload.batch // number if self.several else 0
-        prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
-        return number * prime
-
-
 def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether a plan of any memory on one mesh may be below `value`."""
-    try:
-        problems = _problems(planner, [mesh])
-    except TooWide:
-        return True
-    with planner.clock("search"):
-        return any(p.whole is not None or quick_bound(p, planner.objective()) < value for p in problems)
+    return _least(planner, mesh) < value
 
 
 def _problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:

@@ -1,11 +1,26 @@
-"""Why no plan fits: there is too little memory, or the number of GPUs does not divide the model's sizes."""
+"""Why no plan fits: there is too little memory, or the number of GPUs does not divide the model's sizes; and what memory is not planned.
+
+The memory of a plan holds what is computed from weights. Inputs, masks and positions are small beside it in most models. Some make
+more of them: BROS makes a sinusoid of 192 numbers for each pair of tokens. `uncounted` says so.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
-from planner_core.core import ITEM_BYTES, Graph, NoPlanFits, Plan, Shard, root
+from planner_core.core import (
+    ITEM_BYTES,
+    Graph,
+    NoPlanFits,
+    Op,
+    Plan,
+    Shard,
+    Value,
+    local_shape,
+    root,
+)
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
 from planner_core.cost.memory import Held, tensors_at_peak
 from planner_core.ops import operator
@@ -19,6 +34,8 @@ MOSTLY = 0.5
 BUFFERS, NEARLY = 0.02, 1.1
 """If the peak of the plan of least memory is above its sum by more than the share BUFFERS, and its sum is at most NEARLY of the budget,
 plans without gathered weights are looked at."""
+TOLD, LEAST = 0.02, 2**24
+"""Such tensors are told from this share of a plan's peak on, and from so many bytes on."""
 
 
 def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
@@ -134,7 +151,7 @@ def left_out(plan: Plan, wide: TooWide | None) -> Plan:
     if wide is None:
         return plan
     told = f"best found: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
-    return replace(plan, optimal=False, notes=(told, *plan.notes))
+    return replace(plan, optimal=False, bound=None, notes=(told, *plan.notes))
 
 
 def refused(planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None) -> Plan:
@@ -163,3 +180,30 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
             peak,
         )
     return replace(plan, fits=False, notes=(f"does not fit: {short}", what_fills(plan, planner.graph, planner.budget)))
+
+
+def uncounted(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """A note about the operator that takes most bytes of such tensors, if these are many beside the plan's peak."""
+    taken, op, largest = max(_taken(plan, graph), key=lambda found: found[0], default=(0, None, None))
+    if op is None or largest is None or taken < max(LEAST, TOLD * plan.cost.memory_bytes["peak"]):
+        return ()
+    shape = " x ".join(f"{n:,}" for n in largest.meta.shape)
+    return (
+        f"what the model makes of its inputs alone is not in the planned memory: {taken / 2**30:.2f} GiB per GPU at {op.name} alone "
+        f"({largest.meta.dtype}, {shape} on all GPUs together)",
+    )
+
+
+def _taken(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]]:
+    """For each operator that takes such tensors: their bytes on one GPU, and the largest of them."""
+    for label, way in plan.blocks.items():
+        block = block_of(graph, label)
+        for op in block.ops:
+            found: dict[int, tuple[int, Value]] = {}
+            for value, edge in zip(op.inputs, way.sites[op.name].inputs, strict=True):
+                made = block.values[value]
+                if made.kind == "constant":
+                    part = math.prod(local_shape(made.meta.shape, edge.dst.forward, plan.mesh.axis_sizes))
+                    found[root(block, value)] = (part * ITEM_BYTES[made.meta.dtype], made)
+            if found:
+                yield sum(n for n, _ in found.values()), op, max(found.values(), key=lambda f: f[0])[1]

@@ -58,7 +58,7 @@ def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progre
         f"by the form that the search minimises{', which is proven' if fastest.optimal else ''}, and {100 * longer:.1f} % more by the "
         "simulation; this plan needs one mesh axis"
     )
-    return [replace(plan, optimal=False, notes=(told,)), replace(fastest, name=FASTEST)]
+    return [replace(plan, optimal=False, bound=fastest.bound, notes=(told,)), replace(fastest, name=FASTEST)]
 
 
 def _beats(other: Plan, plan: Plan) -> bool:

@@ -61,7 +61,10 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     except NoPlanFits:
         return plan
     better = (not found.fits, found.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
-    return replace(found, optimal=found.optimal and plan.optimal) if better else plan
+    if not better:
+        return plan
+    bound = None if plan.bound is None or found.bound is None else min(plan.bound, found.bound)
+    return replace(found, optimal=found.optimal and plan.optimal, bound=bound)
 
 
 def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:

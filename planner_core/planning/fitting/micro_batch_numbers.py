@@ -1,0 +1,49 @@
+"""The numbers of micro-batches that a step may have, and the planner of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner_core.core import Graph, InputError
+from planner_core.planning.request import Effort, Progress, Request
+from planner_core.planning.session import Planner, prepare
+
+GraphSource = Graph | Callable[[Request], Graph] | None
+"""The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
+
+
+class Numbers:
+    """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
+
+    def __init__(self, request: Request, graph: GraphSource, say: Progress, effort: Effort) -> None:
+        self._request, self._graph, self._say, self.effort = request, graph, say, effort
+        self.several = request.accumulate is None and not isinstance(graph, Graph)
+        self.first = self._planner(replace(request, accumulate=1) if self.several else request)
+        self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
+
+    def _planner(self, request: Request, like: Planner | None = None) -> Planner:
+        """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
+        graph = self._graph(request) if callable(self._graph) else self._graph
+        return prepare(request, graph, self._say, self.effort, like)
+
+    def at(self, number: int) -> Planner | None:
+        """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
+        if number not in self._made:
+            asked = replace(self._request, batch=self.first.workload.batch, accumulate=number)
+            try:
+                self._made[number] = self._planner(asked, self.first)
+            except InputError:
+                self._made[number] = None
+        return self._made[number]
+
+    @property
+    def last(self) -> int:
+        """The largest number: each micro-batch has one sample."""
+        return self.first.workload.batch
+
+    def after(self, number: int) -> int:
+        """The number that follows: the least product of `number` and a prime that divides the batch; 0 if there is none."""
+        left = self.first.workload.batch // number if self.several else 0
+        prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
+        return number * prime
