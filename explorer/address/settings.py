@@ -183,6 +183,8 @@ def _batch(values: Mapping[str, Value]) -> int | None:
     return values["batch"] or (work(values)[0] if _times(values) > 1 else None)
 
 
+EXPORTED = "own-pt2"
+"""How the name of an exported program begins, whose example inputs fix batch, tokens and number format."""
 GPUS_OF_A_BATCH = 16
 """The zoo's batches are for so many GPUs; on more of them they grow as they do."""
 
@@ -227,14 +229,15 @@ def model_words(name: str) -> str:
 def request(values: Mapping[str, Value]) -> Request:
     """The request to the planner. Micro-batches and recomputation are left to a search for the least step time alone: a search for
     the least communication, as the papers' methods are, would cut the step into as many parts as there are."""
+    fixed = str(values["model"]).startswith(EXPORTED)
     for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(
         model=values["model"],
         cluster=cluster(values),
         mesh=values["mesh"],
-        batch=_batch(values),
-        seq=values["seq"],
-        dtype=values["dtype"],
+        batch=None if fixed else _batch(values),
+        seq=None if fixed else values["seq"],
+        dtype=None if fixed else values["dtype"],
         precision=values["precision"],
         optimizer=values["optimizer"],
         zero=None if values["zero"] == AUTO else values["zero"],

@@ -1,4 +1,5 @@
-"""A user's own Hugging Face config.json: data, never code. Captured in a process of its own, bounded in size, memory and time."""
+"""A user's own model, a Hugging Face config.json or a `.pt2` file of torch.export: data, never code. Captured in a process of its own,
+bounded in size, memory and time."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from planner_core.core import Graph, InputError, graph_from_json
 from planner_core.planning import Request
 
 MAX_BYTES = 2**20
-"""Of a config; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 1 MB."""
+"""Of a config."""
+MAX_EXPORTED_BYTES = 64 * 2**20
+"""Of a .pt2 file; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 64 MB."""
+CONFIG, EXPORTED = "config.json", "model.pt2"
+ZIP = b"PK\x03\x04"
+"""How a .pt2 file begins."""
 TIME_LIMIT_S = 120
 KEPT = 50
 """Models that are kept, the latest."""
@@ -41,7 +47,13 @@ OWN = "your own model"
 
 
 def keep(content: bytes) -> str:
-    """Store a config under its hash; raises InputError unless it is a config that names its model."""
+    """Store a config or a .pt2 file under its hash; raises InputError for what is neither."""
+    if content.startswith(ZIP):
+        if len(content) > MAX_EXPORTED_BYTES:
+            raise InputError(
+                f"the file has {len(content)} bytes; a .pt2 file has at most 64 MB here, give larger ones to the command line"
+            )
+        return _store(content, EXPORTED)
     if len(content) > MAX_BYTES:
         raise InputError(f"the file has {len(content)} bytes; a config.json has at most 1 MB, {MAX_BYTES} bytes")
     try:
@@ -50,12 +62,22 @@ def keep(content: bytes) -> str:
         raise InputError(f"the file is not JSON ({error}); give the model's config.json") from None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise InputError("the file lacks model_type, so it is not a Hugging Face config.json")
-    name = hashlib.sha256(content).hexdigest()[:16]
+    return _store(content, CONFIG)
+
+
+def _store(content: bytes, file: str) -> str:
+    name = ("pt2" if file == EXPORTED else "") + hashlib.sha256(content).hexdigest()[:16]
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(content)
+    (folder / file).write_bytes(content)
     _forget()
     return f"own-{name}"
+
+
+def _source(name: str) -> Path | None:
+    """The stored file of a model; None where it is not on this machine."""
+    folder = FOLDER / name.removeprefix("own-")
+    return next((folder / file for file in (CONFIG, EXPORTED) if (folder / file).is_file()), None)
 
 
 def _forget() -> None:
@@ -67,7 +89,10 @@ def _forget() -> None:
 
 def understood(name: str) -> str:
     """What the file says at first sight, in words: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
-    data = json.loads((FOLDER / name.removeprefix("own-") / "config.json").read_text(encoding="utf-8"))
+    file = _source(name)
+    if file is None or file.name == EXPORTED:
+        return "a graph of torch.export"
+    data = json.loads(file.read_text(encoding="utf-8"))
     classes = data.get("architectures")
     who = str(data["model_type"])[:60] + (f", {str(classes[0])[:60]}" if isinstance(classes, list) and classes else "")
     parts = [data, *(v for k, v in data.items() if isinstance(v, Mapping) and k.endswith("_config"))]
@@ -83,9 +108,9 @@ def understood(name: str) -> str:
 
 def called(name: str) -> str:
     """What the config calls its model: its own name, else its class; `your own model` where there is no such config."""
-    file = FOLDER / name.removeprefix("own-") / "config.json"
-    if not file.is_file():
-        return OWN
+    file = _source(name)
+    if file is None or file.name == EXPORTED:
+        return OWN if file is None else "your .pt2 model"
     data = json.loads(file.read_text(encoding="utf-8"))
     classes = data.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else data["model_type"]
@@ -108,20 +133,19 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
 
     `say` is told how long it takes, and may raise to stop it.
     """
-    folder = FOLDER / request.model.removeprefix("own-")
-    if not (folder / "config.json").is_file():
-        raise InputError(
-            "this link names a model of somebody's own config.json, which is not on this machine; upload it again"
-        )
+    folder, source = FOLDER / request.model.removeprefix("own-"), _source(request.model)
+    if source is None:
+        raise InputError("this link names a model of somebody's own, which is not on this machine; upload it again")
     batch = request.batch and request.batch // (request.accumulate or 1)  # a graph holds one micro-batch
     options = {"batch": batch, "seq": request.seq, "dtype": request.dtype, "layers": request.layers}
-    options = {k: v for k, v in options.items() if v is not None}
+    # the example inputs of an exported program fix its sizes and formats
+    options = {k: v for k, v in options.items() if v is not None and source.name == CONFIG}
     key = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
     target = folder / f"graph-{key}.json"
     if target.is_file():
         return graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     start = time.monotonic()
-    _capture(folder / "config.json", options, target, say or (lambda text: None))
+    _capture(source, options, target, say or (lambda text: None))
     graph = graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     found = {
         "seconds": time.monotonic() - start,
@@ -133,10 +157,10 @@ def load_own(request: Request, say: Callable[[str], None] | None = None) -> Grap
     return graph
 
 
-def _capture(config: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
+def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
     """Run `CAPTURE`; the graph appears under its name when it is whole. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
-    command = [sys.executable, "-m", CAPTURE, str(config), json.dumps(options), str(part)]
+    command = [sys.executable, "-m", CAPTURE, str(source), json.dumps(options), str(part)]
     root = Path(__file__).resolve().parents[2]
     start = time.monotonic()
     with tempfile.TemporaryFile() as errors:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from explorer.address import settings
 from explorer.address.amounts import batch_of
 from explorer.address.settings import Unreadable
 from explorer.analysis.differences import rows
@@ -14,9 +16,10 @@ from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import by_module
 from explorer.graph.scene import scene
 from explorer.graph.stripes import lie_of, stripes
+from explorer.jobs import upload
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe
-from planner_core.core import load_cluster
+from planner_core.core import InputError, load_cluster
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import choice
 from tests.support.plans import planned
@@ -118,3 +121,16 @@ def test_a_launch_line_has_the_cluster_and_the_allocators_setting() -> None:
         assert commands.launch(target, two, "file").startswith("PYTORCH_ALLOC_CONF=expandable_segments:True ")
     assert "--nnodes 2 --nproc-per-node 8" in commands.launch("torchtitan", two, "t.txt")
     assert "--standalone --nproc-per-node 8 train.py" in commands.launch("fsdp2", one, "fsdp2.py")
+
+
+def test_an_exported_program_is_kept_under_a_name_that_says_its_sizes_are_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "FOLDER", tmp_path)
+    name = upload.keep(upload.ZIP + b"rest")
+    assert name.startswith(settings.EXPORTED) and upload.called(name) == "your .pt2 model"
+    asked = settings.request(settings.read({"model": name, "batch": "64"})[0])
+    assert (asked.batch, asked.seq, asked.dtype) == (None, None, None)
+    monkeypatch.setattr(upload, "MAX_EXPORTED_BYTES", 4)
+    with pytest.raises(InputError, match="at most 64 MB"):
+        upload.keep(upload.ZIP + b"rest")

@@ -78,7 +78,7 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     page.locator("g.node [data-toggle]").first.click()
     expect(page.locator("g.node.block.opened")).to_have_count(0)
     before = visit.query
-    visit.turn("Learn")
+    visit.turn("Compare")
     page.go_back()
     page.locator("g.node.picked").wait_for()
     visit.asks(lambda query: "q_proj" in query and "q_proj" in before)

@@ -117,6 +117,8 @@ def cluster_words_of(v: dict[str, Any]) -> str:
 
 def load_words(v: dict[str, Any]) -> str:
     """`256 × 8 192 tokens`, and the micro-batches where they are set."""
+    if v["model"].startswith(settings.EXPORTED):
+        return "the file’s own inputs"
     batch, seq = settings.work(v)
     size = f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"
     return size + (f" in {units.whole(v['accumulate'])}" if v["accumulate"] else "")
@@ -167,7 +169,7 @@ def _model(v: dict[str, Any]) -> None:
 
 def _upload() -> None:
     file = st.file_uploader(
-        "Your own model: a Hugging Face config.json", type="json", key="own_config",
+        "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export", type=["json", "pt2"], key="own_config",
         help="Read as data: no weights, no code of yours is run, nothing leaves this machine",
     )  # fmt: skip
     pasted = st.text_area(
@@ -300,13 +302,15 @@ def _own_cluster(cluster: Cluster) -> None:
 
 def _load(v: dict[str, Any], cluster: Cluster) -> None:
     batch, seq = settings.work(v)
+    fixed = v["model"].startswith(settings.EXPORTED)  # by the example inputs of the file
     with Form("batch") as form:
 
         def take_batch(text: str) -> dict[str, Any]:
             return {"batch": amounts.batch_of(text, seq, cluster.num_gpus) if text.strip() else None}
 
-        form.line("Batch of a step", "batch", str(batch), take_batch, help=BATCH_HELP)
-        if seq != 1:
+        if not fixed:
+            form.line("Batch of a step", "batch", str(batch), take_batch, help=BATCH_HELP)
+        if seq != 1 and not fixed:
             form.whole("Tokens of a sample", "seq", seq, 10**6)
         form.whole(
             "Micro-batches of a step",

@@ -205,7 +205,7 @@ def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None
         frame.data(
             "the plans",
             frame.file_name("plans"),
-            lambda: [frame.asked_columns() | row for row in table_rows.plans(listed, homes)],
+            lambda: [{**frame.asked_columns(), **row} for row in table_rows.plans(listed, homes)],
         )
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",

@@ -48,7 +48,9 @@ def panel(result: Result) -> None:
         _show_one(names[0], found[""], sweep.here(names[0], result))
     _table(names, found)
     frame.data(
-        "the sweep", frame.file_name("sweep"), lambda: [frame.asked_columns() | row for row in sweep.rows(names, found)]
+        "the sweep",
+        frame.file_name("sweep"),
+        lambda: [{**frame.asked_columns(), **row} for row in sweep.rows(names, found)],
     )
 
 
@@ -67,7 +69,7 @@ def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
     with st.container(horizontal=True):
         for key, one, (label, placeholder, options) in zip(keys, now, lists, strict=False):
             st.selectbox(
-                label, options, key=key, index=list(options).index(one) if one in options else None,
+                label, options, key=key, index=list(options).index(one) if one is not None and one in options else None,
                 width=330, on_change=take, placeholder=placeholder,
                 format_func=lambda n: sweep.QUANTITIES[n],
             )  # fmt: skip
