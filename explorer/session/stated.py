@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import streamlit as st
 
-from explorer.address import setups
+from explorer.address import settings, setups
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from planner_core.core import Plan, PlannerError
@@ -30,8 +30,10 @@ def found(result: Result) -> Result | str | None:
 
 def _priced(result: Result, text: tuple[str, ...]) -> Result | str:
     stated = setups.read(text)
+    # a model's own batch would count for each micro-batch: said, it counts for the step
+    batch = None if result.request.model.startswith(settings.EXPORTED) else result.workload.batch
     asked = replace(
-        result.request, layout=str(stated.layout), recompute=stated.recompute, tool=None, mesh=None,
+        result.request, layout=str(stated.layout), recompute=stated.recompute, tool=None, mesh=None, batch=batch,
         accumulate=stated.accumulate or result.workload.accumulate,
     )  # fmt: skip
     try:

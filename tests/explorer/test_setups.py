@@ -115,6 +115,18 @@ def test_the_field_of_the_page_takes_it_and_checks_the_gpus() -> None:
     assert field(at, "setup").value == "FSDP 8 × TP 2, mbs 1"
 
 
+def test_micro_batches_of_the_setup_share_the_batch_of_the_step() -> None:
+    """The model's own batch is of a step: in two micro-batches each has half of it, and all that a step computes stays the same."""
+    found = {}
+    for times in (1, 2):
+        at = open_page("plans", layers="2", setup=f"fsdp=8,tp=2,accumulate={times}", plan=setups.NAME)
+        assert not at.exception and not at.warning
+        rows = at.dataframe[0].value
+        found[times] = rows[rows["what"].str.startswith("Our current setup")].iloc[0]
+    step = next(c for c in found[1].index if c.startswith("step"))
+    assert found[2][step] < 1.5 * found[1][step] and found[2]["memory, GiB"] < found[1]["memory, GiB"]
+
+
 OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,zero=1,accumulate=2,recompute=full"}
 
 

@@ -77,6 +77,8 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     assert page.evaluate("document.documentElement.scrollHeight") <= 1000
     page.locator("g.node [data-toggle]").first.click()
     expect(page.locator("g.node.block.opened")).to_have_count(0)
+    page.locator("g.node [data-toggle]").first.click()
+    expect(page.locator("g.node.block.opened")).to_have_count(1)
     before = visit.query
     visit.turn("Compare")
     page.go_back()

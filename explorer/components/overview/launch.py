@@ -107,6 +107,12 @@ def write(home: Result, name: str, plan: Plan, target: Target) -> None:
         f"Download {file}", made.content, file_name=file, on_click="ignore", key=f"download_{target.name}", type="primary",
         icon=":material/download:",
     )  # fmt: skip
+    if target.beside:
+        own = file.removesuffix(target.suffix) + target.beside
+        st.download_button(
+            f"Download {own}", exporting.plan_text(plan), file_name=own, on_click="ignore", key="download_beside",
+            icon=":material/download:",
+        )  # fmt: skip
     st.code(commands.launch(target.name, home.cluster, file), language="bash", wrap_lines=True)
     language = {".py": "python", ".json": "json", ".yaml": "yaml"}.get(target.suffix, "text")
     lines = made.content.splitlines()

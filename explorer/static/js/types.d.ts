@@ -73,7 +73,7 @@ export interface Overlay {
 
 export type Show = "split" | "memory" | "flops" | "forward" | "backward";
 
-/** What the graph is drawn from. `bare` says by node why it runs whole, `marks` how it is in the `other` graph. */
+/** What the graph is drawn from. `bare` says by node why it runs whole. */
 export interface GraphData {
   key: string;
   scene: Scene;
@@ -85,8 +85,6 @@ export interface GraphData {
   show: Show;
   asked: unknown;
   height?: number;
-  marks?: Record<string, string>;
-  other?: string;
 }
 
 /** What was drawn for a node, and where its middle is. */
@@ -111,33 +109,9 @@ export interface Push {
 
 /** An entry of the legend: words, and the mark before them. */
 export interface LegendKey {
-  mark?: "grey" | "slices" | "sharded" | "split" | "shade" | "line" | "bare" | "diamond";
+  mark?: "grey" | "slices" | "sharded" | "split" | "shade" | "line" | "bare";
   fill?: string;
   text: string;
-}
-
-/** A row of the table of weights (explorer/graph/weight_table.py); `told` gives words their meaning on hover. */
-export type CellPart = string | number | null | { chip: string };
-export interface WeightRow {
-  name: string;
-  node: string;
-  cells: (CellPart | CellPart[])[];
-  times: number;
-  picked: boolean;
-}
-export interface WeightsData {
-  label: string;
-  head: string[];
-  rows: WeightRow[];
-  told: Record<string, string>;
-}
-
-/** The generated code (explorer/graph/code_lines.py): its lines with the nodes of each. `first` is the line that is shown first. */
-export interface CodeData {
-  label: string;
-  height: number;
-  first: number;
-  lines: { text: string; nodes: string[]; head: boolean }[];
 }
 
 export interface RailData {

@@ -5,7 +5,6 @@
 import { fillCard, placeCard } from "./graph_card.js";
 import { Drawing, find } from "./graph_draw.js";
 import { saveSvg } from "./graph_save.js";
-import { point, whenPointed } from "./pointed.js";
 
 /** @typedef {import("../types").GraphData} GraphData */
 /** @typedef {import("../types").SceneNode} SceneNode */
@@ -74,8 +73,6 @@ class Graph extends Drawing {
     this.given = "";
     /** @type {string[]} */
     this.echoes = [];
-    /** @type {[open: string, show: string]} */
-    this.told = ["", ""];
     /** @type {(name: string, value: unknown) => void} */
     this.send = () => {};
     this.timer = 0;
@@ -86,26 +83,11 @@ class Graph extends Drawing {
       if (!this.moved) this.fit();
     });
     this.observer.observe(this.canvas);
-    this.unhint = whenPointed((id) => this.hinted(id));
   }
 
   end() {
     this.observer.disconnect();
-    this.unhint();
     clearTimeout(this.timer);
-  }
-
-  /**
-   * What the pointer is on in another graph or table of the page is outlined here; inside a closed block the block is.
-   * @param {string} id
-   */
-  hinted(id) {
-    const shown = this.shapes.some((s) => s.n.id === id);
-    const home = homeOf(id);
-    for (const { n, g } of this.shapes) {
-      const holds = !shown && !!home && n.scope === home;
-      g.classList.toggle("hinted", !!id && (n.id === id || holds));
-    }
   }
 
   /** @param {import("../types").Component<GraphData>} component */
@@ -115,16 +97,15 @@ class Graph extends Drawing {
     const fresh = data.key !== before.key;
     find(this.root, ".graph", HTMLElement).style.height = `${data.height || 800}px`;
     if (fresh || data.asked !== before.asked) this.restart(data, fresh);
-    else if (data.other) this.join(data);
-    this.told = [String(data.open), data.show];
-    const led = this.follow(data.selected || "", fresh) && data.other;
+    const led = this.follow(data.selected || "", fresh);
     this.select.value = this.show;
     this.draw();
+    if (fresh) {
+      this.input.value = "";
+      this.search();
+      this.fit();
+    }
     if (led) this.reveal(this.selected);
-    if (!fresh) return;
-    this.input.value = "";
-    this.search();
-    this.fit();
   }
 
   /**
@@ -154,15 +135,6 @@ class Graph extends Drawing {
     }
     this.given = id;
     return this.selected !== before;
-  }
-
-  /**
-   * Beside another graph: what was opened or shown there since is opened and shown here.
-   * @param {GraphData} data
-   */
-  join(data) {
-    if (String(data.open) !== this.told[0]) this.open = new Set(data.open);
-    if (data.show !== this.told[1]) this.show = data.show;
   }
 
   /**
@@ -214,9 +186,8 @@ class Graph extends Drawing {
   spoken(id) {
     const node = this.shapes.find((s) => s.n.id === id)?.n;
     if (!node) return "nothing selected";
-    const { marks, bare, other } = this.data;
-    const said = [node.name, node.sub];
-    if (marks?.[id]) said.push(`differs: ${marks[id]} in ${other}`);
+    const { bare, overlay } = this.data;
+    const said = [node.name, overlay.split[id]?.words ?? node.sub];
     if (bare?.[id]) said.push(bare[id]);
     return said.join(", ");
   }
@@ -382,7 +353,6 @@ class Graph extends Drawing {
     };
     c.onpointerleave = () => {
       this.card.hidden = true;
-      point("");
     };
     c.ondblclick = (e) => {
       const id = around(e.target, ".node.block")?.dataset.id;
@@ -498,11 +468,9 @@ class Graph extends Drawing {
     const g = around(e.target, ".node");
     const node = g && this.shapes.find((s) => s.g === g)?.n;
     if (!node || node.kind === "port") {
-      point("");
       this.card.hidden = true;
       return;
     }
-    point(node.id);
     fillCard(this, this.card, node);
     placeCard(this.card, find(this.root, ".graph", HTMLElement), e);
   }

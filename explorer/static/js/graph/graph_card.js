@@ -9,10 +9,9 @@
  * @returns {Line[]}
  */
 function lines(graph, node) {
-  const { overlay, bare, marks, other } = graph.data;
+  const { overlay, bare } = graph.data;
   const work = overlay.flops?.nodes[node.id]?.[0];
   const held = overlay.memory?.nodes[node.id]?.[0];
-  const differs = marks?.[node.id];
   const without = bare?.[node.id];
   /** @type {Line[]} */
   const found = [...(node.facts ?? [])];
@@ -25,7 +24,6 @@ function lines(graph, node) {
     found.push([m.kind, `${times}${m.text} on ${m.axis}`]);
   }
   if (without) found.push(["no rule", without.replace(/^no rule /, "")]);
-  if (differs) found.push([`in ${other}`, differs]);
   return found;
 }
 

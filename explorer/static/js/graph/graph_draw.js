@@ -182,7 +182,6 @@ export class Drawing {
     make("text", { class: "title", x: x - w / 2 + 34, y: y + 21 }, g, n.name);
     this.toggle(g, n, x - w / 2 + 17, y + 17, "–");
     this.times(g, n, x + w / 2, y);
-    this.badge(g, n, x - w / 2, y);
     /** @type {(point: Point) => Point} */
     const move = ([a, b]) => [a + x - inside.w / 2, b + y + HEADER];
     this.drawWires(inside, move);
@@ -265,18 +264,7 @@ export class Drawing {
       this.toggle(g, n, x - n.w / 2 + 17, top + 17, "+");
       this.times(g, n, x + n.w / 2, top);
     }
-    this.badge(g, n, x - n.w / 2, y - n.h / 2);
     this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
-  }
-
-  /**
-   * How many nodes differ from the other graph's: a node itself, and what a block holds.
-   * @param {SceneNode} n
-   */
-  differing(n) {
-    const marks = this.data.marks ?? {};
-    const inside = n.scope ? this.scopeOf(n).nodes.filter((m) => marks[m.id]).length : 0;
-    return (marks[n.id] ? 1 : 0) + inside;
   }
 
   /**
@@ -292,22 +280,6 @@ export class Drawing {
     const b = make("g", { class: "bare" }, g);
     make("rect", { x: x - 7, y: y - 8, width: 14, height: 16, rx: 3 }, b);
     make("text", { x, y: y + 4.5 }, b, "!");
-  }
-
-  /**
-   * A node that differs wears a diamond with ≠ at its corner and a broken outline; a closed block counts its own.
-   * @param {SVGGElement} g
-   * @param {SceneNode} n
-   * @param {number} x
-   * @param {number} y
-   */
-  badge(g, n, x, y) {
-    const count = this.differing(n);
-    if (!count) return;
-    if (this.data.marks?.[n.id]) g.classList.add("differs");
-    const b = make("g", { class: "badge" }, g);
-    make("rect", { x: x - 8, y: y - 8, width: 16, height: 16, transform: `rotate(45 ${x} ${y})` }, b);
-    make("text", { x, y: y + 4.5 }, b, n.scope && count > 1 ? `${count}` : "≠");
   }
 
   /**
@@ -442,7 +414,6 @@ export class Drawing {
     if (words) found.push({ text: words });
     if (Object.keys(this.data.bare ?? {}).length)
       found.push({ mark: "bare", text: "no rule: runs whole on every GPU" });
-    if (this.data.other) found.push({ mark: "diamond", text: `≠ otherwise in ${this.data.other}` });
     return found;
   }
 

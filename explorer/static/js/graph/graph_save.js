@@ -1,8 +1,8 @@
-// The drawing as a file: SVG with the page's colours written into it, or PNG.
+// The drawing as a file: SVG with the page's colours written into it.
 
 import { find, make, SVG } from "./graph_draw.js";
 
-/** @typedef {import("./graph_draw.js").Drawing & { place(): void, said: HTMLElement }} Saved */
+/** @typedef {import("./graph_draw.js").Drawing & { place(): void }} Saved */
 
 const KEPT = [
   "fill",
@@ -16,8 +16,6 @@ const KEPT = [
   "opacity",
   "marker-end",
 ];
-const MOST_PIXELS = 16384;
-const MOST_AREA = 1e8;
 
 /**
  * The drawing as it stands, whole, with the page's colours and fonts written into it.
@@ -100,7 +98,8 @@ function drawMark(graph, g, { mark, fill }, x, y) {
   const box = { x, y: y - 9, width: 22, height: 10 };
   const draw = {
     grey: () => make("rect", { ...box, class: "whole" }, g),
-    stripes: () => make("rect", { ...box, class: "partial" }, g),
+    sharded: () => make("rect", { ...box, fill: "#b2d5ea", stroke: "#3f93c7" }, g),
+    split: () => make("rect", { ...box, fill: "#f6ddae", stroke: "#c98a00" }, g),
     slices: () =>
       graph.data.devices.slice(0, 4).forEach((colour, i) => {
         make("rect", { ...box, x: x + i * 5.5, width: 5, fill: colour }, g);
@@ -109,10 +108,6 @@ function drawMark(graph, g, { mark, fill }, x, y) {
     line: () => {
       const d = `M${x},${y - 4}L${x + 22},${y - 4}`;
       make("path", { class: "wire sends", style: "marker-end: none; stroke-width: 4", d }, g);
-    },
-    diamond: () => {
-      const turned = `rotate(45 ${x + 11} ${y - 4})`;
-      make("rect", { class: "diamond", x: x + 6, y: y - 9, width: 10, height: 10, transform: turned }, g);
     },
     bare: () => {
       const b = make("g", { class: "bare" }, g);
@@ -140,25 +135,4 @@ function keep(graph, blob, suffix) {
 /** @param {Saved} graph */
 export function saveSvg(graph) {
   keep(graph, new Blob([still(graph).text], { type: "image/svg+xml" }), "svg");
-}
-
-/**
- * Two dots a pixel, fewer where the picture would be larger than browsers draw.
- * @param {Saved} graph
- */
-export function savePng(graph) {
-  const { text, width, height } = still(graph);
-  const k = Math.min(2, MOST_PIXELS / width, MOST_PIXELS / height, Math.sqrt(MOST_AREA / (width * height)));
-  const image = new Image();
-  const page = document.createElement("canvas");
-  page.width = Math.round(width * k);
-  page.height = Math.round(height * k);
-  image.onload = () => {
-    page.getContext("2d")?.drawImage(image, 0, 0, page.width, page.height);
-    page.toBlob((blob) => {
-      if (blob) keep(graph, blob, "png");
-      else graph.said.textContent = "The picture is too large for a PNG; take the SVG.";
-    });
-  };
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
 }
