@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import Graph, Plan
 from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, start
+from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, pack_by_rank, start, unpack_by_rank
 from planner_core.runtime.program.collectives import Axis, AxisMove
 from planner_core.runtime.write.operators import reshaped
 from planner_core.verification.api import scaled
@@ -148,3 +150,41 @@ def test_what_a_unit_does_not_wait_for_or_keeps(name: str, tmp_path: Path) -> No
 def test_a_collective_is_written_once_in_a_reshape() -> None:
     assert reshaped("w.weight", (6, 1, 3), (6, 3)) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
     assert reshaped("gather(w.weight)", (6, 1, 3), (6, 3)) == "gather(w.weight).reshape(-1, 3)"
+
+
+# --- kernels ------------------------------------------------------------------------------------------
+
+
+class _Calls(TorchDispatchMode):
+    """The names of what is called, below autograd: on a GPU each is at least one kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().removeprefix("aten::").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+VIEWS = {"view", "split", "slice", "unflatten", "permute", "alias", "detach", "as_strided", "movedim", "_unsafe_view"}
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, 1, 0)])
+def test_what_is_cut_by_rows_is_packed_and_unpacked_by_one_kernel(dims: tuple[int, ...]) -> None:
+    """Each rank's rows, one weight after the other; a weight that is cut along another dim makes it a copy for each weight."""
+    axis, shapes = Axis("world", None, 4, 0), [(8, 3), (4, 8), (16,)]
+    wholes = [torch.randn(shape) for shape in shapes]
+    scatter = [Member(s, {}, AxisMove(axis, "reduce_scatter", None, d)) for s, d in zip(shapes, dims, strict=True)]
+    parts = [tuple(n // 4 if i == d else n for i, n in enumerate(s)) for s, d in zip(shapes, dims, strict=True)]
+    gather = [Member(s, {}, AxisMove(axis, "all_gather", d)) for s, d in zip(parts, dims, strict=True)]
+    wanted = torch.stack(
+        [torch.cat([w.chunk(4, d)[r].flatten() for w, d in zip(wholes, dims, strict=True)]) for r in range(4)]
+    )
+    found = [torch.empty(shape) for shape in shapes]
+    with _Calls() as calls:
+        flat = pack_by_rank(scatter, wholes)
+        unpack_by_rank(gather, flat, found)
+    assert torch.equal(flat.view(4, -1), wanted) and all(map(torch.equal, found, wholes))
+    kernels = [n for n in calls.names if n not in VIEWS and not n.startswith(("new_", "empty"))]
+    assert kernels == (["_chunk_cat", "split_with_sizes_copy"] if dims == (0, 0, 0) else ["copy_"] * 6)

@@ -20,7 +20,7 @@ from planner_core.core import InputError, Plan
 from planner_core.runtime import training
 from planner_core.runtime.training.data import Noise, TokenFile, own_place
 from planner_core.runtime.training.keeping import Checkpoints, whole
-from planner_core.runtime.training.start import from_safetensors
+from planner_core.runtime.training.start import ALLOCATOR, from_safetensors, grow_segments
 from planner_core.runtime.write import wrapped
 
 CPU = torch.device("cpu")
@@ -158,6 +158,21 @@ def test_a_stand_in_loss_must_be_asked_for() -> None:
     assert torch.equal(
         training.loss_of(training.with_planned_loss(model, {"loss": "stand-in: a test"}), {"0": x}), wanted
     )
+
+
+def test_the_allocator_of_a_gpu_grows_its_segments_unless_the_environment_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "")  # so that the test puts it back
+        monkeypatch.delenv(name)
+    grow_segments()
+    name = ALLOCATOR[0 if int(torch.__version__.split(".")[1]) >= 10 else 1]
+    assert [os.environ.get(n) for n in ALLOCATOR if n == name] == ["expandable_segments:True"]
+    monkeypatch.delenv(name)
+    monkeypatch.setenv(ALLOCATOR[1], "max_split_size_mb:512")
+    grow_segments()
+    assert ALLOCATOR[0] not in os.environ and os.environ[ALLOCATOR[1]] == "max_split_size_mb:512"
 
 
 def test_safetensors_give_every_weight_or_say_which_is_missing(plan: Plan, tmp_path: Path) -> None:

@@ -265,9 +265,18 @@ def unpack_pieces(members: Sequence[Member], rows: torch.Tensor) -> list[torch.T
 def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The flat tensor [ranks, total] of what each rank is to get."""
     flat = tensors[0].new_empty(sum(m.sent for m in members))
+    if by_rows(members):
+        torch._chunk_cat(list(tensors), 0, (n := members[0].step.axis.size), out=flat.view(n, -1))
+        return flat
     for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
         fill(member, slots, tensor)
     return flat
+
+
+def by_rows(members: Sequence[Member]) -> bool:
+    """Whether each rank's piece of every member is its own rows, as they lie: cut along dim 0 into equal parts, without fused segments.
+    Then one kernel packs or unpacks all of them, as FSDP2 does (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+    return all(m.dim == 0 and m.uneven is None and len(m.segments.get(0, ())) < 2 for m in members)
 
 
 def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
@@ -288,7 +297,12 @@ def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor, *, add: bool 
 
 
 def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:
-    """Copy every rank's pieces into the whole tensors `wholes`."""
+    """Copy every rank's pieces into the whole tensors `wholes`, in one kernel if all are cut by rows."""
+    if by_rows(members) and all(whole.is_contiguous() for whole in wholes):
+        rows = flat.view(members[0].step.axis.size, -1)
+        sizes, out = [math.prod(m.piece) for m in members], [w.view(len(rows), -1) for w in wholes]
+        torch.split_with_sizes_copy(rows, sizes, 1, out=out)
+        return
     for member, slots, whole in zip(members, rank_slots(members, flat), wholes, strict=True):
         for there, here in _pairs(whole, slots, member):
             there.copy_(here)
