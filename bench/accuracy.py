@@ -224,7 +224,7 @@ def _fake(found: list[Plan]) -> list[dict[str, Any]]:
 def _run_as(report: dict[str, Any]) -> dict[str, Any]:
     """Why the model's own code ran instead of the rewritten program (empty if it did not), and what of the order was not as scheduled."""
     order = report["order"]
-    return {"dispatched": report["dispatched"], "order": order and (order["difference"] or "as scheduled")}
+    return {"order": order and (order["difference"] or "as scheduled")}
 
 
 def _difference(report: dict[str, Any]) -> dict[str, Any]:

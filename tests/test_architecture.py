@@ -25,7 +25,7 @@ ORDER = {
 MOST_ENTRIES = 12
 # Packages whose modules may import torch and transformers; others may import these inside a function only.
 HEAVY = {
-    "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
+    "models/adapters", "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
     "verification", "exporters",
 }  # fmt: skip
 LIGHT_ALL_THE_SAME = {

@@ -105,9 +105,9 @@ def _captured_config(
     If the user does not give the number of tokens, and a table of positions is shorter than its config says (RoBERTa reserves two
     rows), the model is captured again with as many tokens as there are positions. `asked`: whether `seq` is what the user gave.
     """
+    from planner_core.models.capture.checks.refusals import TooManyPositions
     from planner_core.models.capture.constants import LIMIT
     from planner_core.models.capture.module import capture_module
-    from planner_core.models.capture.refusals import TooManyPositions
     from planner_core.models.sandbox.memory_limit import limited_memory
     from planner_core.models.snapshots.widened import widened
     from planner_core.models.sources.positions import stretched, too_long
@@ -126,7 +126,7 @@ def _captured_config(
         try:
             return capture_module(
                 model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
-                batch=batch, seq=tokens, flat=flat, notes=notes,
+                batch=batch, seq=tokens, flat=flat, notes=notes, library=True,
             )  # fmt: skip
         except TooManyPositions as error:
             fits = tokens - error.excess

@@ -3,7 +3,7 @@
 The catalogue holds one `Operator` for each function; `registry.operator(fn)` finds it by any of its spellings. Three things need
 torch, so they are in modules that import it, and tests hold them complete: how a spelling is recognised in a running model
 (`models/hooks/callsites.py`), how an ATen call is written in Python (`models/exported/aten.py`), and how the operator runs on one
-GPU's part of its tensors, if that is not the function itself (`runtime/dispatch/local_ops.py`).
+GPU's part of its tensors, if that is not the function itself (`runtime/write/operators.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Described(StrEnum):
 
 
 class Local(StrEnum):
-    """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/dispatch/local_ops.py`."""
+    """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/write/operators.py`."""
 
     AS_IT_IS = "as it is"
     SIZES = "sizes"  # sizes written in the call are those of whole tensors

@@ -5,7 +5,6 @@ parallel    a model under a plan: recorded, rewritten, and run as generated code
 record/     one forward pass of the model, call by call
 write/      Python code from a recording and a plan
 program/    what generated code needs at run time: collectives, weights, gradients in buckets
-dispatch/   the slower way, for models that cannot be rewritten
 training/   data, optimizers, checkpoints and reports of a training loop
 """
 
@@ -15,9 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.runtime.dispatch.dispatch_mode import Steered, Steering
-    from planner_core.runtime.dispatch.local_ops import attention as flash_memory
-    from planner_core.runtime.dispatch.parallelize import steer
     from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply
     from planner_core.runtime.parallel import Parallel
@@ -39,14 +35,11 @@ __all__ = [
     "Init",
     "Parallel",
     "PlanMismatch",
-    "Steered",
-    "Steering",
     "Trace",
     "apply",
     "changed",
     "clip_grad_norm_",
     "drawing",
-    "flash_memory",
     "initializer",
     "load",
     "make_optimizer",
@@ -54,7 +47,6 @@ __all__ = [
     "save",
     "seed_of",
     "sent_in_exchange",
-    "steer",
     "table_of",
     "with_samples",
 ]
@@ -62,7 +54,6 @@ _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
     "changed": "planner_core.runtime.record.batch",
     "with_samples": "planner_core.runtime.record.batch",
-    "flash_memory": "planner_core.runtime.dispatch.local_ops",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "HostStates": "planner_core.runtime.training.host_states",
     "load": "planner_core.runtime.training.checkpoints",
@@ -72,24 +63,19 @@ _HOME = {
     "seed_of": "planner_core.runtime.program.operators.chances",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
-    "steer": "planner_core.runtime.dispatch.parallelize",
     "CountCollectives": "planner_core.runtime.program.collectives.counter",
     "sent_in_exchange": "planner_core.runtime.program.collectives.counter",
     "table_of": "planner_core.runtime.program.collectives.counter",
-    "Steered": "planner_core.runtime.dispatch.dispatch_mode",
-    "Steering": "planner_core.runtime.dispatch.dispatch_mode",
     "initializer": "planner_core.runtime.initialize",
     "make_optimizer": "planner_core.runtime.training.optimizers",
     "Init": "planner_core.runtime.initialize",
     "PlanMismatch": "planner_core.runtime.plan_reader",
     "read_data_axes": "planner_core.runtime.plan_reader",
 }
-_THERE = {"flash_memory": "attention"}
-"""Exported names that differ from the name in their module."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a module when a name of it is used for the first time, since these modules need torch."""
     if name not in _HOME:
         raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), _THERE.get(name, name))
+    return getattr(import_module(_HOME[name]), name)

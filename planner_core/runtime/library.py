@@ -26,8 +26,8 @@ def apply(
 ) -> nn.Module:  # fmt: skip
     """Run a module under a plan, on the ranks of the default process group.
 
-    When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each unique
-    block, with its collectives in place. If that cannot be, its own code runs under the plan, slower, and a warning says why.
+    When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each
+    unique block, with its collectives in place. The model itself is not run from then on, and may not change.
 
     Args:
         module: The model that was planned. Its weights are whole and equal on every rank, or on meta with `init`. They are

@@ -8,7 +8,6 @@ needed. All programs share weights and units.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +21,6 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import makes_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
-from planner_core.runtime.dispatch.fallback import Dispatched
-from planner_core.runtime.dispatch.local_ops import SPLIT
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement, refuse_gradient_hooks
 from planner_core.runtime.plan_reader import (
@@ -34,22 +31,16 @@ from planner_core.runtime.plan_reader import (
 )
 from planner_core.runtime.program.collectives import check_torch, take
 from planner_core.runtime.program.engine import Engine
-from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
-from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
 from planner_core.runtime.program.weights import Weight, owner_of
 from planner_core.runtime.ready import Ready, script_of
-from planner_core.runtime.record import CannotRewrite
-from planner_core.runtime.record.batch import changed
-from planner_core.runtime.record.watch import ModelWatch, hooked_parameter
+from planner_core.runtime.record.frozen import hooked_parameter
 from planner_core.runtime.write.planned import Bring, PlannedForward
 
 CHANGES = 8
 """After so many recordings for other numbers among the arguments a warning says so."""
-STATE = 4
-"""Where a program's key has the state of attributes."""
-WAYS = 8
+MOST_VARIANTS = 8
 """At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
 
@@ -57,13 +48,12 @@ class Parallel:
     """One model under a plan. `programs` has one program for each way in which the model was called.
 
     `data_axes`: the mesh axes along which callers hold different samples. `seed`: that of dropout. `written`: the functions of an
-    exported script. A model that cannot be rewritten runs in `dispatched`, and a warning says why; without `fallback` it raises
-    CannotRewrite.
+    exported script.
     """
 
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        seed: int = 0, written: EditableFunctions | None = None, fallback: bool = True,
+        seed: int = 0, written: EditableFunctions | None = None,
     ) -> None:  # fmt: skip
         check_torch()
         refuse_gradient_hooks(model)
@@ -78,7 +68,7 @@ class Parallel:
         self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
         self.planned = PlannedForward(model, plan, self.axes, data_axes)
-        self.data_axes, self.plain = self.planned.data_axes, self.planned.plain
+        self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device(mesh)
         self.agreement = Agreement(mesh, self.data_axes, self.planned.names, exchanges=_exchanges(plan))
         self.agreement.model(model)
@@ -86,92 +76,56 @@ class Parallel:
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
         )
         self.agreement.start(plan, seed)
-        self.planned.plain = self.plain = self.agreement.reading(model, self.plain)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         if written:
             written.check(plan)
-        self.watch = ModelWatch(model, self.planned.outside)
+        self.frozen.keep_parameters()
         self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], Ready] = {}
         self.recorded = self.changes = 0
         self.last: Any = None
-        self.caches = makes_cache(model, self.plain)
-        self.dispatched: Dispatched | None = None
-        self.fallback = fallback
+        self.caches = makes_cache(model, self.frozen.twin.forward)
 
     # --- calling --------------------------------------------------------------------------------------
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = False) -> Any:
         """One forward pass. `whole`: every rank brings the global batch."""
-        listening = self.watch.listening()
-        if listening:
-            raise PlanMismatch(
-                f"{listening} has a hook for backward, which never runs under a plan; remove it, or keep what it needs by a hook of forward"
-            )
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
-        self._check_data()
-        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.is_table)
-        if self.dispatched is None:
-            try:
-                return self._rewritten(args, kwargs, whole)
-            except CannotRewrite as error:
-                if not self.fallback:
-                    raise
-                self._fall_back(str(error))
-        assert self.dispatched is not None
-        if not self.dispatched.inside:
-            self._refuse_inputs(pytree.tree_leaves((args, kwargs)))
-        if not whole and not self.dispatched.inside:
-            args, kwargs = changed((args, kwargs), self.planned.held(args, kwargs, whole=False), self._gathered)
-        # ranks hold the same batch, and draw the same numbers beside it
-        try:
-            with drawing(self.engine.seed_of(""), self.device):
-                out = self.dispatched(args, kwargs)
-        except PlanMismatch as error:
-            if hooked := self.watch.hooked_since():
-                raise PlanMismatch(
-                    f"{error} ({hooked} has a hook that was registered after the plan was applied)"
-                ) from None
-            raise
-        self.engine.forwards += torch.is_grad_enabled()
-        return out
-
-    def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
-        """Takes the place of the model's `forward`. In the dispatch mode it calls the model's own."""
-        if self.dispatched is not None and self.dispatched.inside:
-            return self.plain(*args, **kwargs)
-        return self(args, kwargs, whole=global_batch)
-
-    def _rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
         self._check()
+        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.is_table)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         if unread := unread_argument(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         key = self._key(leaves, spec, whole)
-        for way in range(WAYS):
-            if (key, way) in self.programs:
+        for variant in range(MOST_VARIANTS):
+            if (key, variant) in self.programs:
                 try:
-                    return self._run(self.programs[key, way], leaves)
+                    return self._run(self.programs[key, variant], leaves)
                 except GuardFailed as failed:
-                    self._leave_script(self.programs[key, way], failed)
-        way = next((w for w in range(WAYS) if (key, w) not in self.programs), self.recorded % WAYS)
+                    self._leave_script(self.programs[key, variant], failed)
+        free = (v for v in range(MOST_VARIANTS) if (key, v) not in self.programs)
+        variant = next(free, self.recorded % MOST_VARIANTS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         with torch.inference_mode(False):
-            ready = self._kept(args, kwargs, key) or self._prepare(args, kwargs, whole)
-            ready.left = self.watch.attributes.known(ready.left, self.device)
-        self.programs[key, way] = ready
+            self.programs[key, variant] = self._prepare(args, kwargs, whole)
         self.recorded += 1
         self._tell_of_change(args, kwargs, key)
         try:
-            return self._run(self.programs[key, way], leaves)
+            return self._run(self.programs[key, variant], leaves)
         except GuardFailed as failed:
-            if self._leave_script(self.programs[key, way], failed):
-                return self._rewritten(args, kwargs, whole)
-            raise CannotRewrite("its forward pass takes another way each time that it is called") from None
+            if self._leave_script(self.programs[key, variant], failed):
+                return self(args, kwargs, whole=whole)
+            raise PlanMismatch(
+                "forward takes another way each time that it is called; let it depend on parameters, buffers and inputs alone"
+            ) from None
+
+    def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
+        """Takes the place of the model's `forward`."""
+        return self(args, kwargs, whole=global_batch)
 
     def _leave_script(self, ready: Ready, failed: GuardFailed) -> bool:
         """Go on without the script's blocks if `ready` runs them: they were written where the model's code went another way."""
@@ -204,22 +158,7 @@ class Parallel:
 
     def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
         brought = ready.brought or [Bring.AS_IT_IS] * len(leaves)
-        out = ready([self._brought(x, how) for x, how in zip(leaves, brought, strict=True)])
-        self.watch.attributes.keep(ready.left)
-        return out
-
-    def _kept(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> Ready | None:
-        """A program that was written for such a call when caches were others, if it is right now, too."""
-        found = [
-            r for (k, _), r in self.programs.items() if k[:STATE] + k[STATE + 1 :] == key[:STATE] + key[STATE + 1 :]
-        ]
-        for ready in {id(r.bound): r for r in found}.values() if self.watch.attributes.caches else ():
-            left = self.planned.still(ready.made, args, kwargs, gathered=self._gathered)
-            if left is not None:
-                ready = copy.copy(ready)
-                ready.left = left
-                return ready
-        return None
+        return ready([self._brought(x, how) for x, how in zip(leaves, brought, strict=True)])
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
         if any(isinstance(x, DTensor) for x in leaves):
@@ -236,21 +175,6 @@ class Parallel:
                 "an input needs a gradient, but a plan sums the gradients of its own weights alone, so each rank would have a part of it; "
                 "plan the part that makes the input with the model, or detach it"
             )
-
-    def _fall_back(self, reason: str) -> None:
-        name = self.plan["model"]["name"]
-        if pending(w.parameter for w in self.engine.weights.values()):
-            raise PlanMismatch(
-                f"{name} ran as generated code in the micro-batches before, and cannot in this one: {reason}; let it go the same way in "
-                "all micro-batches of a step"
-            )
-        self.watch.attributes.move_caches(self.device)
-        held = [(w, self.stored_as(w)) for w in self.engine.weights.values()]
-        self.dispatched = Dispatched(self.model, self.plain, self.plan, self.mesh, held, reason)
-        warnings.warn(
-            f"{name} runs under the plan operator by operator, about 40 microseconds more for each: it cannot become generated "
-            f"code, since {reason}", stacklevel=4,
-        )  # fmt: skip
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """The global batch, gathered from every rank's own part. Ranks along the last axis have adjacent parts."""
@@ -273,7 +197,7 @@ class Parallel:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside do not sum those gradients that are summed once a step. For micro-batches before the last."""
-        with self.engine.no_sync(), self.dispatched.steering.no_sync() if self.dispatched else contextlib.nullcontext():
+        with self.engine.no_sync():
             yield
 
     # --- whole values ---------------------------------------------------------------------------------
@@ -289,12 +213,6 @@ class Parallel:
         """The placements of a parameter; Replicate if the plan does not name it."""
         plain, stored = (Replicate(),) * len(self.axes), self.planned.stored
         return next((stored[n] for n in weight.names if n in stored), Stored(plain, plain, plain, {}))
-
-    def idle(self) -> set[str]:
-        """The names of weights to which the planned step sends no gradient, or to which no generated code does."""
-        weights = self.engine.weights.values()
-        unused = {id(w) for w in weights if w.home is None and self.dispatched is None}
-        return {w.names[0] for w in weights if id(w) in unused or not self.stored_as(w).trained}
 
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
@@ -314,9 +232,8 @@ class Parallel:
 
     def split_buffers(self) -> dict[str, Placements]:
         """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""
-        marked = {name: getattr(buffer, SPLIT, ()) for name, buffer in self.model.named_buffers()}
         written = {name: p for ready in self.programs.values() for name, p in ready.program.split_buffers.items()}
-        return {n: p for n, p in (marked | written).items() if any(isinstance(one, Shard) for one in p)}
+        return {n: p for n, p in written.items() if any(isinstance(one, Shard) for one in p)}
 
     # --- rewriting ------------------------------------------------------------------------------------
 
@@ -326,12 +243,15 @@ class Parallel:
             raise PlanMismatch(
                 "torch.autocast is on, but the plan says in which type the model computes; leave autocast out, or plan with another --dtype"
             )
-        changed = self.watch.changed()
-        if changed:
-            raise PlanMismatch(f"{changed}; change the model before apply, and plan the changed model")
-        hooked = self.watch.hooked()
-        if hooked:
-            raise CannotRewrite(f"{hooked} has hooks, which generated code would not run")
+        if listening := self.frozen.listening():
+            raise PlanMismatch(
+                f"{listening} has a hook for backward, which never runs under a plan; remove it, or keep what it needs by a hook of forward"
+            )
+        if changed := self.frozen.changed():
+            raise PlanMismatch(
+                f"{changed}, and generated code would not follow; set it before apply, keep it in a buffer, or give it to forward"
+            )
+        self._check_data()
         for name, weight in self.engine.weights.items():
             weight.follow()
             if weight.parameter.requires_grad != weight.trained:
@@ -361,18 +281,13 @@ class Parallel:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         # the text of a form: torch 2.6 has no hash of it
-        return (
-            shapes,
-            str(spec),
-            whole,
-            torch.is_grad_enabled(),
-            self.watch.attributes.state(),
-            wanted,
-        )  # at STATE the state
+        return shapes, str(spec), whole, torch.is_grad_enabled(), self.frozen.training(), wanted
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
+        used = {b.buffer for unit in made.program.units for b in unit.buffers}
+        self.agreement.reads(used.union(made.program.buffers))
         training = torch.is_grad_enabled() and self.model.training
         script = script_of(made, self.engine.written if training else None, other_versions(self.plan))
         return Ready(made, self.engine, self.mesh, self.data_axes, script)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from planner_core.core import data_axes_of
+from planner_core.core import PlannerError, data_axes_of
 
 Placements = tuple[Placement, ...]
 Segments = Mapping[int, tuple[int, ...]]
 
 
-class PlanMismatch(RuntimeError):
+class PlanMismatch(PlannerError, RuntimeError):
     """The running model is not the one for which the plan was made. The message names the operator."""
 
 
@@ -248,13 +248,3 @@ def _steps(text: str) -> tuple[Step, ...]:
         src, _, dst = change.partition(">")
         steps.append(Step(int(axis), _placement(src), _placement(dst)))
     return tuple(steps)
-
-
-def check_current(tensors: Iterable[torch.Tensor], line: str = "") -> None:
-    """Raise PlanMismatch if forward uses a parameter that a part has taken the place of."""
-    name = next((found for t in tensors if (found := getattr(t, REPLACED, ""))), "")
-    if name:
-        raise PlanMismatch(
-            f"forward reads {name}{line} as it was before apply, from a closure, a global or what no attribute of a module leads to; let "
-            "it read the weight from its module, or a list of weights that a module holds"
-        )

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +15,10 @@ from torch.utils import _pytree as pytree
 from planner_core.runtime.plan_reader import Placements, PlanMismatch
 from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.names import EditableFunctions
+from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.outputs import Deliver, delivery, single, unplanned
 from planner_core.runtime.record import Ref
-from planner_core.runtime.record.tape import COMPUTED, Cache
+from planner_core.runtime.record.tape import COMPUTED
 from planner_core.runtime.write.planned import Prepared, own_part
 from planner_core.runtime.write.planned_tape import PlannedTape
 
@@ -30,7 +32,6 @@ class Ready:
     ) -> None:  # fmt: skip
         self.program, self.layout, self.whole, self.brought = made.program, made.layout, made.whole, made.brought
         self.made, self.engine, self.mesh = made, engine, mesh
-        self.left: Sequence[Cache] = made.layout.tape.left
         self.gathers = data_axes if made.brought else None
         self.bound = Bound(self.program, engine, script)
         self._arguments()
@@ -63,7 +64,7 @@ class Ready:
             if number in self.given and self.gathers is None:
                 self.unchanged[order[number]] = self.given[number]
             gathered = self.gathers is not None and self.layout.samples[number] is not None
-            if gathered and not loss:
+            if not loss and (gathered or (self.gathers is not None and tensor.kind == COMPUTED)):
                 raise PlanMismatch(
                     "this plan computes parts of the model on the whole batch, so a model without a loss must be given the whole batch on "
                     "every rank: call it with global_batch=True"
@@ -136,7 +137,10 @@ class Ready:
         given = {i: leaves[at] for i, at in self.unchanged.items()}
         for at, dim in self.cuts:
             leaves[at] = own_part(leaves[at], dim, self.program.data_axes, self.engine.axes)
-        found = self.bound.run([leaves[i] for i in self.inputs])
+        engine = self.engine
+        drawn = drawing(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
+        with drawn:  # all ranks draw alike
+            found = self.bound.run([leaves[i] for i in self.inputs])
         made = (
             dict(enumerate(way(x) if way is not None else x for way, x in zip(self.ways, found, strict=True))) | given
         )

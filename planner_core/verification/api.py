@@ -204,8 +204,6 @@ def verify_text(data: Mapping[str, Any]) -> str:
             f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted, "
             f"{memory['in_flight'] / 2**30:.2f} GiB of it in flight ({100 * memory['rel_error']:.1f} % apart)"
         )
-    if data.get("dispatched"):
-        lines.append(f"runtime    operator by operator, since {data['dispatched']}")
     if data.get("dropout") == "left out":
         lines.append("dropout    left out in both runs, since one process draws other masks than the ranks together")
     if data.get("order"):

@@ -16,8 +16,8 @@ from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
 from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
-from planner_core.runtime import Init, Parallel, PlanMismatch, Steered, Steering, changed, initializer
-from planner_core.runtime.training import StandInLoss, own_hooks, place_along
+from planner_core.runtime import Init, Parallel, PlanMismatch, changed, initializer
+from planner_core.runtime.training import own_hooks, place_along
 
 SPREAD = 0.05
 ARGS = "*"
@@ -180,17 +180,6 @@ def loss_of(out: Any) -> torch.Tensor:
     """The loss of what a model returned; outside of it the stand-in, if it returned none."""
     own = own_loss(out)
     return standin_loss(out) if own is None else own
-
-
-def planned_loss(steering: Steering, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The same loss under a plan."""
-    with steering.running() as scopes:
-        out = call_model(steering.model, inputs)
-        loss = own_loss(out)
-        if loss is None:
-            with scopes.named("loss"):
-                loss = StandInLoss()(out)
-    return loss.local if isinstance(loss, Steered) else loss
 
 
 # --- dropout ------------------------------------------------------------------------------------------

@@ -7,33 +7,27 @@ There are no weights, no values and no other processes. So it takes seconds to s
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core import Graph, InputError, Plan, PlannerError, plan_to_json
+from planner_core.core import Graph, InputError, Plan, plan_to_json
 from planner_core.cost import cost_model_of, differs, price
-from planner_core.runtime import CannotRewrite, CountCollectives, PlanMismatch, initializer, make_optimizer, steer
-from planner_core.verification.build_models import build_model, example_inputs, planned_loss
 from planner_core.verification.fake_program import program_step
-from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.memory_tracker import IN_FLIGHT
 from planner_core.verification.numerics import order_of, same_traffic
 from planner_core.verification.processes import run_ranks
 
 MEMORY_TOLERANCE = 0.02
-"""Allowed error, as a share of the measured peak. A run that is dispatched operator by operator gathers no weights ahead and packs no
-gradients. So it may be below the prediction by what the plan counts for that, but not by more."""
+"""Allowed error, as a share of the measured peak."""
 SMALL_BYTES = 1 << 16
 """Allowed error in bytes, if this is more. Optimizers and kernels allocate small tensors that the simulation does not count."""
 MOST_RANKS = 100_000
@@ -70,13 +64,12 @@ def _fake_steps(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan."""
     predicted, measured = plan.cost.collectives(), found["collectives"]
-    memory = _as_captured(plan, graph)
-    wanted, peak, ahead = (memory.get("peak", 0), found["memory"]["peak"], found["memory"][IN_FLIGHT])
-    overlap = memory.get("overlap", 0) if found["dispatched"] else 0
-    apart = max(wanted - overlap - peak, peak - wanted, 0)
+    wanted = _as_captured(plan, graph).get("peak", 0)
+    peak, ahead = found["memory"]["peak"], found["memory"][IN_FLIGHT]
+    apart = abs(wanted - peak)
     equal = same_traffic(predicted, measured)
     order = None
-    if graph is not None and not found["dispatched"]:
+    if graph is not None:
         order = order_of(plan, graph, found["events"], micro_batches=int(plan.workload["accumulate"]))
     fits = apart <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     return {
@@ -88,7 +81,7 @@ def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) ->
             "results_kept": found.get("peak_of_kept_results", peak),
         },
         "inputs": found.get("inputs"),
-        "seconds": found["seconds"], "dispatched": found["dispatched"], "order": order,
+        "seconds": found["seconds"], "order": order,
     }  # fmt: skip
 
 
@@ -102,10 +95,7 @@ def _as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
 
 
 def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """One training step of rank 0, after the first: collectives by phase, kind and axis, and memory at its peak.
-
-    The rewritten program runs. If a model cannot be rewritten, its own code runs, and `dispatched` says why.
-    """
+    """One training step of rank 0, after the first: collectives by phase, kind and axis, and memory at its peak."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
     sizes, names = tuple(plan["mesh"]["sizes"]), tuple(plan["mesh"]["axes"])
@@ -114,76 +104,7 @@ def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         # torch's own checks of values: on meta there is nothing to check
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None):
-            found = _one_or_the_other(plan, mesh)
+            found = program_step(plan, mesh)
         return {**found, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()
-
-
-def _one_or_the_other(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    try:
-        return {**program_step(plan, mesh), "dispatched": ""}
-    except CannotRewrite as error:
-        return {**dispatched_step(plan, mesh), "dispatched": str(error)}
-    except PlanMismatch:
-        raise
-    except (RuntimeError, NotImplementedError, PlannerError) as error:
-        # an operator that asks for a computed value; an exported program, which has one number of samples
-        why = f"its program cannot be run so: {str(error).splitlines()[0]}"
-        return {**dispatched_step(plan, mesh), "dispatched": why}
-
-
-def dispatched_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    """The same for the model's own code, operator by operator."""
-    model, parsed = build_model(plan["model"]["config"], plan["workload"]["dtype"])
-    initializer(model)  # buffers only
-    load = plan["workload"]
-    micro_batch = {**load, "batch": load["batch"] // load["accumulate"]}
-    inputs = example_inputs(model, parsed, micro_batch, 0, meta_signals=True)
-    steering = steer(model, plan, mesh)
-    counted, memory = CountCollectives(mesh), TrackMemory(lambda: steering.whole.inferring)
-    optimizer = _settled(model, plan["workload"], memory)
-    memory.add_all(steering.params.copies(), "params")
-    for param in model.parameters():
-        if param.requires_grad:
-            param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
-    with counted, memory:
-        for left in reversed(range(load["accumulate"])):
-            with steering.no_sync() if left else contextlib.nullcontext():
-                counted.phase, memory.kind = "forward", "activations"
-                loss = planned_loss(steering, inputs)
-                counted.phase, memory.kind = "backward", "buffers"
-                loss.backward()
-                del loss
-        idle = _states_of(optimizer, (p for p in model.parameters() if p.grad is None))
-        counted.phase = "optimizer"
-        optimizer.step()
-    memory.peak["optimizer"] -= idle
-    return {
-        "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
-        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
-    }  # fmt: skip
-
-
-def _states_of(optimizer: torch.optim.Optimizer, params: Iterable[torch.Tensor]) -> int:
-    """Bytes of the optimizer's states of some parameters. A parameter without a gradient has none."""
-    states = [
-        s for p in params for s in optimizer.state.get(p, {}).values() if isinstance(s, torch.Tensor) and s.is_meta
-    ]
-    return sum((s.to_local() if isinstance(s, DTensor) else s).nbytes for s in states)
-
-
-def _settled(model: nn.Module, workload: Mapping[str, Any], memory: TrackMemory) -> torch.optim.Optimizer:
-    """An optimizer after one step, so that its states exist. Gradients are freed."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(str(workload["optimizer"]), trained, lr=1e-4)
-    for param in trained:
-        param.grad = torch.zeros_like(param)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    memory.add_all(trained, "params")
-    memory.add_buffers(model)
-    states = (s for state in optimizer.state.values() for s in state.values() if isinstance(s, torch.Tensor))
-    memory.add_all(states, "optimizer")
-    memory.peak = dict(memory.live)
-    return optimizer

@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.models.capture import FlashAttention
 from planner_core.models.hooks import RECURRENT
-from planner_core.runtime import Parallel, Trace, flash_memory, initializer, make_optimizer, read_data_axes
+from planner_core.runtime import Parallel, Trace, initializer, make_optimizer, read_data_axes
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import takes_meta
@@ -28,18 +29,17 @@ from planner_core.runtime.training import host_states, with_planned_loss
 from planner_core.verification.build_models import build_model, called_as_in_a_loop, example_inputs, loss_of
 from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
 
-_RECURRENT = frozenset(getattr(torch, name) for name in RECURRENT)
+_COMPARING = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
 
 
 def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    """The second step of rank 0, when optimizer states are there: collectives, memory at its peak, and the order of events.
-    Raises CannotRewrite."""
+    """The second step of rank 0, when optimizer states are there: collectives, memory at its peak, and the order of events."""
     load = plan["workload"]
     model, parsed = build_model(plan["model"]["config"], load["dtype"])
     initializer(model)  # buffers only
     inputs = example_inputs(model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True)
     with_planned_loss(model, plan["model"])
-    parallel = Parallel(model, plan, mesh, data_axes=read_data_axes(plan), fallback=False)
+    parallel = Parallel(model, plan, mesh, data_axes=read_data_axes(plan))
     model.__dict__["forward"] = parallel.forward
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
@@ -61,7 +61,7 @@ def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with ValuesOnMeta(), _RecurrentOnMeta(), _host_apart(memory):
+    with ValuesOnMeta(), _MixedOnMeta(), _host_apart(memory):
         step()  # writes the program
         optimizer.zero_grad()
         _held(memory, parallel, trained, {} if offload else optimizer.state)
@@ -137,13 +137,16 @@ def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
         yield
 
 
-class _RecurrentOnMeta(TorchFunctionMode):
-    """Recurrent layers take first states with values beside tensors on meta. They compare devices before `ValuesOnMeta` sees them."""
+class _MixedOnMeta(TorchFunctionMode):
+    """Some functions compare the devices of their operands before `ValuesOnMeta` sees them: recurrent layers, `quantile` and others."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _RECURRENT and any(t.is_meta for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)):
-            args = pytree.tree_map_only(torch.Tensor, _without_values, args)
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _COMPARING:
+            given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            if len({t.is_meta for t in given}) > 1:
+                args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 class ValuesOnMeta(TorchDispatchMode):
@@ -166,4 +169,13 @@ def _without_values(t: torch.Tensor) -> torch.Tensor:
 def flash_kernels() -> contextlib.AbstractContextManager[Any]:
     """Inside, attention of a generated program takes the memory of a flash kernel, as on a GPU. This holds also when a block is
     recomputed in backward, where modes of torch functions are not active."""
-    return mock.patch.object(F, "scaled_dot_product_attention", flash_memory)
+    return mock.patch.object(F, "scaled_dot_product_attention", _flash)
+
+
+_plain_attention = F.scaled_dot_product_attention
+
+
+def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    if not query.is_meta:
+        return _plain_attention(query, key, value, *rest, **options)
+    return FlashAttention.apply(query, key, value, rest[0] if rest else options.get("attn_mask"))

@@ -100,7 +100,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
     predicted, measured = plan.cost.collectives(), found["collectives"]
     single, parallel = found["loss"]
     good = within(found)
-    order = None if graph is None or found["dispatched"] else order_of(plan, graph, found["events"])
+    order = None if graph is None else order_of(plan, graph, found["events"])
     return {
         "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
         "ranks": plan.mesh.num_devices, "backend": "gloo",
@@ -111,7 +111,7 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
         "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
         "unsteady": found.get("unsteady", []),
-        "dispatched": found["dispatched"], "dropout": "left out" if found["dropout"] else "none", "order": order,
+        "dropout": "left out" if found["dropout"] else "none", "order": order,
     }  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[
         "next_loss": _next_loss(whole, parallel, turned, chance),
         "collectives": counted.table(),
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())], "exchanges": counted.exchanges,
-        "dispatched": parallel.dispatched.reason if parallel.dispatched else "", "dropout": chance.seen,
+        "dropout": chance.seen,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
 

@@ -155,6 +155,9 @@ def picks_random_rows() -> Made:
 REFUSED = {
     "leaves_out_a_layer": "decides by random numbers",
     "leaves_out_by_sign": "decides by random numbers",
-    "leaves_out_by_python": "does other operations for other random numbers of Python or numpy",
+    "leaves_out_by_python": "draws random numbers of Python or numpy",
+    "masks_by_numpy": "draws random numbers of Python or numpy",
+    "scaled_by_python": "draws random numbers of Python or numpy",
+    "keeps_count": "forward sets count",
     "picks_random_rows": "picks a random number of elements",
 }

@@ -366,7 +366,11 @@ def packed_by_lengths() -> Made:
 
 
 _PADDED = "give the padded batch to the layer, and mask the padding in the loss"
-REFUSED = {"packed_sequence": _PADDED, "packed_by_lengths": _PADDED}
+REFUSED = {
+    "packed_sequence": _PADDED,
+    "packed_by_lengths": _PADDED,
+    "attention_masked": "draws random numbers from a generator of its own",
+}
 
 
 class Spectra(nn.Module):

@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, unfold
 from planner_core.core.graph_json import graph_from_json, graph_to_json
+from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks import moe
 from planner_core.models.hooks.callsites import parts_of, weights_of
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference

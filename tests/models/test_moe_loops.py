@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from planner_core.core.errors import CaptureError
+from planner_core.models import adapters
 from planner_core.models.capture.module import capture_module
-from planner_core.models.hooks import moe_loops as loops
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 
@@ -47,7 +47,7 @@ def filled(module: nn.Module) -> nn.Module:
 def same(module: nn.Module, method: str, *args: Any) -> None:
     """The method as it is, and ours: results and gradients of the weights."""
     module.train()
-    ours = loops.LOOPS[type(module).__name__, method]
+    ours = adapters.METHODS[type(module).__name__, method]
     found = []
     for run in (getattr(type(module), method), ours):
         module.zero_grad()
@@ -140,7 +140,7 @@ def test_jetmoe_attention_and_feed_forward_experts() -> None:
             "JetMoeMoA": plain.JetMoeMoA,
         }
         if patched:
-            for (kind, method), ours in loops.LOOPS.items():
+            for (kind, method), ours in adapters.METHODS.items():
                 if kind in owners:
                     setattr(owners[kind], method, ours)
         queries, logits, routed = moa.map(hidden)
@@ -245,7 +245,7 @@ def test_layers_inside_an_autograd_function_are_refused() -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return Hidden.apply(self.first(x), self.second)
 
-    with pytest.raises(CaptureError, match="inside the autograd function Hidden"):
+    with pytest.raises(CaptureError, match="a function to run to the autograd function Hidden"):
         capture_module(Net(), {"x": torch.randn(2, 4)})
 
 
@@ -264,16 +264,21 @@ def test_a_known_mask_picks_a_known_number() -> None:
     assert graph.top.values[picked.outputs[0]].meta.shape == (3, 4)
 
 
-def test_a_known_mask_of_two_dims_too() -> None:
+def test_a_mask_of_the_inputs_may_pick_all() -> None:
+    """How many it picks otherwise depends on values, which is refused."""
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.l = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-            return self.l(x)[places > 2].sum() + self.l(x)[places > 3, 1:].sum()
+            return self.l(x)[places > 2].sum()
 
-    places = torch.arange(6).view(2, 3)
-    graph = capture_module(Net(), {"x": torch.randn(2, 3, 4), "places": places})
-    shapes = [graph.top.values[op.outputs[0]].meta.shape for op in graph.top.ops if op.fn == "getitem"]
-    assert shapes == [(3, 4), (2, 3)]
+    graph = capture_module(Net(), {"x": torch.randn(2, 3, 4), "places": torch.full((2, 3), 3)})
+    picked = next(op for op in graph.top.ops if op.fn == "getitem")
+    assert graph.top.values[picked.outputs[0]].meta.shape == (6, 4)
+    with pytest.raises(
+        CaptureError, match=r"as many elements as the values of its inputs say .*; multiply by the mask"
+    ):
+        capture_module(Net(), {"x": torch.randn(2, 3, 4), "places": torch.arange(6).view(2, 3)})

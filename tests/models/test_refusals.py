@@ -164,7 +164,7 @@ CASES = [
     (updates, "writes into the parameter teacher.weight in place", "after the optimizer's step"),
     (keeps_graph, "writes a tensor with a gradient into the buffer seen", "detach it, since the next step"),
     (keeps_in_view, "writes a tensor with a gradient into the buffer seen", "itself, not a view"),
-    (keeps_in_a_cache, "writes a tensor with a gradient into the attribute rows at", "detach it"),
+    (keeps_in_a_cache, "writes what it computes in place into a tensor that is no buffer", "register_buffer"),
     (logs, "decides by the values of computed tensors", "call .item() outside"),
     (picks_by_number, "decides by the values of computed tensors", "index_select, gather or take_along_dim"),
     (old_view, "reads a tensor of which a part, or a view, was written in place before", "make a new one"),

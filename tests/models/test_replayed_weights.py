@@ -292,7 +292,6 @@ TRAPS = {
     "a global weight of one in turn": lambda: Lending(
         lambda s: lambda x: F.linear(x, FIRST[0].l.weight), lambda layers, i: layers[i // 3].own
     ),
-    "what the first was given": Keeping,
     "given its own weight": lambda: Giving(lambda i: i),
     "given the first's weight": lambda: Giving(lambda i: 0),
     "given the neighbour's weight": lambda: Giving(lambda i: i - 1),
@@ -309,7 +308,6 @@ TRAPS = {
     "deep inside lists": given(deep),
     "an object that is called": given(lambda b: Holder(b.lin)),
     "a method of an object": given(lambda b: Holder(b.lin).method),
-    "a method on an instance": given(patched),
     "blocks are called": given(lambda b: b.lin, lambda layer, x: layer(x)),
     "blocks are called, lambdas": given(lambda b: lambda x: b.lin(x), lambda layer, x: layer(x)),
     "blocks by __call__": given(lambda b: b.lin, lambda layer, x: layer.__call__(x)),
@@ -331,7 +329,6 @@ TRAPS = {
     "tied within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("weights", "", "weights", "")]),
     "one module twice within some": lambda: Model([nn.Sequential(Pair(t)) for t in ("modules", "", "modules", "")]),
     "a shared count": Counted,
-    "layers are the keys": Keyed,
     "an iterator is given": lambda: Taking(iter, next),
     "a generator is given": lambda: Taking(lambda ws: (w for w in ws), next),
     "an iterator in an object": lambda: Taking(lambda ws: types.SimpleNamespace(it=iter(ws)), lambda s: next(s.it)),

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from planner_core.models.hooks import scans
+from planner_core.models.adapters import scans
 from planner_core.ops.operators import Kind
 from planner_core.ops.registry import operator, rule_of, work_of
 from tests.support.operators.judge import Case, all_rows, even, judge

@@ -13,10 +13,10 @@ from planner_core.core import P, R, Shard
 from planner_core.ops import Attention, work_of
 from planner_core.ops.catalog.attention import CONTEXT
 from planner_core.ops.rules import Row
-from planner_core.runtime.dispatch import local_ops
+from planner_core.runtime.write import operators
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.local_judge import exchange, judge_local
+from tests.support.operators.local_judge import judge_local
 
 SDPA = F.scaled_dot_product_attention
 
@@ -43,17 +43,15 @@ SIZES = [(2,), (3,), (4,), (6,), (2, 2), (3, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_every_rank_computes_its_rows(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_computes_its_rows(sizes: tuple[int, ...]) -> None:
     """An odd axis has a rank that is its own mirror; on two axes a block goes along both."""
-    monkeypatch.setattr(local_ops, "exchange", exchange)
     case = causal(scale=0.3)
     chosen = (context(case),) * len(sizes)
     assert judge(case, chosen, sizes) == ""
     assert judge_local(case, chosen, sizes) == ""
 
 
-def test_it_goes_together_with_every_other_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_ops, "exchange", exchange)
+def test_it_goes_together_with_every_other_row() -> None:
     case = causal()
     op, values = case.op()
     for other in all_rows(case):
@@ -64,7 +62,7 @@ def test_it_goes_together_with_every_other_row(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_block_that_is_computed_as_if_it_came_first_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: torch's own function, which aligns its mask with the first key."""
-    monkeypatch.setattr(local_ops, "_RULES", {})
+    monkeypatch.setitem(operators._RULES, "scaled_dot_product_attention", operators.LocalCall.plain)
     assert judge_local(causal(), (context(causal()),), (2,)).startswith("result 0")
 
 

@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.core import Shard
-from planner_core.models.hooks.moe import moe_experts
+from planner_core.models.adapters.experts import moe_experts
 from planner_core.ops import DISPATCH, GroupedGemm, work_of
 from planner_core.ops.rules import Row
-from planner_core.runtime.dispatch import local_ops
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.local_judge import MESSAGES, exchange, judge_local
+from tests.support.operators.local_judge import ThreadAxis, judge_local
 
 TOKENS, WIDTH, INNER, EXPERTS = 24, 8, 4, 12
 
@@ -49,12 +48,6 @@ def row(case: Case) -> Row:
     return next(r for r in all_rows(case) if r.name == DISPATCH)
 
 
-@pytest.fixture(autouse=True)
-def between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in MESSAGES:
-        monkeypatch.setattr(local_ops, send.__name__, send)
-
-
 def test_every_operand_and_the_result_are_sharded_by_their_first_dim() -> None:
     found = row(layer(balanced()))
     assert {p for pair in (*found.inputs, *found.outputs) for p in pair[:1]} == {Shard(0)}
@@ -82,10 +75,8 @@ def test_it_goes_together_with_tokens_and_inner_width_on_another_axis() -> None:
 def test_copies_at_a_wrong_rank_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: what is received is in the order of another rank."""
 
-    def turned(*given: object) -> torch.Tensor:
-        return exchange(*given).flip(0)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(local_ops, "exchange", turned)
+    plain = ThreadAxis.exchange
+    monkeypatch.setattr(ThreadAxis, "exchange", lambda *given, **options: plain(*given, **options).flip(0))
     case = layer(ROUTES["random"])
     assert judge_local(case, (row(case),), (2,)).startswith("result 0")
 

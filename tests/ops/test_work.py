@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.core import Block, Op
-from planner_core.models.hooks import scans
+from planner_core.models.adapters import scans
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops import Attention, Gemm, GroupedGemm, Kind, Work, is_free, operator, work_of
 from planner_core.ops.operators import MULTIPLYING

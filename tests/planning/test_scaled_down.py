@@ -39,9 +39,9 @@ def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
     found = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64))
     plan = found.best
     report = verify_fake(plan, graph=found.graph)
-    assert not report["dispatched"] and report["ok"] and report["order"]["ok"], report
+    assert report["ok"] and report["order"]["ok"], report
     (numbers,) = verify_all([scaled(plan, 2)])
-    assert not numbers["dispatched"] and numbers["ok"], numbers["grad"]
+    assert numbers["ok"], numbers["grad"]
 
 
 def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:

@@ -66,16 +66,14 @@ def _weights(model: Any, do: Doing, **options: bool) -> list[torch.Tensor]:
     return [(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in model.parameters()]
 
 
-def _apart(files: list[str]) -> list[tuple[str, str, bool, float]]:
+def _apart(files: list[str]) -> list[tuple[str, str, float]]:
     found = []
     for what, do in DOINGS.items():
-        wanted = _weights(Watched(hooked=False), do)
-        for file, dispatched in ((file, d) for file in files for d in (False, True)):
-            model = shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))
-            if dispatched:
-                applied(model)._fall_back("the test asks for it")
+        wanted = _weights(Watched(), do)
+        for file in files:
+            model = shardscope.apply(Watched(), shardscope.load_plan(file))
             got = _weights(model, do, global_batch=True)
-            found.append((what, file, dispatched, _distance(got, wanted)))
+            found.append((what, file, _distance(got, wanted)))
     return found
 
 
@@ -84,7 +82,7 @@ def _distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 def _files(folder: Path) -> list[str]:
-    report, files = saved_plans(Watched(hooked=False), (SAMPLES,), folder)
+    report, files = saved_plans(Watched(), (SAMPLES,), folder)
     plain: Plan = next(p for p in report.plans if p.name == "data parallel")
     for stage in (1, 2, 3):
         files.append(str(folder / f"stage {stage}"))
@@ -99,7 +97,7 @@ def test_what_a_loop_does_between_micro_batches_counts_as_on_one_process(tmp_pat
 
 
 def _read(file: str) -> str:
-    model = shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))
+    model = shardscope.apply(Watched(), shardscope.load_plan(file))
     with applied(model).no_sync():
         model(SAMPLES, global_batch=True).backward()
     with pytest.raises(PlanMismatch) as told:
@@ -108,6 +106,6 @@ def _read(file: str) -> str:
 
 
 def test_a_gradient_that_is_read_before_it_is_summed_is_refused(tmp_path: Path) -> None:
-    _, files = saved_plans(Watched(hooked=False), (SAMPLES,), tmp_path)
+    _, files = saved_plans(Watched(), (SAMPLES,), tmp_path)
     said = run_ranks(_read, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
     assert "the gradient of up.weight was used, but its backward passes ran inside no_sync()" in said

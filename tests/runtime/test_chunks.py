@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from planner_core.core import Plan, plan_to_json
+from planner_core.core import Plan
 from planner_core.exporters import export
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import VerificationFailed, run_ranks
 from tests.support.plans import in_chunks, planned
 from tests.support.torchrun import run_script
 
@@ -42,7 +39,7 @@ def test_traffic_and_memory_at_full_size(recompute: str, layers: int | None) -> 
     """`layers` None: all 32 of them."""
     plans = megatron(recompute=recompute, layers=layers)
     for plan, report in zip(plans, verify_fake_all(list(plans)), strict=True):
-        assert report["ok"] and report["dispatched"] == "", (plan.name, report["order"])
+        assert report["ok"], (plan.name, report["order"])
         assert report["memory_bytes"]["rel_error"] < 0.02, report["memory_bytes"]
 
 
@@ -54,7 +51,7 @@ def test_it_runs_as_predicted(recompute: str) -> None:
     plans = [scaled(p, 4) for p in megatron(recompute=recompute)]
     assert all(p.chunks == 4 for p in plans)
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert found["ok"] and not found["dispatched"], (plan.name, found["loss"], found["grad"], found["collectives"])
+        assert found["ok"], (plan.name, found["loss"], found["grad"], found["collectives"])
 
 
 @pytest.mark.slow
@@ -62,23 +59,7 @@ def test_biases_and_two_micro_batches() -> None:
     """BERT's products add a bias, which one rank adds."""
     plans = [scaled(p, 4) for p in (*megatron("bert-large"), *megatron("t5-large"), *megatron(accumulate=2))]
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert plan.chunks == 4 and found["ok"] and not found["dispatched"], (plan.model["name"], found["grad"])
-
-
-def _dispatched(plan: dict[str, Any]) -> list[Any]:
-    """A model that cannot be rewritten."""
-    from planner_core.runtime import CannotRewrite, Parallel
-    from planner_core.verification.numerics import compare
-
-    with mock.patch.object(
-        Parallel, "_rewritten", mock.Mock(side_effect=CannotRewrite("a test wants the dispatch mode"))
-    ):
-        return [compare(plan, 0, "float32")]
-
-
-def test_a_model_that_cannot_be_rewritten_is_refused() -> None:
-    with pytest.raises(VerificationFailed, match="plan it again without --chunks"):
-        run_ranks(_dispatched, 4, (plan_to_json(scaled(megatron()[0], 4)),))
+        assert plan.chunks == 4 and found["ok"], (plan.model["name"], found["grad"])
 
 
 @pytest.mark.slow

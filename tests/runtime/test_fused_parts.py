@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner_core.runtime.dispatch.redistribute import _by_rank, _by_segment
 from planner_core.runtime.program.collectives import joined, own_share, shares
 
 FUSED = (4, 2, 2)
@@ -23,5 +22,3 @@ def test_parts_of_fused_dims_are_dealt_and_joined_part_by_part(dim: int) -> None
     assert [own_share(x, dim, 2, rank, fused).tolist() for rank in range(2)] == [t.tolist() for t in own]
     assert [t.tolist() for t in shares(x, dim, 2, fused)] == [t.tolist() for t in own]
     assert torch.equal(joined(own, dim, fused), x)
-    assert torch.equal(_by_rank(x, dim, 2, fused), torch.cat(own, dim))
-    assert torch.equal(_by_segment(torch.cat(own, dim), dim, 2, fused), x)

@@ -99,7 +99,7 @@ def test_a_loop_sends_what_the_plan_says_beside_its_tokens() -> None:
 def test_verification_makes_the_call_of_a_loop() -> None:
     """Its report has the tokens apart, and what a loop would hold that keeps the logits until backward is over."""
     found = verify(_best())
-    assert found["ok"] and not found["dispatched"], found
+    assert found["ok"], found
     assert found["inputs"]["count"] and found["inputs"]["bytes"] <= 2 * BATCH * SEQ * 4
     assert found["memory_bytes"]["results_kept"] >= found["memory_bytes"]["measured"]
 

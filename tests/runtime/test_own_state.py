@@ -210,14 +210,12 @@ def test_running_statistics_of_parts_are_saved_and_loaded_as_a_whole(tmp_path: P
 
 
 class Watched(nn.Module):
-    """A model whose hook lets it run operator by operator."""
+    """Two layers."""
 
-    def __init__(self, *, hooked: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
-        if hooked:
-            self.up.register_forward_hook(lambda module, inputs, out: None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x))).square().mean()
@@ -248,20 +246,20 @@ def _penalized(model: Any, **options: bool) -> list[float]:
 
 def _penalties(files: list[str]) -> list[tuple[str, list[float], list[float]]]:
     found = []
-    for hooked, file in ((hooked, file) for hooked in (False, True) for file in files):
-        alone, model = Watched(hooked=hooked), shardscope.apply(Watched(hooked=hooked), shardscope.load_plan(file))
+    for file in files:
+        alone, model = Watched(), shardscope.apply(Watched(), shardscope.load_plan(file))
         found.append((file, _penalized(alone), _penalized(model, global_batch=True)))
     return found
 
 
 def test_a_penalty_on_the_weights_counts_once_under_every_plan(tmp_path: Path) -> None:
-    _, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    _, files = saved_plans(Watched(), (torch.randn(8, 16),), tmp_path)
     for file, wanted, got in run_ranks(_penalties, 2, (files,))[0]:
         assert got == pytest.approx(wanted, rel=1e-5), file
 
 
 def _asked(file: str) -> list[str]:
-    model = shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))
+    model = shardscope.apply(Watched(), shardscope.load_plan(file))
     model(torch.randn(8, 16), global_batch=True).backward()
     gradient, said = model.up.weight.grad, []
     for ask in (lambda: gradient.norm().item(), lambda: float(gradient.sum()), lambda: bool((gradient > 0).any())):
@@ -273,7 +271,7 @@ def _asked(file: str) -> list[str]:
 
 
 def test_a_number_of_which_each_rank_has_a_term_is_refused(tmp_path: Path) -> None:
-    report, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    report, files = saved_plans(Watched(), (torch.randn(8, 16),), tmp_path)
     file = files[[p.name for p in report.plans].index("Megatron-LM")]
     *said, norm, deviation = run_ranks(_asked, 2, (file,))[0]
     assert norm == deviation == "True"
@@ -285,7 +283,7 @@ class Both(Watched):
     """Returns its scores beside the loss."""
 
     def __init__(self) -> None:
-        super().__init__(hooked=False)
+        super().__init__()
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         scores = self.down(torch.relu(self.up(x)))
@@ -343,11 +341,11 @@ def _drawn(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _apart(files: list[str]) -> list[float]:
-    alone = _drawn(Watched(hooked=False))
-    under = [_drawn(shardscope.apply(Watched(hooked=False), shardscope.load_plan(file))) for file in files]
+    alone = _drawn(Watched())
+    under = [_drawn(shardscope.apply(Watched(), shardscope.load_plan(file))) for file in files]
     return [float((a - b).abs().max()) for drawn in under for a, b in zip(alone, drawn, strict=True)]
 
 
 def test_parts_that_are_drawn_anew_are_parts_of_what_one_process_draws(tmp_path: Path) -> None:
-    _, files = saved_plans(Watched(hooked=False), (torch.randn(8, 16),), tmp_path)
+    _, files = saved_plans(Watched(), (torch.randn(8, 16),), tmp_path)
     assert max(run_ranks(_apart, 2, (files,))[0]) == 0.0

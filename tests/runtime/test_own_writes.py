@@ -18,14 +18,14 @@ WIDTH, KINDS = 16, 8
 
 
 class WritesWhatItIsGiven(nn.Module):
-    """Writes in place into an input, into a view of it, and into a tensor that is no buffer."""
+    """Writes in place into an input, into a view of it, and into buffers and parts of them."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.head, self.steps, self.offset = nn.Linear(WIDTH, KINDS), torch.zeros(1), torch.zeros(WIDTH)
-        self.register_buffer("rows", torch.zeros(2, WIDTH))
-        self.held = torch.zeros(2, WIDTH)
+        self.head = nn.Linear(WIDTH, KINDS)
+        for name, shape in (("steps", (1,)), ("offset", (WIDTH,)), ("rows", (2, WIDTH)), ("held", (2, WIDTH))):
+            self.register_buffer(name, torch.zeros(shape))
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         self.steps += 1

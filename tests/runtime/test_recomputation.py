@@ -54,7 +54,6 @@ def test_numbers_and_traffic_are_as_without(name: str, ways: list[tuple[str, str
     for (policy, layout), plan, found in zip(ways, chosen, verify_all(chosen), strict=True):
         assert {b.recompute for label, b in plan.blocks.items() if label} == {policy}
         assert found["ok"], (policy, layout, found["loss"], found["grad"], found["collectives"])
-        assert found["dispatched"] == "", layout
 
 
 def test_what_is_kept_is_not_sent_again(made: dict[str, dict[str, Plan]]) -> None:
@@ -80,28 +79,22 @@ PRODUCTS = ("mm", "addmm", "bmm")
 
 
 def _calls(files: dict[str, str]) -> dict[str, Any]:
-    """For each plan, run as generated code and operator by operator: how often kernels ran in a step, the code, and how far
-    gradients are from those of the first plan."""
+    """For each plan: how often kernels ran in a step, the code, and how far gradients are from those of the first plan."""
     found: dict[str, Any] = {}
     wanted: dict[str, torch.Tensor] = {}
-    for dispatched in (False, True):
-        for name, file in files.items():
-            model = shardscope.apply(OwnGPT(), shardscope.load_plan(file))
-            parallel = applied(model)
-            if dispatched:
-                parallel._fall_back("the test asks for it")
-            with Calls() as calls:
-                model(*own_model.batch(0), global_batch=True).backward()
-            assert (parallel.dispatched is not None) == dispatched
-            grads = {n: _whole(p.grad) for n, p in model.named_parameters()}
-            wanted = wanted or grads
-            found[f"{name} {dispatched}"] = {
-                "products": sum(calls.count[p] for p in PRODUCTS),
-                "attention": sum(n for f, n in calls.count.items() if f.startswith("_scaled_dot") and "backward" not in f),
-                "norms": calls.count["native_layer_norm"],
-                "error": max(float((g - wanted[n]).abs().max() / wanted[n].abs().max()) for n, g in grads.items()),
-                "code": "" if dispatched else next(iter(parallel.programs.values())).program.source,
-            }  # fmt: skip
+    for name, file in files.items():
+        model = shardscope.apply(OwnGPT(), shardscope.load_plan(file))
+        with Calls() as calls:
+            model(*own_model.batch(0), global_batch=True).backward()
+        grads = {n: _whole(p.grad) for n, p in model.named_parameters()}
+        wanted = wanted or grads
+        found[name] = {
+            "products": sum(calls.count[p] for p in PRODUCTS),
+            "attention": sum(n for f, n in calls.count.items() if f.startswith("_scaled_dot") and "backward" not in f),
+            "norms": calls.count["native_layer_norm"],
+            "error": max(float((g - wanted[n]).abs().max() / wanted[n].abs().max()) for n, g in grads.items()),
+            "code": next(iter(applied(model).programs.values())).program.source,
+        }  # fmt: skip
     return found
 
 
@@ -120,10 +113,9 @@ def ran(made: dict[str, dict[str, Plan]], tmp_path_factory: pytest.TempPathFacto
     return dict(run_ranks(_calls, 2, (files,))[0])
 
 
-@pytest.mark.parametrize("dispatched", [False, True], ids=["generated", "operator by operator"])
-def test_kernels_run_again_that_the_policy_says(dispatched: bool, ran: dict[str, Any]) -> None:
+def test_kernels_run_again_that_the_policy_says(ran: dict[str, Any]) -> None:
     """A block of OwnGPT has four products (qkv, out, up, down), the last of which saves last, and two norms."""
-    rows = {policy: ran[f"{policy} {dispatched}"] for policy in POLICIES}
+    rows = {policy: ran[policy] for policy in POLICIES}
     plain, blocks = rows["none"], 2
     more = {p: (r["products"] - plain["products"], r["attention"] - plain["attention"]) for p, r in rows.items()}
     assert more == {
@@ -135,7 +127,7 @@ def test_kernels_run_again_that_the_policy_says(dispatched: bool, ran: dict[str,
 
 
 def test_the_code_says_what_is_kept(ran: dict[str, Any]) -> None:
-    lines = [line.strip() for line in ran["keep-matmuls False"]["code"].splitlines()]
+    lines = [line.strip() for line in ran["keep-matmuls"]["code"].splitlines()]
     after = [lines[k + 1] for k, line in enumerate(lines) if line.startswith("with keep(")]
     assert len(after) == 4 and "F.scaled_dot_product_attention(" in after[1], after
     assert "all_reduce_back_same(F.linear(" in after[2], "the sum over ranks is kept, not its terms"

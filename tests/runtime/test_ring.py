@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from planner_core.core import Plan, Shard, plan_to_json
+from planner_core.core import Plan, Shard
 from planner_core.exporters import export
 from planner_core.models.loading import capture_graph
 from planner_core.ops import Row
@@ -19,8 +17,7 @@ from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake_all
-from planner_core.verification.numerics import verify_all, within
-from planner_core.verification.processes import run_ranks
+from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.runtime_plans import make_plan
 from tests.support.tiny_models import tiny_config
@@ -63,12 +60,11 @@ def test_it_runs_as_predicted() -> None:
     assert "send_recv" in plan.cost.collectives()["forward"]
     (found,) = verify_all([plan])
     assert found["ok"], (found["loss"], found["grad"], found["param"], found["collectives"])
-    assert found["dispatched"] == ""
 
 
 def _alike(plans: list[Plan]) -> None:
     for plan, found in zip(plans, verify_all(plans), strict=True):
-        assert found["numbers_ok"] and not found["dispatched"], (plan.model["name"], found["loss"], found["grad"])
+        assert found["numbers_ok"], (plan.model["name"], found["loss"], found["grad"])
         assert found["collectives"]["measured"]["backward"]["send_recv"]["count"] > 0
 
 
@@ -84,24 +80,6 @@ def test_other_models_run_in_a_ring() -> None:
     _alike([in_a_ring(name, (2, 2), axis) for name in names for axis in (0, 1)])
 
 
-def _ways(plan: dict[str, Any]) -> list[Any]:
-    """A judgement of the dispatch mode."""
-    from planner_core.runtime import CannotRewrite, Parallel
-    from planner_core.verification.numerics import compare
-
-    refused = mock.Mock(side_effect=CannotRewrite("a test wants the dispatch mode"))
-    with mock.patch.object(Parallel, "_rewritten", refused):
-        found = compare(plan, 0, "float32")
-    return [found, found["collectives"]]
-
-
-def test_the_dispatch_mode_runs_it_too() -> None:
-    plan = scaled(long().plans[0], 4)
-    found, collectives = run_ranks(_ways, 4, (plan_to_json(plan),))[0]
-    assert "a test wants" in found["dispatched"] and within(found), found
-    assert collectives["backward"]["send_recv"] == plan.cost.collectives()["backward"]["send_recv"]
-
-
 MEMORY = ["none", "keep-attention", "full", "selective"]
 
 
@@ -114,7 +92,7 @@ def test_traffic_and_memory_at_full_size(ways: list[str], layers: int | None) ->
     assert all("send_recv" in r.plans[0].cost.collectives()["forward"] for r in results)
     reports = verify_fake_all([r.plans[0] for r in results], graphs=[r.graph for r in results])
     for way, report in zip(ways, reports, strict=True):
-        assert report["ok"] and report["dispatched"] == "", (way, report["order"])
+        assert report["ok"], (way, report["order"])
         assert report["memory_bytes"]["rel_error"] < 0.001, (way, report["memory_bytes"])
 
 

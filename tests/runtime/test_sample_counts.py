@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
-from planner_core.runtime.library import applied
 from planner_core.verification.processes import run_ranks
 
 SAMPLES, RANKS = 8, 2
@@ -45,20 +44,15 @@ def _runs(files: dict[str, str]) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     found = {}
     for name, file in files.items():
-        for dispatched in (False, True):
-            for whole in (False, True):
-                model = shardscope.apply(Counts(), shardscope.load_plan(file))
-                if dispatched:
-                    applied(model)._fall_back("the test asks for it")
-                split = name in ("data parallel", "FSDP") and not whole
-                part = slice(rank * SAMPLES // RANKS, (rank + 1) * SAMPLES // RANKS) if split else slice(None)
-                x, y = (t[part] for t in batch())
-                loss = model(x, y) if split else model(x, y, global_batch=True)
-                loss.backward()
-                grads = [_whole(p.grad).tolist() for p in model.parameters()]
-                found[f"{name}, {'dispatched' if dispatched else 'generated'}, {'own' if split else 'global'}"] = (
-                    loss.item(), grads,
-                )  # fmt: skip
+        for whole in (False, True):
+            model = shardscope.apply(Counts(), shardscope.load_plan(file))
+            split = name in ("data parallel", "FSDP") and not whole
+            part = slice(rank * SAMPLES // RANKS, (rank + 1) * SAMPLES // RANKS) if split else slice(None)
+            x, y = (t[part] for t in batch())
+            loss = model(x, y) if split else model(x, y, global_batch=True)
+            loss.backward()
+            grads = [_whole(p.grad).tolist() for p in model.parameters()]
+            found[f"{name}, {'own' if split else 'global'}"] = loss.item(), grads
     return found
 
 

@@ -61,7 +61,7 @@ def test_they_run_as_predicted(cases: Sequence[tuple[str, str]]) -> None:
     """On four real processes. Where experts or the loss take tokens in a row, a rank has those of its piece of its sample."""
     plans = [small(*case) for case in cases]
     for (name, text), found in zip(cases, verify_all(plans), strict=True):
-        assert found["ok"] and not found["dispatched"], (name, text, found["loss"], found["grad"], found["collectives"])
+        assert found["ok"], (name, text, found["loss"], found["grad"], found["collectives"])
 
 
 MATRICES = """

@@ -26,12 +26,12 @@ def planned(gpus: int, **options: Any) -> tuple[Plan, Graph]:
     return next(p for p in result.plans if p.name == "data parallel"), result.graph
 
 
-def _steps(plan_file: str, dispatched: bool = False) -> list[Any]:
+def _steps(plan_file: str) -> list[Any]:
     """Losses of an own loop; then the bytes by phase and kind of a step of two micro-batches, the first unsummed."""
     plan = shardscope.load_plan(plan_file)
-    model = _applied(plan, dispatched)
+    model = shardscope.apply(OwnGPT(), plan)
     losses = own_model.losses(model, slice(None))
-    model = _applied(plan, dispatched)
+    model = shardscope.apply(OwnGPT(), plan)
     parallel, optimizer = applied(model), torch.optim.AdamW(model.parameters())
     sent: list[Any] = []
     for _ in range(2):
@@ -55,13 +55,6 @@ def _steps(plan_file: str, dispatched: bool = False) -> list[Any]:
         sent,
         sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters()),
     ]
-
-
-def _applied(plan: Plan, dispatched: bool) -> Any:
-    model = shardscope.apply(OwnGPT(), plan)
-    if dispatched:
-        applied(model)._fall_back("the test asks for it")
-    return model
 
 
 def traffic(rows: list[Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
@@ -106,7 +99,7 @@ def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> N
     """The same numbers, traffic and parts as generated code, a tied weight included, which ZeRO-2 scatters for each use."""
     plan, graph = planned(2)
     shardscope.save_plan(at_stage(plan, graph, stage, 0), tmp_path / "plan")
-    losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"), True))[0]
+    losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     scattered = (WEIGHTS, BYTES) if stage == 1 else (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
     assert traffic(rows) == {

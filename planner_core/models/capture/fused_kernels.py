@@ -1,24 +1,21 @@
-"""Functions that run as one operator: they must behave on meta as the GPU's fused kernels do, and not as their decomposition on the CPU,
-and the model's own autograd functions may use nothing but their arguments."""
+"""Functions that run as one operator: fused kernels, which on meta must behave as on a GPU and not as their decomposition on the CPU, and
+the model's own autograd functions."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Container, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import TorchFunctionMode
 
-from planner_core.core import NO_GRADIENT, Attr, CaptureError, PlannerError
-from planner_core.models.capture.refusals import refuse, shown
-from planner_core.models.hooks import RECURRENT, canonical, is_inplace, tensors
-from planner_core.models.hooks.callsites import OWN
+from planner_core.core import NO_GRADIENT, Attr
+from planner_core.models.hooks import RECURRENT, tensors
 from planner_core.models.hooks.meta_kernels import tables_on_meta
-from planner_core.models.hooks.wrappers import HELP
 
 
 class FlashAttention(torch.autograd.Function):
@@ -43,8 +40,9 @@ class FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Gradients have the shapes of what they belong to."""
-        saved = ctx.saved_tensors
-        return (*(torch.empty_like(t) for t in saved[:3]), torch.empty_like(saved[5]) if len(saved) > 5 else None)
+        query, key, value, _, _, *mask = ctx.saved_tensors
+        wanted = zip((query, key, value, *(mask or (query,))), ctx.needs_input_grad, strict=True)
+        return tuple(torch.empty_like(t) if needed else None for t, needed in wanted)
 
 
 def attention(
@@ -75,10 +73,7 @@ def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
 class _Ran:
     """A call whose backward is Python code. `edges`: by which each operand takes its gradient."""
 
-    fn: str
-    scope: str
     node: Any
-    given: Sequence[torch.Tensor]
     results: Sequence[torch.Tensor]
     edges: Sequence[Any]
     attrs: dict[str, Attr]
@@ -94,162 +89,31 @@ class _Ran:
         return {k for k, edge in enumerate(self.edges) if edge and edge not in given and (self.own or edge in edges)}
 
 
-class Alone:
-    """The model's own autograd functions. Each runs as one operator, so it may use nothing but its arguments: what it reads beside them,
-    in forward or in backward, would be missing from the plan, and get no gradient. `foreign` says whether a tensor was made outside of
-    it; `computed` has the ids of weights and computed tensors. `spoiled` is called with an argument that it has written in place and not
-    returned, as sparsemax does: nothing may read that again."""
+class OpaqueFunctions:
+    """The model's own autograd functions. Each is one operator, which runs whole on every rank and is said; what is inside is its own."""
 
-    def __init__(
-        self, foreign: Callable[[torch.Tensor], bool], computed: Container[int], scope: Callable[[], str],
-        spoiled: Callable[[torch.Tensor], None],
-    ) -> None:  # fmt: skip
-        self.foreign, self.computed, self.scope, self.spoiled = foreign, computed, scope, spoiled
-        self.fn = ""  # of the one that runs
+    def __init__(self) -> None:
         self.calls: list[_Ran] = []
 
-    def __call__(self, fn: str, func: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        """What takes the place of a call of one; any other function is as it was."""
-        if not hasattr(func, OWN):
-            return func
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before, self.fn = self.fn, fn
-            inside: list[TorchFunctionMode] = getattr(func, OWN)
-            given = (*tensors((args, kwargs)), *operands)
-            inside.append(seen := _Arguments(self, f"inside the autograd function {fn}", self.scope(), given))
-            try:
-                out = func(*args, **kwargs)
-            finally:
-                self.fn = before
-                inside.pop()
-            with torch._C.DisableTorchFunction():
-                returned = {_memory(t) for t in tensors(out)}
-                for target in seen.written:
-                    if _memory(target) in returned:
-                        raise seen.written_argument()
-                    self.spoiled(target)
-            return out
-
-        return run
-
     def ran(
-        self, func: Callable[..., Any], fn: str, operands: Sequence[torch.Tensor], moved: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor], attrs: dict[str, Attr],
-    ) -> None:  # fmt: skip
-        """Note a call whose backward is Python code of the model, or of a custom operator. It ran on the operands as `moved` to meta;
-        `attrs` are those of its record."""
+        self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], attrs: dict[str, Attr], *, own: bool
+    ) -> None:
+        """Note a call whose backward is Python code of the model, or of a custom operator. `attrs` are those of its record."""
         with torch._C.DisableTorchFunction():
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
             if node is not None and not getattr(node._forward_cls, "_shardscope", False):
-                edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in moved]
-                given = *operands, *moved, *results
-                self.calls.append(_Ran(fn, self.scope(), node, given, results, edges, attrs, hasattr(func, OWN)))
+                edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in operands]
+                self.calls.append(_Ran(node, results, edges, attrs, own))
 
-    def check_module(self, scope: str) -> None:
-        """Refuse a module that is called inside of one."""
-        if self.fn:
-            raise refuse(scope, f"is run inside the autograd function {self.fn}, whose ops cannot be seen", HELP)
-
-    def check_backward(self) -> None:
-        """Run the backward of each call, last first, as a step does after its forward, and note which operands get no gradient."""
+    def run_backward(self, model: nn.Module) -> str:
+        """Run the backward of each call, last first, as a step does after its forward, and note which operands get no gradient. One that
+        asks for values, which a gradient on meta has not, is taken to give one to all. Returns the name of a weight whose gradient one
+        has set, which a plan would lose."""
         for call in reversed(self.calls):
-            self.fn = call.fn
-            answers = self._backward(call, [torch.zeros_like(t) for t in call.results])
-            if stopped := set.intersection(*map(call.without_gradient, answers)):
-                call.attrs[NO_GRADIENT] = tuple(sorted(stopped))
-        self.fn = ""
-
-    def _backward(self, call: _Ran, grads: Sequence[torch.Tensor]) -> list[Any]:
-        """What one returns. Where it asks for values, which a gradient on meta has not, both answers are tried; one may be there to
-        raise."""
-        found: list[Any] = []
-        failed: Exception | None = None
-        for answer in (False, True):
-            where = f"in the backward of the autograd function {self.fn}"
-            asked = _Arguments(self, where, call.scope, (*call.given, *grads), answer)
-            try:
-                with torch.no_grad(), tables_on_meta(), asked:
-                    found.append(call.node.apply(*grads))
-            except PlannerError:
-                raise
-            except Exception as error:
-                if failed or not asked.questions:
-                    raise _cannot_run(call.scope, self.fn, error) from error
-                failed = error
-            if not asked.questions:
-                break
-        return found
-
-
-def _cannot_run(scope: str, fn: str, error: Exception) -> CaptureError:
-    where, text = shown(traceback.extract_tb(error.__traceback__)), " ".join(str(error).split())[:200].rstrip(".")
-    return CaptureError(
-        f"{scope or 'the model'} has an autograd function {fn}, whose backward cannot be run without values{where}, so that it cannot be "
-        f"seen what it uses: {type(error).__name__}: {text}; let it compute in torch with what it is given"
-    )
-
-
-class _Arguments(TorchFunctionMode):
-    """Inside an autograd function: refuses a tensor from outside that is not among its arguments, nor a part of one. With an `answer`, it
-    gives that to all questions for values."""
-
-    def __init__(
-        self, alone: Alone, where: str, scope: str, given: Sequence[torch.Tensor], answer: bool | None = None
-    ) -> None:
-        super().__init__()
-        self.alone, self.where, self.scope, self.answer = alone, where, scope, answer
-        self.questions = 0
-        self.written: list[torch.Tensor] = []  # arguments, by forward
-        with torch._C.DisableTorchFunction():
-            self.given = {id(t) for t in given}
-            self.memory = {_memory(t) for t in given}
-            self.kept = {_memory(t) for t in given if id(t) in alone.computed}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One call inside."""
-        kwargs = kwargs or {}
-        fn = canonical(func, kwargs)
-        if fn is not None:
-            self._check(tensors((args, kwargs)))
-            self._check_written(tensors((args[:1] if is_inplace(fn) else (), kwargs.get("out"))))
-        name = getattr(func, "__name__", "")
-        if name == "__set__" and getattr(func.__self__, "__name__", "") == "grad":
-            raise refuse(
-                self.scope, f"sets the gradient of a tensor {self.where}", "let its backward return the gradient"
-            )
-        if self.answer is not None and name in _ANSWERS and args[0].is_meta:
-            self.questions += 1
-            return _ANSWERS[name](self.answer and self.questions <= MOST_QUESTIONS)
-        return func(*args, **kwargs)
-
-    def _check(self, operands: Sequence[torch.Tensor]) -> None:
-        for tensor in operands:
-            with torch._C.DisableTorchFunction():
-                other = id(tensor) not in self.given and _memory(tensor) not in self.memory
-            if other and self.alone.foreign(tensor):
-                raise refuse(
-                    self.scope, f"uses a tensor {self.where} that is not one of its arguments",
-                    f"hand it over as an argument; if the function is there to save memory, {HELP}",
-                )  # fmt: skip
-
-    def _check_written(self, targets: Sequence[torch.Tensor]) -> None:
-        with torch._C.DisableTorchFunction():
-            hit = [t for t in targets if _memory(t) in self.kept]
-        self.written += hit
-        if hit and (self.answer is not None or any(isinstance(t, torch.nn.Parameter) for t in hit)):
-            raise self.written_argument()
-
-    def written_argument(self) -> CaptureError:
-        """The error for a write into an argument that the plan would miss."""
-        return refuse(self.scope, f"writes in place into an argument {self.where}", "let it return a new tensor")
-
-
-_ANSWERS = {"__bool__": bool, "__int__": int, "__index__": int, "__float__": float, "item": float, "is_nonzero": bool}
-"""How code asks for a value, and of which kind the answer is."""
-MOST_QUESTIONS = 64
-"""So many times the answer is yes, and no from then on: a loop may ask until it is."""
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+            with contextlib.suppress(Exception), torch.no_grad(), tables_on_meta():
+                if stopped := call.without_gradient(call.node.apply(*map(torch.zeros_like, call.results))):
+                    call.attrs[NO_GRADIENT] = tuple(sorted(stopped))
+        given = [(n, p) for n, p in model.named_parameters() if p.grad is not None] if self.calls else []
+        for _, param in given:
+            param.grad = None
+        return given[0][0] if given else ""

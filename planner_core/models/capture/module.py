@@ -17,73 +17,60 @@ from torch import nn
 from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
 from planner_core.models.capture.build.gradients import reached
 from planner_core.models.capture.build.graph_builder import Builder
-from planner_core.models.capture.build.open_dims import with_open_dims
+from planner_core.models.capture.checks.policy import checked
+from planner_core.models.capture.checks.refusals import check_buffers, check_module
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.recording import uncollected
-from planner_core.models.capture.refusals import check_buffers, check_module
 from planner_core.models.hooks.callsites import buffer_bytes, buffers_of, parts_of, weights_of
-from planner_core.models.hooks.chance import host_drawing
 from planner_core.models.hooks.forms import makes_cache
-from planner_core.models.hooks.held_values import Noted, Place, UsesOf, kept_tensors
-
-OTHER_DRAWS = 8
-"""On so many other seeds a model is run that draws random numbers outside of torch."""
-DREW_OUTSIDE = "the model draws random numbers of Python or numpy: all ranks draw the same, and its own code runs operator by operator"
 
 
 @uncollected()
 def capture_module(
     module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
     config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False, notes: tuple[str, ...] = (),
-    replay: bool = True, originals: Mapping[int, str] | None = None,
+    replay: bool = True, originals: Mapping[int, str] | None = None, library: bool = False,
 ) -> Graph:  # fmt: skip
     """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph).
 
     `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards. `originals` are
-    those of `ModelSource`.
+    those of `ModelSource`. `library`: the code is that of transformers. Raises CaptureError for what docs/SUPPORT.md does not allow.
     """
     check_module(module)
     to_meta(module)
     if "use_cache" not in inputs and makes_cache(module, module.forward):
         inputs = {**inputs, "use_cache": False}
     trained = {n for n, p in weights_of(module) if p.requires_grad}
-    before = Noted.of(parts_of(module))
-    try:
-        again = partial(_forward_pass, module, inputs, args, flat, replay, originals)
-        found = again()
-        after = Noted.of(parts_of(module))
-        left = before.computed(after)
-        if left:
-            _check_left(found, again, left, (inputs, args))
-        elif name_set := before.changed(after):
-            _check_set(found, again, name_set, type(module).__name__)
-        before.put_back()
-        if found.drew_outside:
-            _check_draws(found, again, type(module).__name__)
-        if found.picks:
-            found = _with_open_dims(found, partial(again, fewer=True), type(module).__name__)
-    finally:
-        before.put_back()
+    run = partial(_forward_pass, module, inputs, args, flat, replay, originals or {})
+    found, kept = checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
     graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
     check(graph)
-    told = (*notes, *found.told, *_kept(left), *idle_parameters(graph, trained))
+    told = (*notes, *found.told, *_kept(kept), *idle_parameters(graph, trained))
     return replace(graph, assumptions=told, buffer_bytes=buffer_bytes(module))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass. `told`: what to say about it; `drew_outside`: whether it drew random numbers of Python or numpy; `picks`: where
-    a mask of the inputs picks elements; `settled`: whether a tensor of it depends on constants and buffers alone."""
+    """One forward pass. `told`: what to say about it; the rest as in `policy.Pass`."""
 
     top: Block
     blocks: Mapping[str, Block]
     loss: str
     told: tuple[str, ...]
     drew_outside: bool
-    picks: str
-    settled: Callable[[torch.Tensor], bool]
+    transcript: tuple[Any, ...]
+    computed: Callable[[torch.Tensor], bool]
+
+    @property
+    def operations(self) -> list[Any]:
+        """What is called on which tensors, by block; a number may be another."""
+        blocks = {"": self.top, **self.blocks}
+        return [
+            (name, [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items], [v.meta for v in b.values])
+            for name, b in blocks.items()
+        ]  # fmt: skip
 
 
 def _forward_pass(
@@ -92,11 +79,10 @@ def _forward_pass(
     args: tuple[Any, ...],
     flat: bool,
     replay: bool,
-    originals: Mapping[int, str] | None,
-    *,
-    fewer: bool = False,
+    originals: Mapping[int, str],
+    left: Mapping[int, str],
 ) -> _Pass:
-    recorder = Recorder(module, replay=replay and not flat, fewer=fewer, originals=originals)
+    recorder = Recorder(module, replay=replay and not flat, originals=originals, left=left)
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:
@@ -116,108 +102,16 @@ def _forward_pass(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
-    drew = recorder.drew_outside or bool(recorder.drew_from)
     told = (
         *_opened(recorder.scopes.wrappers, (top, *blocks.values())),
         *_finite(recorder.taken_finite),
-        *((DREW_OUTSIDE,) if drew else ()),
-    )
-    return _Pass(top, blocks, loss, told, drew, next(iter(recorder.picks.where), ""), partial(_settled, recorder))
-
-
-def _settled(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    """Whether a tensor depends on constants and buffers alone: not on weights, inputs or chance."""
-    moves = id(tensor) in recorder.tracked or recorder.picks.varies(tensor)
-    return not moves and recorder.drawn_by(tensor) is None
-
-
-def _check_draws(found: _Pass, again: Callable[[], _Pass], model: str) -> None:
-    """Refuse a model whose operations depend on random numbers of Python or numpy, which no recorder sees: it is run on some others."""
-    for seed in range(OTHER_DRAWS):
-        with host_drawing(seed):
-            other = again()
-        if _operations(other) != _operations(found):
-            raise CaptureError(
-                f"{model} does other operations for other random numbers of Python or numpy, so each step would be another graph; draw no "
-                "number there (set the rate at which layers are left out to 0)"
-            )
-
-
-def _with_open_dims(found: _Pass, again: Callable[[], _Pass], model: str) -> _Pass:
-    """The pass, with the dims marked whose size the values of a batch say, as a mask does: another run with fewer tells them."""
-    try:
-        other = again()
-    except CaptureError:  # the model needs just as many: each sample has the same number
-        return found
-    blocks = with_open_dims({"": found.top, **found.blocks}, {"": other.top, **other.blocks})
-    if blocks is None:
-        raise CaptureError(
-            f"{model} does other operations where the values of a batch say another number of elements{found.picks}, so each batch would "
-            "be another graph; multiply by the mask instead"
-        )
-    told = f"the values of each batch say how many elements there are{found.picks}: they are not split, and counted as in the example"
-    return replace(found, top=blocks.pop(""), blocks=blocks, told=(*found.told, told))
-
-
-def _check_left(found: _Pass, again: Callable[[], _Pass], left: Sequence[Place], inputs: Any) -> None:
-    """Refuse a model that reads what an earlier pass has left in an attribute, but for a cache: it depends on constants and buffers alone,
-    and later passes leave it as it is. Every pass has the same inputs."""
-    given = {id(t) for t in kept_tensors(inputs)}
-    held = [(place, t) for place in left for t in kept_tensors(place[0].values[place[1]]) if id(t) not in given]
-    versions = [t._version for _, t in held]
-    with UsesOf([t for _, t in held]) as uses:
-        later = again()
-    read = [
-        held[i][0] for i in uses.seen if not (found.settled(held[i][1]) and _stays(held[i][0], held[i][1], versions[i]))
-    ]
-    if read or _operations(found) != _operations(later):
-        holder, key = (read or [held[i][0] for i in uses.seen] or left)[0]
-        raise CaptureError(
-            f"forward reads in each step what the step before has left in {holder.path(key)}, so the first step is "
-            "another graph than later ones; give forward the state as an input and let it return the next one, or write it into a buffer"
-        )
-
-
-def _stays(place: Place, tensor: torch.Tensor, version: int) -> bool:
-    """Whether a tensor is still there, and as it was."""
-    held, key = place[0].held, place[1]
-    now = dict(enumerate(held)) if isinstance(held, list) else held
-    return any(t is tensor for t in kept_tensors(now.get(key))) and tensor._version == version
-
-
-def _check_set(found: _Pass, again: Callable[[], _Pass], name: str, model: str) -> None:
-    """Refuse a model whose next pass does other operations, since this one has set an attribute, as one that fills a cache does."""
-    try:
-        later = again()
-        if _operations(found) == _operations(later):
-            return
-        lasts = _operations(again()) == _operations(later)
-    except CaptureError:  # that pass tells less than this one
-        return
-    way = "call the model once before it is planned and applied" if lasts else "let it do the same in each step"
-    raise CaptureError(
-        f"{model} does other operations at its next call, since forward sets {name}, so the first step is another graph than later ones; "
-        + way
+        *_picked(recorder.picked),
     )
 
+    def computed(tensor: torch.Tensor) -> bool:
+        return id(tensor) in recorder.tracked or recorder.inputs.say(tensor)
 
-def _kept(left: Sequence[Place]) -> tuple[str, ...]:
-    """A note on computed tensors that forward keeps for code outside."""
-    if not left:
-        return ()
-    names = list(dict.fromkeys(h.path(k) for h, k in left))
-    more = f" and {len(names) - 1} more" if names[1:] else ""
-    told = f"forward keeps a computed tensor in {names[0]}{more}: under a plan, code that reads it outside is refused; return it instead"
-    return (told,)
-
-
-def _operations(found: _Pass) -> list[Any]:
-    """What is called on which tensors; a number that is drawn may be an argument."""
-    blocks = {"": found.top, **found.blocks}
-    return [
-        (name, [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items], [v.meta for v in b.values])
-        for name, b in blocks.items()
-    ]  # fmt: skip
+    return _Pass(top, blocks, loss, told, recorder.drew_outside, tuple(recorder.transcript), computed)
 
 
 def _opened(wrappers: Collection[str], blocks: Iterable[Block]) -> tuple[str, ...]:
@@ -235,6 +129,16 @@ def _finite(lines: Sequence[str]) -> tuple[str, ...]:
     return (
         f"the model asks whether its numbers are finite{lines[0]}: they are taken to be, so what it does else is left out",
     )
+
+
+def _kept(name: str) -> tuple[str, ...]:
+    return (
+        (f"forward keeps a computed tensor in {name}: under a plan it is not there; return it instead",) if name else ()
+    )
+
+
+def _picked(lines: Sequence[str]) -> tuple[str, ...]:
+    return (f"a mask picks all elements{lines[0]}: another mask is refused when it runs",) if lines else ()
 
 
 def to_meta(module: nn.Module) -> None:

@@ -17,6 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.core import Attr, CaptureError, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
+from planner_core.models.capture.checks import refusals
+from planner_core.models.capture.checks.explain import explain
+from planner_core.models.capture.checks.writes import KEPT, RunningStatistics, Undo, Writes, memory
 from planner_core.models.capture.constants import (
     LIMIT,
     SHAPES,
@@ -26,44 +29,31 @@ from planner_core.models.capture.constants import (
     with_picks,
     with_sizes,
 )
-from planner_core.models.capture.fused_kernels import Alone, attention, kept_by_kernel
+from planner_core.models.capture.fused_kernels import OpaqueFunctions, attention, kept_by_kernel
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
-from planner_core.models.capture.refusals import (
-    attached,
-    check_call,
-    check_chance,
-    check_length,
-    check_lookup,
-    check_origin,
-    check_setting,
-    check_transform,
-    explain,
-    line,
-    never_or_always,
-    refuse,
-    without_autocast,
-)
 from planner_core.models.capture.replay import Replayer
-from planner_core.models.capture.writes import KEPT, RunningStatistics, Undo, Writes
 from planner_core.models.hooks import TakenFinite, as_others, meta_kernels, plain_form  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
-from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
-from planner_core.models.hooks.chance import HeldGenerators, host_state
-from planner_core.models.hooks.picks import Picks
-from planner_core.models.hooks.wrappers import Own
+from planner_core.models.hooks.callsites import buffers_of, weights_of
+from planner_core.models.hooks.chance import host_state
+from planner_core.models.hooks.input_values import InputValues, spelled
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `fewer`: see `Picks`. `originals`: the
-    names of tensors of which `model` has copies, by storage."""
+    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `originals`: the names of tensors of
+    which `model` has copies, by storage. `left`: those of tensors that an earlier pass has left."""
 
     def __init__(
-        self, model: nn.Module, *, replay: bool = True, fewer: bool = False, originals: Mapping[int, str] | None = None
-    ) -> None:
+        self, model: nn.Module, *, replay: bool = True, originals: Mapping[int, str] | None = None,
+        left: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.originals = originals or {}
-        self.picks = Picks(line, fewer=fewer)
+        self.originals, self.left = originals or {}, left or {}
+        self.inputs = InputValues()
+        self.picked: list[str] = []  # where a mask of the inputs picks all elements
+        self.transcript: list[Any] = []  # calls and their literal arguments, to compare one pass with another
+        self.used: set[int] = set()  # memory of constants that operators have read
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
         self.keep: list[torch.Tensor] = []
@@ -73,7 +63,7 @@ class Recorder(TorchFunctionMode):
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
         # id(tensor) of a constant that depends on random numbers -> the tensor, and the function that drew it
         self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        self.drew_outside, self.drew_from, self.clock = False, "", 0
+        self.drew_outside, self.clock = False, 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
         self.writes, self.undo, self.statistics = Writes(), Undo(), RunningStatistics()
@@ -82,21 +72,14 @@ class Recorder(TorchFunctionMode):
         self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
         self.finite = TakenFinite(
-            lambda t: id(t) in self.tracked, lambda func, x: self.__torch_function__(func, (), (x,)),
-            lambda: self.taken_finite.append(line()),
+            lambda t: id(t) in self.tracked, self._asked,
+            lambda: self.taken_finite.append(refusals.line()),
         )  # fmt: skip
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
-        self.scopes.own = Own(
-            lambda *told: refuse(self.scopes.frame.scope, *told), lambda: self.recording.older(self.ids)
-        )
-        self.alone = Alone(
-            lambda t: id(t) in self.ids or self.birth(t) >= 0,
-            self.tracked,
-            lambda: self.scopes.frame.scope,
-            self._spoil,
-        )
+        self.scopes.refused = lambda *told: refusals.refuse(self.scopes.frame.scope, *told)
+        self.opaque = OpaqueFunctions()
         self._number(model)
 
     def _number(self, model: nn.Module) -> None:
@@ -130,6 +113,11 @@ class Recorder(TorchFunctionMode):
         """The value of an operand; a constant gets its number when it is first used."""
         vid = self.ids.get(id(tensor))
         return vid if vid is not None else self._new(tensor, "constant", birth=self.birth(tensor))
+
+    def is_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a whole buffer of the model, perhaps with other values by now, and not a view of one."""
+        number = self.ids.get(id(tensor), -1)
+        return number >= 0 and self.recording.values[number].name.startswith(BUFFER)
 
     def birth(self, tensor: torch.Tensor) -> int:
         """The time at which a constant was made; -1 if not in this run. An id may belong to another tensor by now: that is checked."""
@@ -167,7 +155,8 @@ class Recorder(TorchFunctionMode):
         fn = sites.canonical(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)
         if fn is None:
-            check_setting(self.scopes.frame.scope, func, args, kwargs)
+            refusals.check_setting(self.scopes.frame.scope, func, args, kwargs)
+            refusals.check_arrays(self.scopes.frame.scope, func, any(map(self.inputs.say, operands)))
         if fn is None and not tracked:
             self._check_chance(func, fn, args, operands)
             return func(*args, **kwargs)
@@ -176,12 +165,19 @@ class Recorder(TorchFunctionMode):
         self._check(func, fn, args, operands, tracked)
         if fn is None:
             return func(*args, **kwargs)
+        refusals.check_arguments(self.scopes.frame.scope, fn, args, kwargs)
+        if refusals.check_values(self.scopes.frame.scope, self.inputs, self._asked, fn, args, kwargs):
+            self.picked.append(refusals.line())
+        self.transcript.append((fn, spelled(args), spelled(kwargs)))
         run = self._record if tracked else self._constant
         return run(fn, func, args, kwargs, operands)
 
+    def _asked(self, func: Callable[..., Any], operand: torch.Tensor) -> Any:
+        return self.__torch_function__(func, (), (operand,))
+
     def _known(self, tensor: torch.Tensor) -> bool:
         """Whether it has values, and no input says them."""
-        return not tensor.is_meta and id(tensor) not in self.tracked and not self.picks.varies(tensor)
+        return not tensor.is_meta and id(tensor) not in self.tracked and not self.inputs.say(tensor)
 
     def _is_held(self, tensor: torch.Tensor) -> bool:
         """Whether it is a constant, perhaps with other values by now, and not a weight or a computed tensor."""
@@ -194,46 +190,41 @@ class Recorder(TorchFunctionMode):
         """Refuse a call that would be missing from the graph, or wrong in it."""
         scope = self.scopes.frame.scope
         for tensor in operands:
-            if id(tensor) not in self.ids:
-                check_transform(scope, tensor, self.tracked, tracked)
-                if self.birth(tensor) < 0:
-                    self.check_unseen(scope, tensor)
+            if id(tensor) not in self.ids and self.birth(tensor) < 0:
+                refusals.check_origin(scope, tensor, self.originals, self.left)
             self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
         held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
         self.statistics.check(scope, fn or "", args, held)
         self._check_chance(func, fn, args, operands)
         if tracked:
-            check_call(scope, func, fn, operands)
+            refusals.check_call(scope, func, fn, operands)
             if self.replayer:
-                check_length(scope, len(self.scope_stack[-1].items))
-
-    def _spoil(self, tensor: torch.Tensor) -> None:
-        self.clock += 1
-        self.writes.wrote(tensor.detach(), self.clock)
-
-    def check_unseen(self, scope: str, tensor: torch.Tensor) -> None:
-        """Refuse an operand that was not seen being made, if it cannot be a constant."""
-        check_origin(scope, tensor, self.originals)
+                refusals.check_length(scope, len(self.scope_stack[-1].items))
 
     def _check_chance(
         self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor]
     ) -> None:
         if self.drawn:
-            check_chance(self.scopes.frame.scope, func, fn, args, [t for t in operands if self.drawn_by(t) is not None])
+            refusals.check_chance(
+                self.scopes.frame.scope, func, fn, args, [t for t in operands if self.drawn_by(t) is not None]
+            )
 
     def _constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         if sites.is_inplace(fn) and operands:
+            refusals.check_used(
+                self.scopes.frame.scope, fn, memory(operands[0]) in self.used and not self.is_buffer(operands[0])
+            )
             self.undo.before_write(operands[0])
             if self.replayer:
                 self.replayer.wrote(operands[0], self.birth(operands[0]))
         drew = chances.draws(fn)
         origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
-        chance = drew or (bool(origins) and not ("rand" in origins and never_or_always(fn, args)))
-        out = run_constant(self.alone(fn, func, operands), *self.picks.taken(fn, args, kwargs), operands)
-        if any(self.picks.varies(t) for t in operands):
-            self.picks.follow(sites.tensors(out))
+        chance = drew or (bool(origins) and not ("rand" in origins and refusals.never_or_always(fn, args)))
+        out = run_constant(func, args, kwargs, operands)
+        if any(self.inputs.say(t) for t in operands):
+            self.inputs.follow(sites.tensors(out))
         self.undo.made(sites.tensors(out), operands)
         for made in sites.tensors(out):
             if chance:
@@ -248,24 +239,24 @@ class Recorder(TorchFunctionMode):
     def _record(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
-        check_lookup(self.scopes.frame.scope, fn, args, kwargs)
+        refusals.check_lookup(self.scopes.frame.scope, fn, args, kwargs)
         inputs, self.packed = tuple(self.use(t) for t in operands), []
+        self.used.update(memory(t) for t in operands if id(t) not in self.tracked)
         if fn in SHAPES and len(operands) > 1:
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
-        run = attention if fn == "scaled_dot_product_attention" else self.alone(fn, func, operands)
-        if fn in chances.DROPOUTS:
-            kwargs = {**kwargs, "p": 0.0} if "p" in kwargs else kwargs
+        if fn in chances.DROPOUTS and "p" in kwargs:
+            kwargs = {**kwargs, "p": 0.0}
         written = sites.is_inplace(fn)
         if written and not args[0].is_meta and self.writes.twin(args[0]) is None:
             self.writes.made_twin(args[0])
         moved, moved_kw = self._on_meta(args, kwargs, operands)
         as_given = moved
         if fn == "getitem":
-            moved = with_picks(self.picks.taken(fn, args, kwargs)[0], moved)
+            moved = with_picks(args, moved)
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
-        out = run(*moved, **moved_kw)
+        out = self._ran(fn, func, moved, moved_kw)
         packed, self.packed = [*self.packed, *kept_by_kernel(fn, moved)], []
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # a value of its own
@@ -273,7 +264,7 @@ class Recorder(TorchFunctionMode):
         if not results:
             return out
         attrs = describe(fn, func, as_given, moved_kw, results)
-        self.alone.ran(func, fn, operands, sites.tensors((moved, moved_kw)), results, attrs)
+        self.opaque.ran(sites.tensors((moved, moved_kw)), results, attrs, own=hasattr(func, sites.OWN))
         if written:
             attrs.update(self._version(args[0], results[0], inputs[0]))
         outputs = tuple(self.produce(t) for t in results)
@@ -285,6 +276,17 @@ class Recorder(TorchFunctionMode):
         self.scope_stack[-1].items.append(record)
         sites.took_part(fn, args, out)
         return args[0] if written and not args[0].is_meta else out
+
+    def _ran(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of a call on meta."""
+        if not hasattr(func, sites.OWN):
+            return (attention if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
+        given = [(t, t._version) for t in sites.tensors((args, kwargs))]
+        out = func(*args, **kwargs)
+        for scratch in self.writes.scratch(self.scopes.frame.scope, fn, given, sites.tensors(out)):
+            self.clock += 1
+            self.writes.wrote(scratch, self.clock)
+        return out
 
     def _results(self, fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
         """The tensors that a call made. A cast without effect made none, but has one in another dtype, so it counts in the names."""
@@ -308,17 +310,16 @@ class Recorder(TorchFunctionMode):
         """Check a write in place of the value `vid`; the attributes that it needs."""
         scope, values = self.scopes.frame.scope, self.recording.values
         root = self.recording.memory(vid)
-        if values[root].kind == "parameter":
-            raise refuse(
-                scope, f"writes into the parameter {values[root].name} in place",
-                "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
-            )  # fmt: skip
+        outlives = values[root].kind == "constant" and self.recording.births[root] < 0
+        refusals.check_target(
+            scope, values[root], outlives and not values[root].name.startswith(BUFFER), root in self.given
+        )
         if self.replayer:
             self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1, computed=True)
-        if values[root].kind != "constant" or self.recording.births[root] >= 0 or root in self.given:
+        if not outlives:
             return {}
         if written.requires_grad:
-            raise attached(scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target)
+            raise refusals.attached(scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target)
         return {KEPT: True}
 
     def _rename(self, target: torch.Tensor, version: int) -> None:
@@ -338,7 +339,6 @@ class Recorder(TorchFunctionMode):
     # --- modules ------------------------------------------------------------------------------------
 
     def _call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.alone.check_module(frame.scope)
         if self.replayer is None:
             return self.trace(frame, call, args, kwargs)
         return self.replayer.call(frame, call, args, kwargs)
@@ -361,20 +361,25 @@ class Recorder(TorchFunctionMode):
         own = weakref.proxy(self)  # autograd keeps the hooks, and would keep all that is recorded
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: own._pack(t), lambda t: t)
         for name, tree in (*inputs.items(), *(("", a) for a in args)):
-            self.picks.follow(sites.tensors(tree))
+            self.inputs.follow(sites.tensors(tree))
             for tensor in sites.tensors(tree):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
-        before, held = host_state(), HeldGenerators(parts_of(self.scopes.root))
+        before = host_state()
         try:
-            with self.scopes, without_autocast(lambda: self.scopes.frame.scope), hooks, torch.enable_grad():
+            with self.scopes, refusals.without_autocast(lambda: self.scopes.frame.scope), hooks, torch.enable_grad():
                 with self, guards or contextlib.nullcontext():
                     out = self.model(*args, **inputs)
                     if after is not None:
                         out = self._after(after, out)
                 self.drew_outside = host_state() != before
-                self.alone.check_backward()
+                if name := self.opaque.run_backward(self.scopes.root):
+                    raise refusals.refuse(
+                        "",
+                        f"sets the gradient of {name} in the backward of an autograd function",
+                        "return the gradient",
+                    )
                 return out
         except PlannerError:
             raise
@@ -382,7 +387,6 @@ class Recorder(TorchFunctionMode):
             told = explain(error, type(self.model).__name__, self.unknown, copied=bool(self.originals))
             raise CaptureError(told) from error
         finally:
-            self.drew_from = held.put_back()
             self.undo.put_back()
 
     def _after(self, after: Callable[[Any], Any], out: Any) -> Any:

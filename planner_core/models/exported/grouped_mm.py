@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from planner_core.models.adapters import experts as moe
 from planner_core.models.exported.archive import ExportedOp, ExportedProgram, ValueName
-from planner_core.models.hooks import moe
 
 
 def experts_call(

@@ -37,10 +37,10 @@ from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 
 from planner_core.models.hooks.meta_kernels import tables_on_meta
-from planner_core.models.hooks.wrappers import Own, as_checkpoint, attention_by_samples, opened
+from planner_core.models.hooks.wrappers import HELP, attention_by_samples, checkpointed, opened, runs_a_function
 
 OWN = "_shardscope_own"
-"""Attribute of functions that are calls of the model's own autograd functions: the modes in which the function itself runs."""
+"""Attribute of functions that are calls of the model's own autograd functions."""
 _GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {"truediv": "div", "itruediv": "div_", "rtruediv": "rdiv", "idiv": "div_", "isub": "sub_", "iadd": "add_",
             "imul": "mul_", "ipow": "pow_", "iand": "and_", "ior": "or_", "ixor": "xor_", "imod": "remainder_",
@@ -195,7 +195,7 @@ class Scopes:
         self._restore: list[tuple[Any, str, Any]] = []
         self._opened = ExitStack()
         self.wrappers: set[str] = set()  # names of wrappers that were opened
-        self.own = Own()
+        self.refused: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(f"the model {what}; {help_}")
 
     def __enter__(self) -> Scopes:
         plain = nn.Module.__dict__["__call__"]
@@ -230,11 +230,13 @@ class Scopes:
             run = plain.__get__(None, cls)
             if cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False):
                 return run(*args, **kwargs)
-            again = as_checkpoint(cls.__name__, run, args, self.own)
-            if again is None:
-                return _entry(cls, plain)(*args, **kwargs)
-            self.wrappers.add(cls.__name__)
-            return again()
+            again = checkpointed(cls.__name__, args)
+            if again is not None:
+                self.wrappers.add(cls.__name__)
+                return again()
+            if runs_a_function(args):
+                raise self.refused(f"gives a function to run to the autograd function {cls.__name__}", HELP)
+            return _entry(cls, plain)(*args, **kwargs)
 
         return apply
 
@@ -273,7 +275,6 @@ class Scopes:
         aliases = self.names.get(id(module))
         if aliases is None:  # not a part of the model: its ops belong to the caller
             return plain(module, *args, **kwargs)
-        self.own.check(module)
         frame = self._enter(module, aliases)
         self._stack.append(frame)
         try:
@@ -329,13 +330,11 @@ def _entry(cls: type, plain: Any) -> Callable[..., Any]:
         operands = tuple(tensors((args, kwargs)))
         if torch.overrides.has_torch_function(operands):
             return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
-        with tables_on_meta(), ExitStack() as stack:
-            for mode in entry.__dict__[OWN]:
-                stack.enter_context(mode)
+        with tables_on_meta():
             return plain.__get__(None, cls)(*args, **kwargs)
 
     entry.__name__ = cls.__name__
-    entry.__dict__[OWN] = []
+    entry.__dict__[OWN] = True
     return entry
 
 

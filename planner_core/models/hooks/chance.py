@@ -1,5 +1,5 @@
 """Random numbers: which calls of torch draw them (masks of dropout, which the runtime draws itself, and others), and what a model draws
-outside of torch, from Python's `random`, from `numpy.random`, and from generators that its modules hold.
+outside of torch, from Python's `random` and from `numpy.random`.
 
 No mode of torch sees the latter. Whether some were drawn is told by the generators, whose states changed.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 DROPOUTS = frozenset(
@@ -94,67 +94,6 @@ def set_host_state(state: tuple[Any, ...]) -> None:
         numpy = sys.modules["numpy"]
         name, keys, *rest = of_numpy
         numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
-
-
-class HeldGenerators:
-    """The generators of torch, Python and numpy that modules hold as attributes, and their states."""
-
-    def __init__(self, modules: Iterable[Any]) -> None:
-        import torch
-
-        numpy = sys.modules.get("numpy")
-        kinds = (random.Random, torch.Generator, *((numpy.random.Generator, numpy.random.RandomState) if numpy else ()))
-        # Of most types there are many values, and torch answers slowly whether one is a Generator.
-        known = dict.fromkeys((dict, bool, str, int, float, set), False)
-        held = {}
-        for name, module in modules:
-            for k, v in vars(module).items():
-                if type(v) not in known:
-                    known[type(v)] = isinstance(v, kinds)
-                if known[type(v)]:
-                    held[id(v)] = f"{name}.{k}".strip("."), v
-        self._held = list(held.values())
-        self._states = [_state(generator) for _, generator in self._held]
-
-    def put_back(self) -> str:
-        """Let all be as they were; the name of one that was used since, empty if none was."""
-        used = ""
-        for (name, generator), before in zip(self._held, self._states, strict=True):
-            if _state(generator) != before:
-                used = name
-                _set_state(generator, before)
-        return used
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if hasattr(generator, "bit_generator"):
-        return _plain(generator.bit_generator.state)
-    state = generator.get_state()
-    return bytes(state.tolist()) if hasattr(state, "tolist") else _plain(state)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    import torch
-
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, torch.Generator):
-        generator.set_state(torch.tensor(list(state), dtype=torch.uint8))
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
-
-
-def _plain(state: Any) -> Any:
-    """A state of numpy without arrays, so that it can be compared; numpy takes lists in their place."""
-    if isinstance(state, dict):
-        return {k: _plain(v) for k, v in state.items()}
-    if isinstance(state, tuple):
-        return tuple(map(_plain, state))
-    return state.tolist() if hasattr(state, "tolist") else state
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from planner_core.models.sources.config_fields import with_defaults
     from planner_core.models.sources.first_values import first_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
-    from planner_core.models.sources.in_memory import module_source
+    from planner_core.models.sources.in_memory import copied, module_source
     from planner_core.models.sources.inputs import training_inputs
     from planner_core.models.sources.labels import limits, text_config
     from planner_core.models.sources.resolve import ModelSource, python_source
@@ -20,6 +20,7 @@ __all__ = [
     "_MAPPINGS",
     "ModelSource",
     "build",
+    "copied",
     "first_buffers",
     "huggingface",
     "is_new",
@@ -51,6 +52,7 @@ _HOME = {
     "unread_argument": "planner_core.models.sources.arguments",
     "training_inputs": "planner_core.models.sources.inputs",
     "with_defaults": "planner_core.models.sources.config_fields",
+    "copied": "planner_core.models.sources.in_memory",
     "module_source": "planner_core.models.sources.in_memory",
     "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError, InputError, require
-from planner_core.models.hooks import moe, scans
-from planner_core.models.hooks import moe_loops as loops
+from planner_core.models import adapters
+from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.callsites import parts_of
 from planner_core.models.sources.adapters import LORA, adapted
 from planner_core.models.sources.config_fields import with_layers
@@ -51,14 +51,13 @@ def build(
     with _quiet():
         import transformers
 
-        moe.register_experts()
+        adapters.register()
         data = with_layers(config, layers)
         parsed = read_config(data)
         cls = model_class(parsed, data)
         parsed = own_config(parsed, cls)
         without_dropout(parsed)
-        scans.register_scans()
-        loops.register_loops()
+        adapters.register()
         try:
             follow = FirstValues() if to_run else None
             with torch.device("meta"), without_values(cls.__name__), follow or nullcontext():
@@ -72,8 +71,7 @@ def build(
         except Exception as error:
             reason = _unknown_word(error, data) or f"{type(error).__name__}: {_line(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        scans.register_scans()  # again, for files that the model's parts have imported
-        loops.register_loops()
+        adapters.register()  # again, for files that the model's parts have imported
         del transformers
     if LORA in data:
         adapted(model, data[LORA])
@@ -96,12 +94,12 @@ def _unknown_word(error: Exception, data: Mapping[str, Any]) -> str:
 def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     try:
         model: nn.Module = cls._from_config(
-            config, dtype=dtype, attn_implementation="sdpa", experts_implementation=moe.NAME
+            config, dtype=dtype, attn_implementation="sdpa", experts_implementation=EXPERTS
         )
     except (ValueError, TypeError) as error:
         if "sdpa" not in str(error) and "attention" not in str(error) and "experts" not in str(error):
             raise
-        model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=moe.NAME)
+        model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=EXPERTS)
     for _, part in parts_of(model):
         plain = part.__dict__
         for name in [n for n, v in plain.items() if "drop" in n and isinstance(v, float)]:
@@ -250,7 +248,7 @@ def own_config(config: Any, cls: Any) -> Any:
 
 def without_kernel(model: nn.Module) -> tuple[str, ...]:
     """Notes about recurrences that transformers runs token by token on every device."""
-    kinds = {type(part).__name__ for _, part in parts_of(model)} & {kind for kind, _ in scans.METHODS}
+    kinds = {type(part).__name__ for _, part in parts_of(model)} & {kind for kind, _ in adapters.LOOPS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
         for kind in sorted(kinds)

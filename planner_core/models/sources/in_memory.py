@@ -6,7 +6,7 @@ import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
-from planner_core.models.capture.refusals import check_gradient_hooks
+from planner_core.models.capture.checks.refusals import check_gradient_hooks
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
@@ -38,7 +38,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     _check_inputs(module, args, kwargs)
-    on_meta = _copied(module)
+    on_meta = _on_meta(module)
     if dtype is not None:
         on_meta = on_meta.to(getattr(torch, dtype))
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), (args, kwargs))
@@ -65,27 +65,33 @@ def _check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         ) from None
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are on meta, where they take no memory. Tied tensors stay tied."""
+def _on_meta(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are on meta, where they take no memory."""
     check_gradient_hooks(module)
-    memo: dict[int, Any] = {}
-    for param in module.parameters():
-        memo[id(param)] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    before = dict(memo)
+    tensors: dict[int, torch.Tensor] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in module.parameters()
+    }
+    return copied(module, tensors | {id(b): b.detach().to("meta") for b in module.buffers()})
+
+
+def copied(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
+    """A copy of a module that has other `tensors`, by the id of those in whose place they are. Tied tensors stay tied.
+
+    Raises CaptureError if no copy can be made.
+    """
+    memo: dict[int, Any] = dict(tensors)
     try:
         with _Computed():
-            copied: nn.Module = copy.deepcopy(module, memo)
+            made: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:
         raise CaptureError(
-            f"{type(module).__name__} cannot be copied{_uncopied(module, before)} ({type(error).__name__}: {_first_words(error)}); let a "
+            f"{type(module).__name__} cannot be copied{_uncopied(module, tensors)} ({type(error).__name__}: {_first_words(error)}); let a "
             "function of a file build it, and give path/to/file.py:function"
         ) from None
-    for part in copied.modules():
+    for part in made.modules():
         for held in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
             held.update({k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType)})
-    return copied
+    return made
 
 
 class _Computed(TorchFunctionMode):
@@ -103,7 +109,7 @@ class _Computed(TorchFunctionMode):
         return memo.setdefault(id(old), made)
 
 
-def _uncopied(module: nn.Module, memo: dict[int, Any]) -> str:
+def _uncopied(module: nn.Module, memo: Mapping[int, Any]) -> str:
     """`: net.lock is a lock` of the first attribute that no copy can be made of; empty if there is none alone."""
     apart = nn.Module().__dict__.keys() - {"training"}
     for name, part in parts_of(module):
@@ -123,19 +129,33 @@ def _first_words(error: Exception) -> str:
 
 def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     """A function (a hook, most often) that sees the copies where its variables are of the module: deepcopy leaves functions as they are."""
+    if id(function) in memo:
+        return memo[id(function)]  # type: ignore[no-any-return]
+    memo[id(function)] = function  # it may know itself
     cells, defaults = function.__closure__ or (), function.__defaults__ or ()
-    if not any(memo.get(id(x), x) is not x for x in (*defaults, *(c.cell_contents for c in cells if _filled(c)))):
+    held = (*defaults, *(c.cell_contents for c in cells if _filled(c)))
+    if not any(_copy_of(x, memo) is not x for x in held):
         return function
     for cell in cells:  # functions of one scope share its variables
         if id(cell) not in memo:
-            memo[id(cell)] = CellType(memo.get(id(cell.cell_contents), cell.cell_contents)) if _filled(cell) else cell
-    given = tuple(memo.get(id(x), x) for x in defaults)
+            memo[id(cell)] = CellType(_copy_of(cell.cell_contents, memo)) if _filled(cell) else cell
+    given = tuple(_copy_of(x, memo) for x in defaults)
     made = FunctionType(
         function.__code__, function.__globals__, function.__name__, given, tuple(memo[id(c)] for c in cells)
     )
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
+    memo[id(function)] = made
     return made
+
+
+def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
+    """What a copied module has in the place of a value; a method is that of the copy."""
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
+    if isinstance(value, FunctionType) and value.__closure__:
+        return _of_copy(value, memo)
+    return memo.get(id(value), value)
 
 
 def _filled(cell: CellType) -> bool:

@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError, is_file
 from planner_core.models import zoo as models
+from planner_core.models.capture.checks.refusals import check_module
+from planner_core.models.capture.checks.refusals import shown as line_of
 from planner_core.models.capture.module import to_meta
-from planner_core.models.capture.refusals import check_module
-from planner_core.models.capture.refusals import shown as line_of
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.config_limits import shown
 from planner_core.models.sources.positions import Positions, positions, too_long

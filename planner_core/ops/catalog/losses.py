@@ -60,7 +60,7 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:
-    """Bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit (see `runtime/dispatch/local_ops.py`)."""
+    """Bytes of the log-softmax, which cross-entropy keeps. Sharded by class it is in 32-bit (`runtime/program/operators/functions.py`)."""
     return 4 * local.ins[0] // local.item_bytes[0] if "classes" in local.splits else local.ins[0]
 
 

@@ -1,4 +1,4 @@
-"""State-space scans and linear attention (see `models/hooks/scans.py`), and recurrent layers and cells. Samples may be sharded; of the
+"""State-space scans and linear attention (see `models/adapters/scans.py`), and recurrent layers and cells. Samples may be sharded; of the
 former also channels or heads, which are independent."""
 
 from __future__ import annotations

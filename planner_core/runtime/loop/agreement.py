@@ -13,7 +13,7 @@ import math
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -28,19 +28,17 @@ from torch.utils import _pytree as pytree
 from planner_core.core import join_name
 from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.loop.unlike_buffers import without
 from planner_core.runtime.plan_reader import PlanMismatch
-from planner_core.runtime.program.weights import Weight
 
 _PATIENCE_S, _BRIEFLY_S = 1800, 60
 """So long a rank may be late where all ranks must come, if their group does not say; and where one may come alone."""
 _BEFORE = 0.8
 """Of the time after which a collective of the group fails, the part after which a rank that waits says who is missing."""
-_SAMPLED, _SOME, _FEW = 1024, 64, 8
+_SAMPLED, _SOME = 1024, 64
 _TELLING, _TOLD = 16, 1 << 24
 """Inputs of so many elements are compared in full: fewer may be alike by chance."""
-_APART, _NOISE = 0.05, 1e-3
-"""Values differ if samples of them lie further apart than this share of their length; gradients also by this share of the largest."""
+_REL_TOLERANCE = 0.05
+"""Inputs differ if samples of them lie further apart than this share of their length."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
 _START = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
 _MODELS: Counter[tuple[int, ...]] = Counter()
@@ -71,14 +69,12 @@ class Agreement:
         self.rounds: Counter[str] = Counter()
         self.meetings: Counter[str] = Counter()
         self.calls: set[Any] = set()
-        self.due = 1
-        """The number of forward passes after which copies are compared again: 1, and twice as many each time."""
         self.given: dict[str, int] = {}
-        """Whole tensors of which each rank has loaded a part."""
+        """What was loaded since the plan was applied, whole: each rank takes its part."""
+        self.buffers: set[str] = set()
         self.values: dict[str, int] = {}
         self.apart: Apart = {}
         """Weights and buffers that were not the same on all ranks, until they are loaded."""
-        self.buffers: set[str] = set()
 
     def noting(self, init: Init | None) -> Init | None:
         """As `init`, whose values are compared as those of a model that has them."""
@@ -114,7 +110,7 @@ class Agreement:
                 raise PlanMismatch(_not_the_same(name, *self.apart[name]) + what)
 
     def loaded(self, state: Mapping[str, Any]) -> None:
-        """These were loaded, so that all ranks have the same, which the next comparison of copies holds them to."""
+        """These were loaded, which all ranks must do alike: compared when the model is called."""
         for name, value in state.items():
             self.apart.pop(name, None)
             if not self.alone and isinstance(value, torch.Tensor) and _readable(value):
@@ -130,6 +126,11 @@ class Agreement:
             self.meet(self.EVALUATE, often=True)
         if mode in self.calls:
             return
+        for name, (one, other) in self._differ(f"loaded {mode}", (), self.given).items():
+            raise PlanMismatch(
+                f"{name} was loaded with other values on rank {other} than on rank {one}, or on one of them alone, but each holds a part "
+                "of one model; load the same state_dict on all ranks"
+            )
         for name in (n for n in self.apart if n not in self.buffers):
             self._refuse(name)
         trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
@@ -163,10 +164,10 @@ class Agreement:
             missing = [rank for rank in everyone if not store.check([f"{key}/{rank}"])]
             raise PlanMismatch(_missing(what, missing, self.patience_s)) from None
 
-    def reading(self, model: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """As `forward`, the plain one of the model, but it refuses to use a buffer that is not the same on all ranks."""
-        apart = self.apart.keys() & self.buffers
-        return without(model, forward, lambda: self.apart.keys() & apart, self._refuse) if apart else forward
+    def reads(self, buffers: Iterable[str]) -> None:
+        """A program reads these, or writes them: they must be the same on all ranks."""
+        for name in (n for n in buffers if n in self.apart):
+            self._refuse(name)
 
     def _refuse(self, name: str) -> None:
         raise PlanMismatch(
@@ -185,28 +186,6 @@ class Agreement:
         others = any(n in apart for n in samples)
         return next((_same_rows(n) for n in samples if others and n not in apart), "")
 
-    def copies(self, weights: Iterable[Weight], forwards: int, idle: Callable[[], Collection[str]]) -> None:
-        """Before an optimizer steps: of weights that each rank has whole, gradients and values are nearly the same, and so is what each
-        rank loaded a part of. Compared after 1, 2, 4, ... of the `forwards`, which all ranks count alike. `idle` gives the names of
-        weights to which the planned step sends no gradient."""
-        held = {w.names[0]: w.parameter for w in weights if not isinstance(w.parameter, DTensor)}
-        if self.alone or forwards < self.due:
-            return
-        found = {n: _few(p.grad) for n, p in held.items() if p.grad is None or _readable(p.grad)}
-        noise = _NOISE * max((math.hypot(*few) for few in found.values()), default=0.0)
-        for name, ranks in self._differ(f"gradients {forwards}", (), found, _BRIEFLY_S, noise).items():
-            raise PlanMismatch(_other_gradient(name, *ranks, name in idle()))
-        whole = {n: _few(p) for n, p in held.items() if _readable(p)}
-        noise = _NOISE * max((math.hypot(*few) for few in whole.values()), default=0.0)
-        parts = {n: x for n, x in self.given.items() if n not in held}
-        for name, ranks in self._differ(f"values {forwards}", (), {**whole, **parts}, _BRIEFLY_S, noise).items():
-            drifted = _drifted(name, *ranks)
-            if self.due == 1 or name in parts:
-                raise PlanMismatch(drifted)
-            warnings.warn(drifted, stacklevel=4)
-            break
-        self.due = 2 * forwards
-
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
         own = self.mesh.get_coordinate()
@@ -215,7 +194,7 @@ class Agreement:
         return tuple(self.mesh.mesh[place].flatten().tolist())
 
     def _differ(
-        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None, noise: float = 0.0
+        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None
     ) -> Apart:  # fmt: skip
         """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
         patience_s = self.patience_s if patience_s is None else patience_s
@@ -233,7 +212,7 @@ class Agreement:
             apart: Apart = {}
             for rank in ranks[1:]:
                 given = dict(json.loads(_awaited(store, f"{key}/{rank}", rank, patience_s)))
-                names = (n for n in {**found, **given} if not _nearly(found.get(n), given.get(n), noise))
+                names = (n for n in {**found, **given} if not _nearly(found.get(n), given.get(n)))
                 apart = {**dict.fromkeys(names, (own, rank)), **apart}
         except PlanMismatch:
             if patience_s == self.patience_s:
@@ -278,7 +257,7 @@ def _of_leaf(x: Any) -> Any:
     """What is compared of an argument: some elements of real numbers, which may differ in the last digits; else all; 0 of the rest."""
     if isinstance(x, torch.Tensor):
         if _readable(x) and x.is_floating_point() and x.numel():
-            return [zlib.crc32(repr(tuple(x.shape)).encode()), _few(x, _SOME)]
+            return [zlib.crc32(repr(tuple(x.shape)).encode()), _few(x)]
         return _digest(x) if _readable(x) else 0
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
@@ -302,7 +281,7 @@ def _sampled(x: torch.Tensor, most: int = _SAMPLED) -> torch.Tensor:
     return flat[:: max(1, len(flat) // most)][:most]
 
 
-def _few(x: torch.Tensor | None, most: int = _FEW) -> list[float]:
+def _few(x: torch.Tensor | None, most: int = _SOME) -> list[float]:
     """Some elements of a tensor; none if there is none."""
     if x is None:
         return []
@@ -310,14 +289,14 @@ def _few(x: torch.Tensor | None, most: int = _FEW) -> list[float]:
     return [float(v) for v in _sampled(real, most).double().tolist()]
 
 
-def _nearly(a: Any, b: Any, noise: float) -> bool:
-    """Whether two values are equal, or two lists of numbers but for last digits and noise: kernels may sum in any order."""
+def _nearly(a: Any, b: Any) -> bool:
+    """Whether two values are equal, or two lists of numbers but for last digits."""
     if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
         return bool(a == b)
     if a and isinstance(a[-1], list):
-        return a[0] == b[0] and _nearly(a[-1], b[-1], noise)
+        return a[0] == b[0] and _nearly(a[-1], b[-1])
     apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
-    return not apart > max(_APART * size, noise) or not math.isfinite(size)
+    return not apart > _REL_TOLERANCE * size or not math.isfinite(size)
 
 
 def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
@@ -360,29 +339,6 @@ def _same_rows(name: str) -> str:
         f"{name} is the same on all ranks, which have other samples beside it: the plan was made with as many of its rows as samples, and "
         "takes them for samples, so that they count again on each rank; if all samples share them, make them a buffer of the model, plan "
         "with another number of samples, or give the whole batch with global_batch=True"
-    )
-
-
-def _drifted(name: str, one: int, other: int) -> str:
-    """Says that a weight is not one weight any more."""
-    return (
-        f"{_not_the_same(name, one, other)}, which hold one weight: something wrote or loaded other values on some ranks; call "
-        "load_state_dict on all ranks with the same state, and write the same values on all"
-    )
-
-
-def _other_gradient(name: str, one: int, other: int, idle: bool) -> str:
-    """Says that copies of a weight would be updated apart."""
-    why = "only what the whole model computes is summed over ranks; call the model and not a part of it, and draw noise with one seed"
-    if idle:
-        why = (
-            "the planned step sends it no gradient, so that none is summed over ranks, and this one comes from a use outside of the "
-            "model's forward (in the loop), or by a way that no attribute of a module leads to (a closure, functools.partial); let forward "
-            "use it, from its module, and plan the model again"
-        )
-    return (
-        f"the gradient of {name} differs between rank {one} and rank {other}, which hold the same weight, so that they would drift apart: "
-        + why
     )
 
 

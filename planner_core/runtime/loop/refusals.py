@@ -18,7 +18,6 @@ from planner_core.runtime.loop.optimizer_states import in_model_order
 from planner_core.runtime.loop.whole_tensors import keep_model_order
 from planner_core.runtime.plan_reader import REPLACED, PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
-from planner_core.runtime.program.model_order import OF
 from planner_core.runtime.program.operators.chances import draw_whole
 from planner_core.runtime.program.weights import owner_of
 
@@ -56,10 +55,6 @@ def _check_parameters(optimizer: torch.optim.Optimizer, *args: Any) -> None:
             f"the optimizer steps, but gradients of {waits} were not summed over ranks: each backward pass since then ran inside "
             "no_sync(); let the last one of a step run outside of it"
         )
-    owned = filter(None, (owner_of(p) for group in optimizer.param_groups for p in group["params"]))
-    models = {p.agreement.name: p for p in (OF[weight]() for weight in owned) if p}
-    for _, parallel in sorted(models.items()):  # all ranks in one order
-        parallel.agreement.copies(parallel.engine.weights.values(), parallel.engine.forwards, parallel.idle)
 
 
 def _forgetting(zero_grad: Callable[..., None]) -> Callable[..., None]:

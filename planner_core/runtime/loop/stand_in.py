@@ -11,7 +11,6 @@ from torch import nn
 
 from planner_core.core import InputError
 from planner_core.models.capture import standin_loss
-from planner_core.runtime.dispatch.dispatch_mode import Steered
 
 _NAME = "loss"
 """The scope in which the capture records a stand-in loss."""
@@ -22,7 +21,7 @@ class StandInLoss(nn.Module):
 
     def forward(self, out: Any) -> torch.Tensor:
         """The loss of what the model returns. While that is recorded computed tensors are on meta; constants do not count."""
-        return standin_loss(out, lambda t: t.is_meta or isinstance(t, Steered) or t.requires_grad, _trained)
+        return standin_loss(out, lambda t: t.is_meta or t.requires_grad)
 
 
 def own_hooks(model: nn.Module) -> bool:
@@ -60,8 +59,3 @@ def add_stand_in_loss(model: nn.Module) -> nn.Module:
 
     model.__dict__["forward"] = forward
     return model
-
-
-def _trained(tensor: torch.Tensor) -> bool:
-    """Whether a result gets a gradient. A tensor of a running plan is without one outside; its part on this rank tells."""
-    return (tensor.local if isinstance(tensor, Steered) else tensor).requires_grad

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from planner_core.runtime.dispatch.experts import dispatched_experts, own_experts
-from planner_core.runtime.dispatch.kept import keep
 from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
 from planner_core.runtime.program.operators.chances import attention, dropout, masked
 from planner_core.runtime.program.operators.chunks import chunked
+from planner_core.runtime.program.operators.experts import dispatched_experts, own_experts
 from planner_core.runtime.program.operators.functions import (
     batch_norm,
     cross_entropy,
@@ -29,12 +29,14 @@ from planner_core.runtime.program.operators.functions import (
     laid_out,
     nll_loss,
 )
+from planner_core.runtime.program.operators.kept import keep
 from planner_core.runtime.program.operators.ring import ring_attention
 
 __all__ = [
     "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "chunked",
     "cross_entropy", "dispatched_experts", "divide", "dropout", "embedding", "expect", "histc", "keep", "laid_out", "masked", "move",
     "nll_loss", "own_experts", "pad", "reduce_scatter", "ring_attention", "shard", "torch", "with_item",
+    "write",
 ]  # fmt: skip
 
 
@@ -89,9 +91,17 @@ def expect(value: Any, answer: Any, before: Iterable[tuple[torch.Tensor, torch.T
 
 def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """A copy of `x` with `x[index] = value`."""
-    copy = x.clone()
+    copy = torch.empty_like(x, device="meta") if isinstance(value, torch.Tensor) and value.is_meta else x.clone()
     copy[index] = value
     return copy
+
+
+@torch.no_grad()
+def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Let a buffer have the value that forward has made for it, when all that reads the old one has run. Backward reads the new one where
+    it reads the buffer, as after a write through `.data`."""
+    with _unsafe_preserve_version_counter(buffer):
+        buffer.copy_(value)
 
 
 def _step(kind: str) -> Callable[..., AxisMove]:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from planner_core.runtime.dispatch.kept import contexts
 from planner_core.runtime.program.buckets import alike
 from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
 from planner_core.runtime.program.gradients import GradientBucket, Pipeline, hold_back, resume, together
+from planner_core.runtime.program.operators.kept import contexts
 from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight
 
 Function = Callable[..., Any]

@@ -40,7 +40,7 @@ _COLLECTIVES = re.compile(
 )
 
 
-_HAND_ON = ("/torch/", "/planner_core/models/", "/runtime/record/", "/dispatch/dispatch_mode.py", "/contextlib.py")
+_HAND_ON = ("/torch/", "/planner_core/models/", "/runtime/record/", "/contextlib.py")
 
 
 @contextmanager

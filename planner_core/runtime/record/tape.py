@@ -33,16 +33,6 @@ class Ref:
     number: int
 
 
-Cache = tuple[Any, Any, Any]
-"""A value that forward keeps: the dict, list or class that holds it, its key there, and itself."""
-Named = tuple[str, Cache]
-
-
-def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same values. Of two on meta this is known of one and the same alone."""
-    return a is b or (not a.is_meta and not b.is_meta and torch.equal(a.cpu(), b.cpu()))
-
-
 class _Device:
     """The place of a device in a template: the device on which this rank runs."""
 
@@ -110,26 +100,20 @@ class TapeCall:
 
 @dataclass(slots=True)
 class Tape:
-    """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned. `picks`: the first
-    line at which a mask of the inputs picks elements, if one does."""
+    """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned."""
 
     tensors: list[Tensor] = field(default_factory=list)
     calls: list[TapeCall] = field(default_factory=list)
     arguments: Any = None
     result: Any = None
-    picks: str = ""
     values: Sequence[Value] = ()
     """The tensors as a rule takes them."""
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     """The values of constants that no input and no chance says, such as positions."""
+    buffer_versions: set[int] = field(default_factory=set)
+    """What constants have written into whole buffers: each a value of its own, so that operators may read the one before."""
     fed: set[int] = field(default_factory=set)
     """The constants that inputs or chance say."""
-    moving: list[torch.Tensor] = field(default_factory=list)
-    """Those tensors, weights and buffers, and views of them. Empty once it is known which caches forward has left."""
-    rebound: list[Cache] = field(default_factory=list)
-    """The buffers whose names forward has given to other tensors."""
-    left: Sequence[Cache] = ()
-    """The caches that forward has left, which the next call finds."""
 
     def results(self) -> list[int]:
         """Numbers of the tensors that the model returns, each once."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from planner_core.models.hooks import is_inplace
 from planner_core.runtime.plan_reader import Placements
-from planner_core.runtime.record import DEVICE, CannotRewrite, Ref, TapeCall
+from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.functions import constant_text
 from planner_core.runtime.write.moves import MoveNames
@@ -39,6 +40,8 @@ class ConstantsWriter:
     """Names that `tables` makes for `constants` and for the units."""
     produced: list[str] = field(default_factory=list)
     """Names that `constants` makes."""
+    draws: bool = False
+    """Whether it draws random numbers, which all ranks draw alike."""
     taken_by_constants: list[str] = field(default_factory=list)
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
@@ -49,7 +52,8 @@ class ConstantsWriter:
         self.outlive: dict[str, None] = {}  # written buffers and inputs
         self.kept: dict[str, None] = {}  # those that are written before a guard
         writes = [c for c in self._calls() if self._in_place(c)]
-        self.written_roots = {self._root(c.inputs[0]) for c in writes}
+        computed = (c for c in self.layout.ops if is_inplace(c.fn))
+        self.written_roots = {self._root(c.inputs[0]) for c in (*writes, *computed)}
         self.made_anew = self._made_anew()
         needed = self._needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
@@ -68,10 +72,7 @@ class ConstantsWriter:
         for made in self._calls():
             samples = any(self.layout.samples[n] is not None for n in made.inputs)
             if made.kind == "guard" and isinstance(made.answer, list) and samples and self.layout.num_parts > 1:
-                line = made.line.rpartition("/")[2]
-                raise CannotRewrite(
-                    f"it takes numbers of all samples of the batch as a list at {line}, but each rank holds a part of them"
-                )
+                raise MixesSamples(f"it takes numbers of all samples as a list at {made.line.rpartition('/')[2]}")
 
     def _calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
@@ -116,9 +117,11 @@ class ConstantsWriter:
 
     def _call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
         if made.answer == "random":
-            raise CannotRewrite(
-                f"{made.fn} at {made.line.rpartition('/')[2]} draws random numbers that ranks would not agree on"
-            )
+            if self.layout.num_parts > 1 and any(
+                self.layout.samples[n] is not None for n in (*made.inputs, *made.outputs)
+            ):
+                raise MixesSamples(f"it draws numbers for its samples at {made.line.rpartition('/')[2]}")
+            self.draws = True
         text = self._text(made)
         lines = self.lines[self._varies(made)]
         if made.kind == "guard":
@@ -126,13 +129,17 @@ class ConstantsWriter:
             undo = f", {self.before}" if self.outlive else ""
             lines.append(f"expect({_question(made.fn, text)}, {made.answer!r}{undo})")
             return
-        if self._in_place(made):
+        if self._in_place(made) and made.outputs[0] not in self.layout.tape.buffer_versions:
             if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
                 self.outlive[self._first_name(self._root(made.inputs[0]))] = None
             lines.append(text)
             self.names[made.outputs[0]] = self._name(made.inputs[0])
             return
-        if text in known and not any(self._root(n) in self.written_roots for n in made.outputs):
+        if (
+            text in known
+            and made.answer != "random"
+            and not any(self._root(n) in self.written_roots for n in made.outputs)
+        ):
             for number, other in zip(made.outputs, known[text], strict=True):
                 self.names[number] = self.names[other]
             return
@@ -146,6 +153,8 @@ class ConstantsWriter:
         lines.append(f"{', '.join(shown)} = {text}")
 
     def _wish(self, made: TapeCall, number: int) -> str:
+        if number in self.layout.tape.buffer_versions:
+            return identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
         at = made.outputs.index(number)
         if len(made.names) == len(made.outputs):
             return identifier(made.names[at] or made.fn)
@@ -172,6 +181,11 @@ class ConstantsWriter:
 
         if made.kind == "guard":
             return ", ".join(self._name(n) for n in refs((made.args, made.kwargs)))
+        if made.kind == "constant" and made.outputs[0] in self.layout.tape.buffer_versions:
+            if made.fn == "setitem":
+                target, index, value = made.args
+                return f"with_item({leaf(target)}, {literal(index, leaf)}, {literal(value, leaf)})"
+            return call(made.func, made.fn, made.args, made.kwargs, leaf)
         if self._in_place(made):
             if made.fn == "setitem":
                 return f"{leaf(made.args[0])}[{subscript(made.args[1], leaf)}] = {literal(made.args[2], leaf)}"

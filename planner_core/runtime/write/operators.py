@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 from planner_core.models.hooks import RECURRENT, drops
 from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.plan_reader import Placements, Row
-from planner_core.runtime.record import CannotRewrite, Ref, TapeCall
+from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.spelling import Write, call, literal
 
@@ -67,19 +67,16 @@ class LocalCall:
 
     def plain(self, **changed: Any) -> str:
         """The text of the call with some keywords changed."""
-        count = iter(range(len(self.texts)))
-        texts: dict[int, str] = {}
+        args, kwargs = self.numbered()
+        return call(self.call.func, self.call.fn, args, {**kwargs, **changed}, self.leaf)
 
-        def write(item: Any) -> str:
-            if isinstance(item, _Numbered):
-                return texts[item.position]
-            return self.foreign(item)
+    def numbered(self) -> tuple[Any, Any]:
+        """The arguments, in which each tensor has its position among the operands."""
+        count = iter(range(len(self.texts)))
 
         def numbered(tree: Any) -> Any:
             if isinstance(tree, Ref):
-                position = next(count)
-                texts[position] = self.texts[position]
-                return _Numbered(tree.number, position)
+                return _Numbered(tree.number, next(count))
             if isinstance(tree, (tuple, list)):
                 items = [numbered(i) for i in tree]
                 return items if isinstance(tree, list) else tuple(items)
@@ -89,8 +86,11 @@ class LocalCall:
                 return slice(*(numbered(i) for i in (tree.start, tree.stop, tree.step)))
             return tree
 
-        args, kwargs = numbered(self.call.args), numbered(self.call.kwargs)
-        return call(self.call.func, self.call.fn, args, {**kwargs, **changed}, write)
+        return numbered(self.call.args), numbered(self.call.kwargs)
+
+    def leaf(self, item: Any) -> str:
+        """The text of a leaf of the numbered arguments."""
+        return self.texts[item.position] if isinstance(item, _Numbered) else self.foreign(item)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _as_strided(local: LocalCall) -> str:
     memory as it did there: a collective may have moved its elements."""
     offset, strides = local.argument("storage_offset", 3), local.call.strides
     if local.layout.num_parts > 1 and (strides or local.layout.samples[local.call.inputs[0]] not in (None, 0)):
-        raise CannotRewrite(f"{local.call.site} has strides that depend on the number of samples")
+        raise MixesSamples(f"{local.call.site} has strides that depend on the number of samples")
     rest = f", {offset}" if offset else ""
     x = local.texts[0]
     laid = f"laid_out({x}, {strides})" if strides else f"{x}.contiguous()"
@@ -294,7 +294,8 @@ def _batch_norm(local: LocalCall) -> str:
     order = iter(local.texts)
     shown = {k: next(order) if isinstance(v, Ref) else literal(v, local.foreign) for k, v in given.items()}
     first = [shown.get(n, "None") for n in names[:5]]
-    return f"batch_norm({', '.join(first)}, momentum={shown['momentum']}, eps={shown['eps']}, samples={local.named(samples)})"
+    options = [f"{n}={shown[n]}" for n in ("momentum", "eps") if n in shown]
+    return f"batch_norm({', '.join([*first, *options])}, samples={local.named(samples)})"
 
 
 @_rule("moe_experts")
@@ -317,21 +318,8 @@ def _copy(local: LocalCall) -> str:
 
 @_rule("setitem")
 def _setitem(local: LocalCall) -> str:
-    position = 1
-    found = []
-    for item in local.call.args[1:]:
-        if isinstance(item, Ref):
-            found.append(local.texts[position])
-            position += 1
-        elif _holds_tensor(item):
-            raise CannotRewrite(f"{local.call.site} writes at indices that are tensors")
-        else:
-            found.append(literal(item, local.foreign))
-    return f"with_item({local.texts[0]}, {', '.join(found)})"
-
-
-def _holds_tensor(item: Any) -> bool:
-    return isinstance(item, (tuple, list)) and any(isinstance(i, Ref) for i in item)
+    (target, index, value), _ = local.numbered()
+    return f"with_item({local.leaf(target)}, {literal(index, local.leaf)}, {literal(value, local.leaf)})"
 
 
 @_rule("scaled_dot_product_attention")

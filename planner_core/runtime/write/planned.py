@@ -1,13 +1,19 @@
-"""Record a model's forward pass, place it on a mesh as the plan says, and write it as one rank's program. It needs no processes."""
+"""Record a model's forward pass, place it on a mesh as the plan says, and write it as one rank's program. It needs no processes.
+
+A pass is recorded on a copy of the model whose weights are on meta, so the model itself is never run, nor changed. It is recorded with
+the samples of the whole micro-batch and, if ranks may hold different samples, with those of one rank: a size that differs between the
+two is a number of samples. If the code mixes samples, each rank makes the constants of the whole micro-batch and takes its part of them.
+"""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -16,8 +22,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Op
-from planner_core.models.hooks import Noted, Place, kept_tensors
+from planner_core.core import CaptureError, Op
+from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import is_new, is_table, positional, spelled
 from planner_core.runtime.plan_reader import (
     PlanMismatch,
@@ -31,10 +37,8 @@ from planner_core.runtime.plan_reader import (
 )
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.setup import dtypes_of
-from planner_core.runtime.record import CannotRewrite, Ref, Tape, record
-from planner_core.runtime.record.attributes import caches_of, caches_outside, put, rebound_buffers, settled
+from planner_core.runtime.record import MixesSamples, Tape, record
 from planner_core.runtime.record.batch import (
-    alike,
     batch_dims,
     changed,
     counts_samples,
@@ -42,15 +46,12 @@ from planner_core.runtime.record.batch import (
     numbers_samples,
     plain_results,
     repeated,
-    same_operators,
-    same_step,
     with_numbers_of,
     writes_input,
 )
 from planner_core.runtime.record.by_rules import check_by_rules
-from planner_core.runtime.record.not_computed import allow_kept, refuse_kept
-from planner_core.runtime.record.outside import Outside
-from planner_core.runtime.record.tape import INPUT, Cache, Named
+from planner_core.runtime.record.frozen import FrozenModel
+from planner_core.runtime.record.tape import INPUT
 from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, indices, places, read_by_owner
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -103,77 +104,94 @@ class PlannedForward:
     def __init__(
         self, model: nn.Module, plan: Mapping[str, Any], axes: Sequence[Axis], data_axes: Sequence[int] = ()
     ) -> None:
-        self.model, self.plan, self.axes = model, plan, list(axes)
+        self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
-        self.plain: Callable[..., Any] = model.forward
-        self.names = positional(self.plain)
+        self.names = positional(model.forward)
         self.config = plan["model"]["config"] or {}
         self.is_table = functools.partial(is_table, config=self.config)
-        self.outside = Outside(model.modules())
         self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
         self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
         self.dtypes, self.precision = dtypes_of(model, plan, self.stored), read_precision(plan)
-        self.forms = {n: (p.shape, self.dtypes(p)) for n, p in model.named_parameters()}
+        self.recorded = False
+        self.frozen = FrozenModel(model, lambda param: self.dtypes(param)[1])
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
-        axes = tuple(range(len(self.axes))) if whole else self.data_axes
         held = self.held(args, kwargs, whole=whole)
         if not whole and torch.is_grad_enabled():
             self._tell_if_whole(args, kwargs, held)
-        layout, counts = self._layout(args, kwargs, axes, held)
-        gathers = not whole and layout.data_axes != self.data_axes
-        if gathers:
-            args, kwargs = changed((args, kwargs), held, gathered)
-            layout, counts = self._layout(args, kwargs, layout.data_axes, held)
-        if (whole or gathers) and layout.num_parts > 1:
-            args, kwargs = self._own_samples(layout, args, kwargs)
-            layout, counts = self._layout(args, kwargs, layout.data_axes, held)
-        if (whole or gathers) and layout.num_parts > 1 and (line := writes_input(layout.tape)):
-            warnings.warn(
-                f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
-                "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
-                stacklevel=6,
+        axes = tuple(range(len(self.axes))) if whole else self.data_axes
+        with self.frozen.current():
+            every = self._record(args, kwargs) if whole else None
+            dims: dict[int, int | None] = {}
+            try:
+                made = self._by_own_samples((args, kwargs), axes, held, every, dims)
+            except MixesSamples:
+                made = None
+            if made is not None:
+                return made
+            tape = every or self._record(*changed((args, kwargs), held, gathered))
+            layout = self._planned(tape, [dims.get(n) for n in range(len(tape.tensors))], ())
+            self._check(layout, tape)
+            return Prepared(
+                self._written(layout), layout, whole=True, brought=() if whole else self._brought(layout, held)
             )
-        program = self._for_any_picks(layout, args, kwargs) if layout.tape.picks else None
-        if counts:  # the plan is for the samples of all ranks
-            with_numbers_of(
-                layout.tape, self._record(*repeated((args, kwargs), held, layout.num_parts)), layout.takes_all
-            )
-            program = None
-        layout.tape.left = self._left(layout.tape, args, kwargs, held, layout.num_parts)
-        brought = self._brought(layout, held) if gathers else ()
-        return Prepared(program or self._written(layout), layout, whole or gathers, brought)
 
     def _brought(self, layout: PlannedTape, held: Sequence[bool]) -> list[Bring]:
         refs = pytree.tree_leaves(layout.tape.arguments)
-        stays = bool(layout.tape.left or layout.tape.picks)
         found = dict.fromkeys(indices(layout), Bring.GATHERED_INDICES)
-        found.update({} if stays else dict.fromkeys(read_by_owner(layout, self.data_axes), Bring.PLACED))
+        found.update(dict.fromkeys(read_by_owner(layout, self.data_axes), Bring.PLACED))
         return [
             found.get(getattr(ref, "number", -1), Bring.GATHERED) if has else Bring.AS_IT_IS
             for ref, has in zip(refs, held, strict=True)
         ]
 
-    def still(
-        self, made: Prepared, args: tuple[Any, ...], kwargs: dict[str, Any], *, gathered: Gathered
-    ) -> Sequence[Cache] | None:
-        """The caches that such a call leaves now, if its program is `made` although caches are others than when that was written. None if
-        it is another, or nothing says so."""
-        layout = made.layout
-        if made.brought:
-            args, kwargs = changed((args, kwargs), [b is not Bring.AS_IT_IS for b in made.brought], gathered)
-        held, parted = self.held(args, kwargs, whole=made.whole), made.whole and layout.num_parts > 1
-        if parted:
-            args, kwargs = self._own_samples(layout, args, kwargs)
-        tape = self._record(args, kwargs)
-        if not same_step(layout.tape, tape):
-            return None
-        return self._left(tape, args, kwargs, held, layout.num_parts)
+    def _by_own_samples(
+        self, call: Any, axes: Sequence[int], held: Sequence[bool], every: Tape | None, dims: dict[int, int | None]
+    ) -> Prepared | None:
+        """The program of a rank that has its own samples alone; None if no axis can be one along which ranks have different samples.
 
-    def _left(self, tape: Tape, args: Any, kwargs: Any, held: Sequence[bool], parts: int) -> Sequence[Cache]:
-        """The caches that a call of all samples leaves, by the recording of one of a rank's own."""
-        return self._record(*repeated((args, kwargs), held, parts)).left if tape.left and parts > 1 else tape.left
+        `every`: the recording with the samples of all ranks, if `call` has them. `dims` gets the dims of its tensors that hold samples.
+        Raises MixesSamples.
+        """
+        whole = every is not None
+        while axes := tuple(a for a in axes if self.axes[a].size > 1):
+            parts = math.prod(self.axes[a].size for a in axes)
+            if whole and any(len(x) % parts for x in itertools.compress(pytree.tree_leaves(call), held)):
+                axes = axes[:-1]
+                continue
+            with _of_other_samples():
+                tape = self._record(*(changed(call, held, self._part_along(axes)) if whole else call))
+                every = every or self._record(*repeated(call, held, parts))
+            pairs, found = batch_dims(tape, every, parts)
+            dims.update({pairs[n]: dim for n, dim in enumerate(found)})
+            layout = self._planned(tape, found, axes)
+            if layout.data_axes == axes:
+                return self._checked(layout, every, whole)
+            if not whole:
+                return None
+            axes = layout.data_axes
+        return None
+
+    def _part_along(self, axes: Sequence[int]) -> Gathered:
+        return lambda x: own_part(x, 0, axes, self.axes)
+
+    def _checked(self, layout: PlannedTape, every: Tape, whole: bool) -> Prepared:
+        """The program of one rank's samples. `every`: the recording with those of all ranks."""
+        tape = layout.tape
+        self._check(layout, every)
+        line = next(iter(asked_of_all(layout)), "") or numbers_samples(tape, every, layout.samples, layout.num_parts)
+        if line or plain_results(tape) != plain_results(every):
+            raise MixesSamples(line)
+        if counts_samples(tape, every, layout.takes_all):  # the plan is for the samples of all ranks
+            with_numbers_of(tape, every, layout.takes_all)
+        if whole and (line := writes_input(tape)):
+            warnings.warn(
+                f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
+                "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
+                stacklevel=6,
+            )
+        return Prepared(self._written(layout), layout, whole, ())
 
     def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
         own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
@@ -200,60 +218,14 @@ class PlannedForward:
     def _written(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
 
-    def _for_any_picks(self, layout: PlannedTape, args: Any, kwargs: Any) -> Program:
-        """The program, which must be the same where masks of the inputs pick one element less, or it would be right for one batch alone.
-        Raises CannotRewrite."""
-        before, put_back = self._noted(), self.outside.keep()
-        try:
-            tape = self._recorded(args, kwargs, fewer=True)
-            same = same_operators(layout.tape, tape) and len(layout.tape.tensors) == len(tape.tensors)
-            other = self._written(self._planned(tape, layout.samples, layout.data_axes)).source if same else ""
-        except CannotRewrite:
-            other = ""
-        finally:
-            before.put_back()
-            put_back()
-        program = self._written(layout)
-        if other != program.source:
-            line = layout.tape.picks.rpartition("/")[2]
-            raise CannotRewrite(f"its code computes with a number of elements that the values of a batch say at {line}")
-        return program
-
-    def _layout(self, args: Any, kwargs: Any, axes: Sequence[int], held: Sequence[bool]) -> tuple[PlannedTape, bool]:
-        """A recording, placed as the plan says, and whether its calls compute with the number of a rank's own samples. Ranks may hold
-        different samples along `axes`."""
-        tape = self._record(args, kwargs)
-        if all(a.size == 1 for a in self.axes):
-            return self._planned(tape, [None] * len(tape.tensors), axes), False
-        twice = self._record(*repeated((args, kwargs), held))
-        planned = self._planned(tape, batch_dims(tape, twice), axes)
-        for call in (c for c in twice.calls if c.kind == "op"):  # of two samples or more, so that these may be split
+    def _check(self, layout: PlannedTape, tape: Tape) -> None:
+        """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
+        for call in (c for c in tape.calls if c.kind == "op"):
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
-            check_by_rules(op, twice.values, planned.row(call), planned.sizes)
-        for number, name in planned.parameters.items():
-            if number in planned.planned and name in self.stored and not self.stored[name].trained:
+            check_by_rules(op, tape.values, layout.row(call), layout.sizes)
+        for number, name in layout.parameters.items():
+            if number in layout.planned and name in self.stored and not self.stored[name].trained:
                 refuse_gradient(name)
-        for line in asked_of_all(planned) if planned.num_parts > 1 else ():
-            if self._parts_ways(tape, args, kwargs, line):
-                raise CannotRewrite(
-                    f"it goes one way or another by all samples of the batch at {line.rpartition('/')[2]}"
-                )
-        if planned.num_parts > 1 and (line := numbers_samples(tape, twice, planned.samples)):
-            raise CannotRewrite(f"it numbers the samples of the batch at {line.rpartition('/')[2]}")
-        if planned.num_parts > 1 and plain_results(tape) != plain_results(twice):
-            raise CannotRewrite("it returns a number of samples, which would be that of a rank's own")
-        return planned, planned.num_parts > 1 and counts_samples(tape, twice, planned.takes_all)
-
-    def _parts_ways(self, tape: Tape, args: Any, kwargs: Any, line: str) -> bool:
-        """Whether ranks whose own samples give other answers to the question at a line would run other operators."""
-        before, put_back = self._noted(), self.outside.keep()
-        try:
-            return not same_operators(tape, self._recorded(args, kwargs, other_way=line))
-        except CannotRewrite:  # as where the model refuses what it asks about: then a rank says so
-            return False
-        finally:
-            before.put_back()
-            put_back()
 
     def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
@@ -262,89 +234,16 @@ class PlannedForward:
         )  # fmt: skip
 
     def _record(self, args: Any, kwargs: Any) -> Tape:
-        """The recording of a forward pass, which leaves the numbers and flags of all modules as they were.
-
-        Raises CannotRewrite if the model's own code sets some in each pass, or goes another way when they are set.
-        """
-        allow_kept(self._noted())
-        before, outer, put_back = self._noted(), self.outside.marks(), self.outside.keep()
-        outside, tables = self.outside.values(), [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
-        buffers = {n for n, _ in self.model.named_buffers()}
-        try:
-            tape = self._recorded(args, kwargs)
-            if self._filled(buffers):
-                tape = self._recorded(args, kwargs)
-            if sets := self.outside.set_since(outer):
-                raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
-            first = self._noted()
-            caches = [*caches_of(before, first), *caches_outside(outside, self.outside.values())]
-            computed = self._check_kept(tape, before, first, caches, (args, kwargs))
-        except CannotRewrite:  # its own code is to find what it would have found
-            for table, was in tables:
-                table.clear()
-                table.update(was)
-            raise
-        finally:
-            before.put_back()
-            put_back()
-        tape.moving = []
-        refuse_kept(computed, before)
-        return tape
-
-    def _check_kept(self, tape: Tape, before: Noted, first: Noted, caches: Sequence[Named], call: Any) -> list[Place]:
-        """Where a recording between the two has left computed tensors. Another one of the same `call` says what the next call does with
-        these and with `caches`: `tape` gets those that last. Raises CannotRewrite."""
-        rebound = rebound_buffers(tape)
-        caches = [*caches, *rebound]
-        name, computed = before.changed(first, {n for n, _ in caches}), before.computed(first)
-        if not (name or computed or caches):
-            return computed
-        own = [(held, key, held[key]) for _, (held, key, _) in rebound]
-        try:
-            for _, cache in rebound:
-                put(cache)
-            again = self._recorded(*call)
-            tape.left = settled(caches, tape, again)
-        finally:
-            for cache in own:
-                put(cache)
-        left = [t for h, k in computed for t in kept_tensors(h.values[k])]
-        reads = any(t.value is v for t in again.tensors for v in left)
-        if (name or computed) and (first.changed(self._noted()) or reads or not alike(tape, again)):
-            sets = name or computed[0][0].path(computed[0][1])
-            raise CannotRewrite(f"its forward pass sets {sets}, which generated code would not do")
-        return computed
-
-    def _filled(self, known: Collection[str]) -> bool:
-        """Whether a recording, which computes on the CPU, has filled caches that are buffers. They go where the weights are."""
-        device = next((p.device for p in self.model.parameters()), None)
-        filled = [name for name, _ in self.model.named_buffers() if name not in known]
-        for place, _, name in (n.rpartition(".") for n in filled):
-            buffers = self.model.get_submodule(place)._buffers
-            buffers[name] = buffers[name].to(device)  # type: ignore[union-attr]
-        return bool(filled)
-
-    def _noted(self) -> Noted:
-        return Noted.of(self.model.named_modules())
-
-    def _recorded(self, args: Any, kwargs: Any, other_way: str = "", fewer: bool = False) -> Tape:
-        forms = (self.forms[n] for n, _ in self.model.named_parameters())
-        twins = {
-            id(param): nn.Parameter(torch.empty(shape, dtype=dtypes[1], device="meta"), requires_grad=param.requires_grad)
-            for param, (shape, dtypes) in zip(self.model.parameters(), forms, strict=True)
-        }  # fmt: skip
-        return record(self.model, self.plain, args, kwargs, twins=twins, other_way=other_way, fewer=fewer)
-
-    def _own_samples(self, layout: PlannedTape, args: Any, kwargs: Any) -> Any:
-        """This rank's part of the whole batch."""
-        found = {n: d for n, d in enumerate(layout.samples) if d is not None and layout.tape.tensors[n].kind == "input"}
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        refs = pytree.tree_leaves(layout.tape.arguments)
-        cut = [
-            own_part(x, found[r.number], layout.data_axes, self.axes) if isinstance(r, Ref) and r.number in found else x
-            for x, r in zip(leaves, refs, strict=True)
-        ]  # fmt: skip
-        return pytree.tree_unflatten(cut, spec)
+        """A recording. The first of all may fill tables that later passes read (docs/SUPPORT.md)."""
+        state = ModuleState(self.frozen.twin)
+        tape = record(self.frozen, args, kwargs)
+        changed, first, self.recorded = state.changed(), not self.recorded, True
+        if changed and not first:
+            raise PlanMismatch(
+                f"forward sets {changed} at this call, so a step depends on those before; call the model with its longest inputs before "
+                "apply, or keep it in a buffer that forward writes in place"
+            )
+        return record(self.frozen, args, kwargs) if changed else tape
 
     def _title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)
@@ -357,3 +256,12 @@ def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence
     for axis in data_axes:
         x = axes[axis].slice(x, dim)
     return x
+
+
+@contextlib.contextmanager
+def _of_other_samples() -> Iterator[None]:
+    """A pass with another number of samples may fail, where code takes that number for granted."""
+    try:
+        yield
+    except CaptureError as error:
+        raise MixesSamples(str(error)) from error

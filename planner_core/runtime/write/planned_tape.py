@@ -19,7 +19,7 @@ from planner_core.ops import Local, operator, rows
 from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient, other_model
 from planner_core.runtime.plan_reader import Placements as Placements
 from planner_core.runtime.program.collectives import not_even
-from planner_core.runtime.record import CannotRewrite, Tape, TapeCall
+from planner_core.runtime.record import MixesSamples, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
 from planner_core.runtime.record.recorder import MERGING
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
@@ -263,14 +263,12 @@ def places(plan: Mapping[str, object]) -> dict[str, Place]:
 
 
 def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
-    """Raise CannotRewrite if a needed constant depends on all samples of the batch."""
+    """Raise MixesSamples if a needed constant depends on all samples of the batch."""
     mixed = planned.mixed()
     wrong = next((n for n in needed if n in mixed), None)
     if wrong is not None:
         made = next(c for c in planned.tape.calls if wrong in c.outputs)
-        raise CannotRewrite(
-            f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch, but each rank holds a part of them"
-        )
+        raise MixesSamples(f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch")
 
 
 def inputs_with_samples(planned: PlannedTape) -> set[int]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch.distributed.tensor import Shard
 
+from planner_core.models.hooks import draws, is_inplace
 from planner_core.runtime.plan_reader import Edge, Step
 from planner_core.runtime.record import CannotRewrite, TapeCall
-from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
+from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, Lifted
@@ -41,12 +42,15 @@ class _ProgramWriter:
 
     def write(self) -> Program:
         self.instances = self._instances()
+        self.writes = self._writes()
         self._share()
         self._functions()
         self._name_units()
         self.inputs = self._inputs()
         constants = ConstantsWriter(self.layout, self.moves, self._foreign, dict(self.inputs))
-        plain = [n for n in self.results if self.tape.tensors[n].kind != COMPUTED]
+        plain = [
+            n for n in (*self.results, *self.writes, *self.writes.values()) if self.tape.tensors[n].kind != COMPUTED
+        ]
         cuts = [cut for i in self.instances for cut in i.text.cuts]
         made = constants.write(cuts, plain)
         forward = self._forward(constants)
@@ -57,10 +61,24 @@ class _ProgramWriter:
         lines = tuple(line._replace(text=text) for line in whole for text in wrapped(line.text).split("\n"))
         program = self._program("\n".join(line.text for line in lines), bool(constants.given))
         program.lines = lines
+        program.draws = constants.draws or any(draws(c.fn) for i in self.instances for c in i.calls)
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
         program.buffers = tuple(dict.fromkeys(name for line in whole for name in pattern.findall(line.text)))
         program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
         return program
+
+    def _writes(self) -> dict[int, int]:
+        """The last value of each buffer, or part of one, that forward writes in place: computed, or made of constants."""
+        found: dict[int, int] = {}
+        first: dict[int, int] = {}  # of each version: what it is a version of
+        for call in (c for c in self.tape.calls if c.kind in ("op", "constant") and c.inputs and is_inplace(c.fn)):
+            target, made = first.get(call.inputs[0], call.inputs[0]), call.outputs[0]
+            if self.tape.tensors[self.tape.tensors[target].root].kind != BUFFER:
+                continue
+            if call.kind == "op" or made in self.tape.buffer_versions:
+                found.pop(target, None)
+                found[target], first[made] = made, target
+        return found
 
     # --- units ----------------------------------------------------------------------------------------
 
@@ -142,13 +160,14 @@ class _ProgramWriter:
             for call in instance.calls:
                 for number in call.inputs:
                     used_by.setdefault(number, set()).add(at)
+        lasting = {*self.results, *self.writes.values()}
         texts: dict[str, str] = {}
         called: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         taken = Names(RESERVED | self.moves.taken)
         for at in reversed(range(len(self.instances))):
             instance = self.instances[at]
             own = {n for c in instance.calls for n in c.outputs}
-            wanted = {n for n in own if n in self.results or used_by.get(n, set()) - {at}}
+            wanted = {n for n in own if n in lasting or used_by.get(n, set()) - {at}}
             writer = FunctionWriter(
                 self.layout, self.moves, instance.calls, instance.prefix, wanted, self._foreign, self.shared[at],
                 self.recompute.get(instance.label, "none") != "none", self.kept, called.get(instance.label, ()),
@@ -204,18 +223,30 @@ class _ProgramWriter:
             takes = ["units.buffers", *constants.taken_by_constants[1:]]
             lines.append(f"{made}constants({', '.join(takes)})")
         fixed = {*self.inputs.values(), *constants.given, *constants.produced}
-        calls = Calls(self.instances, constants.cuts, self.results, frozenset(fixed) | RESERVED | self.moves.taken)
+        last = [*self.results, *self.writes.values()]
+        calls = Calls(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
         lines += calls.write()
         self.groups = calls.groups
-        names = [calls.texts.get(n) or constants.names.get(n) or self.inputs[n] for n in self.results]
+
+        def text(number: int) -> str:
+            if self.tape.tensors[number].kind == BUFFER:
+                return f"units.buffers[{self.tape.tensors[number].name!r}]"
+            found = calls.texts.get(number) or constants.names.get(number) or self.inputs[number]
+            return found if found.isidentifier() else f"units.{found}"  # a buffer that constants have written
+
+        lines += [f"write({text(buffer)}, {text(value)})" for buffer, value in self.writes.items()]
+        names = [text(n) for n in self.results]
         lines.append(f"return {', '.join(names)}{',' if len(names) == 1 else ''}")
         return "\n    ".join([f"def forward({', '.join(['units', *self.inputs.values()])}):", *lines])
 
     def _program(self, source: str, has_tables: bool) -> Program:
         units = [self._unit(i) for i in self.instances]
+        updated = {
+            n for i in self.instances for c in i.calls if c.fn in ("batch_norm", "instance_norm") for n in c.inputs
+        }
         split = {
             self.tape.tensors[b.number].name: b.placements for i in self.instances for b in i.text.buffers
-            if any(isinstance(p, Shard) for p in b.placements)
+            if b.number in updated and any(isinstance(p, Shard) for p in b.placements)
         }  # fmt: skip
         delivered = [(self.layout.delivered.get(n, self.layout.whole), self.layout.samples[n]) for n in self.results]
         samples = {name: self.layout.samples[n] for n, name in self.inputs.items()}

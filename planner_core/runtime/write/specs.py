@@ -154,3 +154,5 @@ class Program:
     """The lines of the source."""
     table_buffers: tuple[str, ...] = ()
     """The buffers on which the tables depend."""
+    draws: bool = False
+    """Whether it draws random numbers other than masks of dropout."""

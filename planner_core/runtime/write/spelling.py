@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.record import DEVICE, CannotRewrite, Ref
+from planner_core.runtime.record import DEVICE, Ref
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
          "gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|", "remainder": "%", "floor_divide": "//"}  # fmt: skip
@@ -33,7 +33,7 @@ HOMES: tuple[tuple[str, Any], ...] = (
 PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
             "nll_loss", "batch_norm", "own_experts", "dispatched_experts", "with_item", "expect", "keep", "move", "all_gather",
             "all_reduce", "reduce_scatter", "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward",
-            "causal_attention", "masked", "histc")  # fmt: skip
+            "causal_attention", "masked", "histc", "write")  # fmt: skip
 """Names that generated code uses."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 
@@ -144,8 +144,8 @@ def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mappi
         return f"-{literal(args[0], write)}"
     if base != fn:
         found = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
-        if found is None:
-            raise CannotRewrite(f"{fn} has no form that makes a new tensor")
+        if found is None:  # it has no form that makes a new tensor
+            return f"{literal(args[0], write)}.clone().{fn}({arguments(func, args[1:], plain, write)})"
         func = found
     return _called(func, base, args, plain, write)
 

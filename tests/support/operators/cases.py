@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.models.hooks import scans
-from planner_core.models.hooks.moe import moe_experts
+from planner_core.models.adapters import scans
+from planner_core.models.adapters.experts import moe_experts
 from planner_core.ops.catalog import elementwise
 from tests.support.operators.judge import Case
 

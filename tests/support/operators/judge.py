@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from planner_core.core.graph import Op, TensorMeta, Value
 from planner_core.core.placement import P, Placement, R, Shard
+from planner_core.models.adapters.experts import moe_experts
 from planner_core.models.capture.attributes import describe
-from planner_core.models.hooks.moe import moe_experts
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.registry import rows
 from planner_core.ops.rules import Row, together

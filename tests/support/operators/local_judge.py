@@ -1,7 +1,7 @@
 """The runtime's local form of an op, judged by arithmetic: every rank of a small mesh is a thread of this process.
 
-`judge` runs the pieces by an interpreter of its own; here `runtime.dispatch.local_ops` runs them, with the messages that it sends
-itself. Joined by their placements the pieces must be the whole op, forward and backward.
+`judge` runs the pieces by an interpreter of its own; here the code runs that `runtime.write.operators` writes, with the messages that it
+sends itself. Joined by their placements the pieces must be the whole op, forward and backward.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import torch
 from torch.distributed import tensor as dtensor
 
 from planner_core.core import P, Placement, Shard
-from planner_core.models.hooks import is_inplace
 from planner_core.ops import Row
 from planner_core.runtime import plan_reader
-from planner_core.runtime.dispatch import dispatch_mode, local_ops
+from planner_core.runtime.program import names
+from planner_core.runtime.record import Ref, Tape, TapeCall, Tensor
+from planner_core.runtime.record.tape import COMPUTED, INPUT
+from planner_core.runtime.write import operators
+from planner_core.runtime.write.planned_tape import PlannedTape
 from tests.support.operators.judge import Case, Rank, cut, differs, gradients, put, results
 
 SECONDS = 20.0
@@ -36,60 +39,50 @@ class Meeting:
 
 
 @dataclass
-class ThreadMesh:
-    """The mesh as one rank sees it: what `local_ops` asks of a DeviceMesh."""
+class ThreadAxis:
+    """A mesh axis as one rank sees it, in place of the runtime's own: it sends between threads."""
 
     sizes: tuple[int, ...]
-    rank: Rank
+    place: Rank
+    axis: int
     meetings: dict[tuple[int, Rank], Meeting] = field(repr=False)
 
-    def size(self, axis: int) -> int:
-        return self.sizes[axis]
+    @property
+    def size(self) -> int:
+        return self.sizes[self.axis]
 
-    def get_local_rank(self, axis: int) -> int:
-        return self.rank[axis]
+    @property
+    def rank(self) -> int:
+        return self.place[self.axis]
 
+    def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        every = torch.stack(self._meet(x.detach().clone()))
+        return every.sum(0) if reduction == "sum" else every.amax(0)
 
-def all_reduce(x: torch.Tensor, mesh: ThreadMesh, axis: int, op: str = "sum") -> torch.Tensor:
-    """In place of the runtime's own, between threads."""
-    every = torch.stack(_meet(x.detach().clone(), mesh, axis))
-    return every.sum(0) if op == "sum" else every.amax(0)
+    def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return torch.cat(self._meet(x.detach().clone()), dim)
 
+    def exchange(
+        self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
+    ) -> torch.Tensor:
+        """From every rank the pieces that it sends to this one."""
+        found = [sent.split(to)[self.rank] for sent, to in self._meet((pieces.detach().clone(), counts))]
+        assert [len(x) for x in found] == (received or counts)
+        return torch.cat(found)
 
-def all_gather(x: torch.Tensor, dim: int, mesh: ThreadMesh, axis: int) -> torch.Tensor:
-    """In place of the runtime's own, between threads."""
-    return torch.cat(_meet(x.detach().clone(), mesh, axis), dim)
+    def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What the rank before sends."""
+        got = self._meet(x.detach().clone())[(self.rank - 1) % self.size]
+        return lambda: got
 
-
-def exchange(
-    pieces: torch.Tensor, counts: list[int], mesh: ThreadMesh, axis: int, received: list[int] | None = None
-) -> torch.Tensor:
-    """In place of the runtime's own, between threads: from every rank the pieces that it sends to this one."""
-    mine = mesh.rank[axis]
-    found = [sent.split(to)[mine] for sent, to in _meet((pieces.detach().clone(), counts), mesh, axis)]
-    assert [len(x) for x in found] == (received or counts)
-    return torch.cat(found)
-
-
-def send_recv(x: torch.Tensor, mesh: ThreadMesh, axis: int) -> Callable[[], torch.Tensor]:
-    """In place of the runtime's own, between threads: what the rank before sends."""
-    before = (mesh.rank[axis] - 1) % mesh.sizes[axis]
-    got = _meet(x.detach().clone(), mesh, axis)[before]
-    return lambda: got
-
-
-MESSAGES = (all_gather, all_reduce, exchange, send_recv)
-"""What stands in for the functions of the same names that `local_ops` sends by."""
-
-
-def _meet(given: Any, mesh: ThreadMesh, axis: int) -> list[Any]:
-    """What every rank of the axis hands in, in order."""
-    meeting = mesh.meetings[axis, (*mesh.rank[:axis], *mesh.rank[axis + 1 :])]
-    meeting.given[mesh.rank[axis]] = given
-    meeting.barrier.wait(SECONDS)
-    every = list(meeting.given)
-    meeting.barrier.wait(SECONDS)
-    return every
+    def _meet(self, given: Any) -> list[Any]:
+        """What every rank of the axis hands in, in order."""
+        meeting = self.meetings[self.axis, (*self.place[: self.axis], *self.place[self.axis + 1 :])]
+        meeting.given[self.rank] = given
+        meeting.barrier.wait(SECONDS)
+        every = list(meeting.given)
+        meeting.barrier.wait(SECONDS)
+        return every
 
 
 def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> str:
@@ -108,7 +101,7 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
     ]
     given = [cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, segments[i]) for i, t in enumerate(whole)]
     back = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in fed.items()}
-    row = _row(chosen, count, len(op.outputs))
+    text, objects = _written(case, op.fn, want, _row(chosen, count, len(op.outputs)), sizes)
     meetings = {
         (axis, others): Meeting(threading.Barrier(sizes[axis]), [None] * sizes[axis])
         for axis in range(len(sizes))
@@ -117,8 +110,9 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
 
     def run(rank: Rank) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         mine = [piece[rank].clone().requires_grad_(values[i].grad) for i, piece in enumerate(given)]
-        shapes = [tuple(o.shape) for o in want]
-        made = _local(case, op.fn, [t.clone() for t in mine], row, shapes, ThreadMesh(sizes, rank, meetings))
+        axes = {f"AXIS{a}": ThreadAxis(sizes, rank, a, meetings) for a in range(len(sizes))}
+        operands = {f"x{i}": t.clone() for i, t in enumerate(mine)}
+        made = results(eval(text, {**objects, **axes, **operands}))
         live = [i for i in fed if made[i].requires_grad]
         found = torch.autograd.grad(
             [made[i] for i in live], [mine[i] for i in wrt], [back[i][rank] for i in live], allow_unused=True
@@ -143,12 +137,31 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
     return ""
 
 
-def _local(case: Case, fn: str, mine: list[torch.Tensor], row: Any, shapes: Any, mesh: Any) -> list[torch.Tensor]:
-    args, kwargs = put((case.args, case.kwargs), iter(mine))
-    func = case.func
-    if is_inplace(fn):
-        fn, func, args, kwargs = dispatch_mode._out_of_place(fn, func, args, kwargs)
-    return results(local_ops.run_local(local_ops.OpCall(fn, func, args, kwargs, row, shapes, mesh)))
+def _written(
+    case: Case, fn: str, want: list[torch.Tensor], row: plan_reader.Row, sizes: tuple[int, ...]
+) -> tuple[str, dict[str, Any]]:
+    """The code of one rank, whose operands are x0, x1, ... and whose axes AXIS0, AXIS1, ...; and the objects that it names."""
+    count = len(case.tensors)
+    numbers = tuple(range(count + len(want)))
+    refs = iter(map(Ref, numbers))
+    args, kwargs = put((case.args, case.kwargs), refs)  # type: ignore[arg-type]
+    kinds = [INPUT] * count + [COMPUTED] * len(want)
+    tensors = [Tensor(k, tuple(t.shape), t.dtype) for k, t in zip(kinds, (*case.tensors, *want), strict=True)]
+    call = TapeCall("op", fn, case.func, args, kwargs, numbers[:count], numbers[count:], site=fn)
+    tape = Tape(tensors, [call], result=[Ref(n) for n in call.outputs])
+    layout = PlannedTape(
+        tape, [None] * len(tensors), {fn: row}, {}, {}, sizes, tuple(f"AXIS{a}" for a in range(len(sizes)))
+    )
+    objects: dict[str, Any] = {n: getattr(names, n) for n in names.__all__} | {"DEVICE": torch.device("cpu"), "seed": 0}
+
+    def foreign(item: Any) -> str:
+        name = f"_object{len(objects)}"
+        objects[name] = item
+        return name
+
+    local = operators.LocalCall(layout, call, row, [f"x{i}" for i in range(count)], "AXIS{}".format, foreign)
+    text = operators.text(local).replace("{site}", "1")
+    return text.replace(".new_empty(", ".new_zeros("), objects  # what a new tensor holds is any
 
 
 def _row(chosen: Sequence[Row], num_inputs: int, num_outputs: int) -> plan_reader.Row:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.models.hooks import moe_loops as loops
-from planner_core.models.hooks import scans
+from planner_core.models.adapters import scans
+from planner_core.models.adapters.experts import expert_linear
 from tests.support.operators.judge import Case
 from tests.support.operators.rare_cases import RARE
 
@@ -159,7 +159,7 @@ def scanning() -> list[Case]:
         Case("wkv", scans.wkv, (t(d), t(d), t(b, s, d), t(b, s, d)), {"plain": rwkv}, "ppaa"),
         Case("linear_scan", scans.linear_scan, (t(b, s, d), pos(b, s, d)), {"plain": griffin}, "aa"),
         Case("mlstm", scans.mlstm, (t(b, h, s, p), t(b, h, s, p), t(b, h, s, 2), t(b, h, s), t(b, h, s)), {"plain": xlstm}, "aaaaa"),
-        Case("expert_linear", loops.expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
+        Case("expert_linear", expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
     ]  # fmt: skip
 
 

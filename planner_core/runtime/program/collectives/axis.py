@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from planner_core.cost import Event
-from planner_core.runtime.dispatch.kept import replaying
 from planner_core.runtime.program.collectives.dim_parts import (
     NO_SEGMENTS,
     Segments,
@@ -28,6 +27,7 @@ from planner_core.runtime.program.collectives.dim_parts import (
 )
 from planner_core.runtime.program.collectives.launches import Pending
 from planner_core.runtime.program.collectives.torch_names import all_gather_into, reduce_scatter_into
+from planner_core.runtime.program.operators.kept import replaying
 
 Finish = Callable[[], torch.Tensor]
 """Waits for a collective, and returns its result."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 
 from planner_core.runtime.plan_reader import PlanMismatch
 
@@ -38,10 +37,6 @@ all_gather_into = _first(dist, "all_gather_single", "all_gather_into_tensor")
 """(output, input, group=, async_op=): the tensors of all ranks, along dim 0 of `output`. 2.13 renamed it."""
 reduce_scatter_into = _first(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 """(output, input, op=, group=, async_op=): this rank's part of the sum. 2.13 renamed it."""
-functional_all_gather = _first(functional, "all_gather_single", "all_gather_tensor")
-"""(x, dim, group): the same as an operator. 2.13 renamed it."""
-functional_reduce_scatter = _first(functional, "reduce_scatter_single", "reduce_scatter_tensor")
-"""(x, "sum", dim, group): the same as an operator. 2.13 renamed it."""
 
 
 def takes_meta(collective: Any) -> bool:

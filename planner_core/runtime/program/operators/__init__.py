@@ -1,1 +1,1 @@
-"""Operators on one rank's part of their tensors. Generated code and the dispatch mode both call them."""
+"""Operators on one rank's part of their tensors. Generated code calls them."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.dispatch.kept import passing
-from planner_core.runtime.dispatch.ranks import Axes, part, parts
+from planner_core.runtime.program.collectives.ranks import Axes, part, parts
 from planner_core.runtime.program.operators.blocks import flash_can_run
+from planner_core.runtime.program.operators.kept import passing
 
 Kernel = Callable[..., torch.Tensor]
 

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from planner_core.models.hooks import host_drawing
-from planner_core.runtime.dispatch.ranks import part
 from planner_core.runtime.program.collectives import Axis
+from planner_core.runtime.program.collectives.ranks import part
 from planner_core.runtime.program.operators.attention import causal_attention
 
 MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}

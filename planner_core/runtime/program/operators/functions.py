@@ -1,8 +1,8 @@
 """Operators that need more than their local operands, since the vocabulary, the batch or the classes are sharded.
-(If experts are: `dispatch/experts.py`. If the sequence is: `attention` and `ring`.)
+(If experts are: `experts`. If the sequence is: `attention` and `ring`.)
 
-Each takes the axes that shard the dim. Without such axes it is torch's own function. Generated code and the dispatch mode both
-call these functions.
+Each takes the axes that shard the dim. Without such axes it is torch's own function. Generated code calls
+them.
 """
 
 # mypy: allow-untyped-calls
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.dispatch.ranks import Axes, part, parts
+from planner_core.runtime.program.collectives.ranks import Axes, part, parts
 
 
 def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:

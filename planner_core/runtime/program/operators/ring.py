@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from planner_core.runtime.dispatch.kept import passing
-from planner_core.runtime.dispatch.ranks import Axes, RankAxis
+from planner_core.runtime.program.collectives.ranks import Axes, RankAxis
 from planner_core.runtime.program.operators.attention import swap
 from planner_core.runtime.program.operators.blocks import block, block_backward, laid_out, wide
+from planner_core.runtime.program.operators.kept import passing
 
 Coming = Callable[[], torch.Tensor]
 LOW, HIGH = 0, 1

@@ -140,8 +140,6 @@ FALLBACKS: dict[str, Plain] = {
     "wrap_chunkwise_arbitrary_sequence_length": mlstm,
 }  # fmt: skip
 """Names of transformers' fallbacks, and what takes their place."""
-METHODS: dict[tuple[str, str], Plain] = {("RecurrentGemmaRglru", "_rnn_scan"): linear_scan}
-"""Class and method of transformers with a loop over tokens for which it has no kernel, and what takes its place."""
 _STATES = ("state", "initial_state", "initial_states", "c_initial")
 _RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")
 
@@ -154,33 +152,6 @@ def register_scans() -> None:
                 plain = module.__dict__.get(fallback)
                 if plain is not None and not hasattr(plain, "_shardscope"):
                     setattr(module, fallback, _instead(plain, fused))
-            for (kind, method), fused in METHODS.items():
-                owner = module.__dict__.get(kind)
-                if owner is not None and not hasattr(owner.__dict__[method], "_shardscope"):
-                    setattr(owner, method, _method_instead(owner.__dict__[method], fused))
-
-
-def _method_instead(plain: Plain, fused: Plain) -> Plain:
-    """`fused` if no state is carried over, else the method itself. A training step begins without a state."""
-
-    @functools.wraps(plain)
-    def call(
-        self: Any,
-        hidden_states: torch.Tensor,
-        recurrent_gate: torch.Tensor,
-        reset: torch.Tensor,
-        recurrent_states: Maybe,
-    ) -> Any:
-        if recurrent_states is not None or hidden_states.shape[1] == 1:
-            return plain(self, hidden_states, recurrent_gate, reset, recurrent_states)
-        none = torch.zeros((), dtype=torch.bool)
-        return fused(
-            hidden_states, recurrent_gate * ~reset,
-            plain=lambda hidden_states, recurrent_gate: plain(self, hidden_states, recurrent_gate, none.to(reset.device), None),
-        )  # fmt: skip
-
-    call._shardscope = True  # type: ignore[attr-defined]
-    return call
 
 
 def _instead(plain: Plain, fused: Plain) -> Plain:

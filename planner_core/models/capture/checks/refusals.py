@@ -7,7 +7,6 @@ autograd engine called inside forward, compiled code. That would silently be mis
 from __future__ import annotations
 
 import functools
-import re
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +17,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError
-from planner_core.models.capture.constants import LIMIT
+from planner_core.core import CaptureError, Value
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
+from planner_core.models.hooks.input_values import InputValues
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -41,8 +40,8 @@ _VALUES = frozenset(
 
 MOST_CALLS = 10_000
 """One call of a module may run at most this many operators, without those of the modules that it calls."""
-_TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
-_TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
+TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
+TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
 
 
 def refuse(scope: str, what: str, help_: str) -> CaptureError:
@@ -97,6 +96,31 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
                 scope, "changes in forward which weights are trained",
                 "set that before it is planned, or call the part with weights that are detached (torch.func.functional_call)",
             )  # fmt: skip
+
+
+_AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
+
+
+def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
+    """Refuse to take values of the inputs out of torch, where code would be run once, when it is recorded."""
+    if of_inputs and getattr(func, "__name__", "") in _AS_ARRAYS:
+        raise refuse(
+            scope, "takes the values of its inputs as arrays of numpy", "compute with them in torch, or before forward"
+        )
+
+
+def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that a plan's code cannot have: a generator of random numbers, of which each rank would have its own, and tensors
+    inside a transform of torch.func."""
+    leaves = pytree.tree_leaves((args, dict(kwargs)))
+    if any(isinstance(x, torch.Generator) for x in leaves):
+        raise refuse(
+            scope,
+            f"draws random numbers from a generator of its own ({fn})",
+            "draw them from torch's default generator",
+        )
+    if any(isinstance(x, torch.Tensor) and _unwrapped(x) is not x for x in leaves):
+        raise refuse(scope, TRANSFORM, TRANSFORM_HELP)
 
 
 def _converts() -> bool:
@@ -163,14 +187,6 @@ def check_length(scope: str, calls: int) -> None:
         )  # fmt: skip
 
 
-def check_transform(scope: str, tensor: torch.Tensor, tracked: Container[int], beside: bool) -> None:
-    """Refuse an operand inside a transform of torch.func that holds a parameter, or is used `beside` one."""
-    inner = _unwrapped(tensor)
-    if inner is tensor or not (beside or id(inner) in tracked or inner.requires_grad):
-        return  # masks are made so, of constants alone
-    raise refuse(scope, _TRANSFORM, _TRANSFORM_HELP)
-
-
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor within transforms of torch.func; the same one outside of them."""
     functorch = torch._C._functorch
@@ -179,9 +195,9 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str]) -> None:
+def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str], left: Mapping[int, str]) -> None:
     """Refuse an operand that was not seen being made and needs a gradient, whose sizes depend on its values, or which is not the model's
-    but one of the `originals` (names by storage) of which the model has copies."""
+    but one of the `originals` (names by storage) of which the model has copies, or one that an earlier pass has `left`."""
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refuse(
@@ -192,6 +208,11 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str])
         raise refuse(
             scope, f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
             "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",
+        )  # fmt: skip
+    if name := left.get(_unwrapped(tensor).untyped_storage()._cdata):
+        raise refuse(
+            scope, f"reads what the step before has left in {name}",
+            "write it into a buffer (register_buffer), or give it to forward as an input and return the next one",
         )  # fmt: skip
     if tensor.grad_fn is not None:
         how = type(tensor.grad_fn).__name__
@@ -291,80 +312,6 @@ def _known(device_type: str) -> str:
     return "cpu" if device_type == "meta" else device_type
 
 
-_OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
-"""ATen ops whose results have sizes, or a truth value, that depend on values."""
-_FORM = (
-    "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int, and if it asks a "
-    "buffer (a counter, a flag), keep that as a plain attribute"
-)
-_FORMS = {
-    "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
-    "nested_tensor": "give one padded tensor and a mask",
-    "bincount": "count without it: torch.nn.functional.one_hot(ids, n).sum(0)",
-    "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
-    "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
-    "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",
-    "istft(": "torch.istft checks the sum of its windows: add the frames of torch.fft.irfft by torch.nn.functional.fold",
-    "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
-    "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
-}
-"""A way out, by the function of torch, the kernel, the file of torch or the call in which a capture ended."""
-_FORMS["masked_select"] = _FORMS["nonzero"]
-
-
-_BUILT = "let a function of a file build the model and its inputs, and give path.py:function"
-"""A way out for a module in memory."""
-_KNOWN = {
-    "yet support saved tensor hooks": f"{{model}} {_TRANSFORM}{{where}}; {_TRANSFORM_HELP}",
-    "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
-    "no padding token is defined":
-        "{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config",
-    "Expected inputs of BF16":
-        "{model} runs its experts by a kernel for bfloat16 alone{where}; cast it to bfloat16, or choose another kernel: "
-        "model.set_experts_implementation('batched_mm')",
-}  # fmt: skip
-"""What torch or transformers say, and what is said in its place."""
-
-
-def explain(error: BaseException, model: str, unknown: int = 0, *, copied: bool = False) -> str:
-    """One sentence: what went wrong, and at which line of the model's code.
-
-    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of
-    the user's module was run.
-    """
-    stack = traceback.extract_tb(error.__traceback__)
-    where = shown(stack)
-    text = " ".join(str(error).split()) or type(error).__name__
-    kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
-    if kernel and kernel[1] not in _OF_VALUES:
-        return f"{model} calls aten::{kernel[1]}{where}, which torch cannot run without values; compute it by other functions"
-    known = next((told for words, told in _KNOWN.items() if words in text), "")
-    if known:
-        return known.format(model=model, where=where)
-    if kernel or (
-        isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
-    ):
-        if unknown:
-            return (
-                f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
-                f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
-            )
-        told = f"{_part(error) or model} decides by the values of computed tensors{where}, which no graph can hold"
-        return f"{told}; {_instead(error, stack, kernel)}"
-    missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
-    if missing:
-        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
-    if len(text) > 200:
-        text = text[:200] + "..."
-    if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
-        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
-    told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
-    if copied:
-        told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
-        return f"{told}: if that is why, or if it needs other inputs, {_BUILT}"
-    return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
-
-
 def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) -> CaptureError:
     """The error for a tensor with a gradient that is written into `target`, which outlives the step: memory of the buffer of that name,
     or a tensor that a part of the model holds."""
@@ -379,22 +326,46 @@ def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) ->
     return refuse(scope, f"writes a tensor with a gradient into {what}", help_)
 
 
-def _part(error: BaseException) -> str:
-    """The scope of the innermost module call of a recording in which an error was raised; empty for the model itself."""
-    calls = [f.f_locals.get("frame") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "trace"]
-    return str(getattr(calls[-1], "scope", "")) if calls else ""
+def check_values(
+    scope: str, inputs: InputValues, asked: Callable[[Callable[..., Any], torch.Tensor], Any], fn: str, args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> bool:  # fmt: skip
+    """Refuse a size that the values of inputs say. Whether a mask of theirs picks elements, all of them: `asked` makes the calls that ask,
+    so that a run asks them, too."""
+    masks = inputs.masks(fn, args)
+    for mask in masks:
+        if not asked(torch.Tensor.__bool__, asked(torch.Tensor.all, mask)):
+            raise refuse(
+                scope, "picks as many elements as the values of its inputs say",
+                "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
+            )  # fmt: skip
+    if inputs.count(fn, args, kwargs):
+        raise refuse(
+            scope, f"makes a tensor whose size the values of its inputs say ({fn})",
+            "give the number as an argument (num_classes=, minlength=), or compute it without that call",
+        )  # fmt: skip
+    return bool(masks)
 
 
-def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
-    calls = [f.f_locals for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
-    called = calls[-1] if calls else {}
-    masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(called.get("args")))
-    if called.get("fn") in ("getitem", "setitem") and not masked:
-        return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
-    frames = list(stack)
-    if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):
-        return "if a number is only looked at (a log), return the tensor, and call .item() outside"
-    lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
-    forms = [name for name in _FORMS if name[-1] == "(" and name in lines]
-    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *forms]
-    return next((_FORMS[name] for name in names if name in _FORMS), _FORM)
+def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None:
+    """Refuse to write what is computed into a weight, and into what outlives a step and is `no_buffer`: an input (`given`), say."""
+    if value.kind == "parameter":
+        raise refuse(
+            scope, f"writes into the parameter {value.name} in place",
+            "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
+        )  # fmt: skip
+    if no_buffer:
+        what = f"the input {value.name}" if given else "a tensor that is no buffer"
+        raise refuse(
+            scope, f"writes what it computes in place into {what}",
+            "write into a copy, or into a buffer (register_buffer), which the next step reads",
+        )  # fmt: skip
+
+
+def check_used(scope: str, fn: str, used: bool) -> None:
+    """Refuse to write into a constant that an operator has `used`."""
+    if used:
+        raise refuse(
+            scope, f"writes in place into a constant that it has used before ({fn})",
+            "write first, or into a copy: a step makes its constants before it runs its operators",
+        )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from planner_core.runtime.dispatch.ranks import Axes, RankAxis, part, parts
+from planner_core.runtime.program.collectives.ranks import Axes, RankAxis, part, parts
 
 Layer = Callable[..., torch.Tensor]
 

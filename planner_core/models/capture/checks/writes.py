@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from planner_core.core import CaptureError
-from planner_core.models.capture.refusals import refuse
+from planner_core.models.capture.checks.refusals import refuse
 
 KEPT = "kept"
 """Attribute of an op that writes a tensor that stays after the step (a buffer): every rank must write it whole."""
@@ -49,6 +49,19 @@ class Writes:
         """Remember a write of `target`."""
         for key in (memory(target), self._key(target)):
             self._last[key] = _Write(target, time)
+
+    def scratch(
+        self, scope: str, fn: str, given: Iterable[tuple[torch.Tensor, int]], returned: Iterable[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The arguments, `given` with their versions before, that an autograd function of the model has written in place: nothing may read
+        them again, as those of sparsemax. Refuses one that it has returned, and a weight."""
+        written = [t for t, version in given if t._version != version]
+        made = {memory(t) for t in returned}
+        if any(isinstance(t, torch.nn.Parameter) or memory(t) in made for t in written):
+            raise refuse(
+                scope, f"writes in place into an argument of the autograd function {fn}", "let it return a new tensor"
+            )
+        return [t.detach() for t in written]
 
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
         """Refuse to read a `tensor` made at `time` whose memory was written since by another name."""

@@ -1,4 +1,4 @@
-"""A layer of experts as one torch function. Imports torch and nothing of ours.
+"""Layers of experts as single torch functions. Imports torch and nothing of ours.
 
 `moe_experts` replaces the experts implementation of transformers, where it is registered as `shardscope`. So capture and a running
 model see one call, and the weights of all experts are one operand with an expert dim.
@@ -117,3 +117,59 @@ def register_experts() -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each row through the matrix of its own expert: hidden [t, i], index [t], weight [E, o, i] -> [t, o]."""
+    operands = (hidden, index, weight)
+    if has_torch_function(operands):
+        made: torch.Tensor = handle_torch_function(expert_linear, operands, *operands)
+        return made
+    if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
+        return _GroupedLinear.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
+    out = hidden.new_zeros(len(hidden), weight.shape[1])
+    for expert in range(len(weight)):
+        rows = torch.where(index == expert)[0]
+        out = out.index_put((rows,), torch.nn.functional.linear(hidden[rows], weight[expert]))
+    return out
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """Shape of the result, and what a grouped matmul keeps: its rows in the order of the experts, weights, offsets."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Kept: permuted hidden [t, i], the permutation [t], offsets [E]."""
+        ctx.save_for_backward(
+            torch.empty_like(hidden), weight, index.new_empty(len(index)), index.new_empty(len(weight))
+        )
+        ctx.like = hidden
+        return hidden.new_empty(len(hidden), weight.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients have the shapes of what they belong to."""
+        rows, weight, *_ = ctx.saved_tensors
+        return torch.empty_like(rows), None, torch.empty_like(weight)
+
+
+def gated(act: Callable[[torch.Tensor], torch.Tensor], both: torch.Tensor) -> torch.Tensor:
+    """act(gate) * up, where gate and up are the halves of one tensor."""
+    gate, up = both.chunk(2, dim=-1)
+    return act(gate) * up
+
+
+def separate(
+    self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: str, down: str
+) -> torch.Tensor:
+    """Experts that are modules of their own, with their weights stacked: [E, inner, width] and [E, width, inner]."""
+    parts = [self[f"expert_{k}"] for k in range(self.num_experts)]
+    ups, downs = [getattr(p, up) for p in parts], [getattr(p, down) for p in parts]
+    bias = ups[0].bias is not None
+    return moe_experts(
+        hidden, index, weights, torch.stack([p.weight for p in ups]), torch.stack([p.weight for p in downs]),
+        torch.stack([p.bias for p in ups]) if bias else None, torch.stack([p.bias for p in downs]) if bias else None,
+        apply_gate=parts[0].act, act=type(parts[0].act).__name__, gated=False,
+    )  # fmt: skip

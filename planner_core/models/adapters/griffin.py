@@ -1,0 +1,36 @@
+"""RecurrentGemma: a recurrence over tokens for which transformers has no kernel."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from planner_core.models.adapters.scans import Maybe, Plain, linear_scan
+
+
+def recurrence(plain: Plain) -> Plain:
+    """`linear_scan` if no state is carried over, else the method itself. A training step begins without a state."""
+
+    @functools.wraps(plain)
+    def call(
+        self: Any,
+        hidden_states: torch.Tensor,
+        recurrent_gate: torch.Tensor,
+        reset: torch.Tensor,
+        recurrent_states: Maybe,
+    ) -> Any:
+        if recurrent_states is not None or hidden_states.shape[1] == 1:
+            return plain(self, hidden_states, recurrent_gate, reset, recurrent_states)
+        none = torch.zeros((), dtype=torch.bool)
+        return linear_scan(
+            hidden_states, recurrent_gate * ~reset,
+            plain=lambda hidden_states, recurrent_gate: plain(self, hidden_states, recurrent_gate, none.to(reset.device), None),
+        )  # fmt: skip
+
+    call._shardscope = True  # type: ignore[attr-defined]
+    return call
+
+
+WRAPPED = {("RecurrentGemmaRglru", "_rnn_scan"): recurrence}

@@ -1,0 +1,23 @@
+"""Masks of transformers, which it makes by `torch.vmap` where a pattern is combined of several: by broadcasting, as all others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def register_masks() -> None:
+    """Let `transformers.masking_utils` broadcast indices, as it does for patterns of its own."""
+    module = sys.modules.get("transformers.masking_utils")
+    if module is None or not hasattr(module, "_vmap_expansion_sdpa"):
+        return
+
+    def broadcast(mask_function: Callable[..., Any]) -> Callable[..., Any]:
+        def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            made = mask_function(*module._non_vmap_expansion_sdpa(batch, head, query, key))
+            return made.expand(len(batch), -1, len(query), len(key))
+
+        return mask
+
+    module.__dict__["_vmap_expansion_sdpa"] = broadcast

@@ -1,0 +1,21 @@
+"""Switch Transformer: one expert a token, which transformers calls in a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from planner_core.models.adapters.experts import separate
+
+
+def switch_experts(
+    self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
+) -> torch.Tensor:
+    """Switch Transformer: one expert a token, none for tokens beyond its capacity; `selected_experts` [t, 1, E] is 1 at it."""
+    chosen = selected_experts.argmax(-1)
+    weights = routing_weights * selected_experts.sum(-1).to(routing_weights.dtype)
+    return separate(self, hidden_states, chosen, weights, "wi", "wo")
+
+
+METHODS = {("SwitchTransformersExperts", "forward"): switch_experts}

@@ -1,0 +1,107 @@
+"""One sentence for an error of a model's own code: what went wrong, at which line, and what would help."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable
+
+import torch
+from torch.utils import _pytree as pytree
+
+from planner_core.models.capture.checks.refusals import TRANSFORM, TRANSFORM_HELP, shown
+from planner_core.models.capture.constants import LIMIT
+
+_OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
+"""ATen ops whose results have sizes, or a truth value, that depend on values."""
+_FORM = (
+    "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int, and if it asks a "
+    "buffer (a counter, a flag), keep that as a plain attribute"
+)
+_FORMS = {
+    "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
+    "nested_tensor": "give one padded tensor and a mask",
+    "bincount": "count without it: torch.nn.functional.one_hot(ids, n).sum(0)",
+    "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
+    "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
+    "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",
+    "istft(": "torch.istft checks the sum of its windows: add the frames of torch.fft.irfft by torch.nn.functional.fold",
+    "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
+    "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
+}
+"""A way out, by the function of torch, the kernel, the file of torch or the call in which a capture ended."""
+_FORMS["masked_select"] = _FORMS["nonzero"]
+
+
+_BUILT = "let a function of a file build the model and its inputs, and give path.py:function"
+"""A way out for a module in memory."""
+_KNOWN = {
+    "yet support saved tensor hooks": f"{{model}} {TRANSFORM}{{where}}; {TRANSFORM_HELP}",
+    "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
+    "no padding token is defined":
+        "{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config",
+    "Expected inputs of BF16":
+        "{model} runs its experts by a kernel for bfloat16 alone{where}; cast it to bfloat16, or choose another kernel: "
+        "model.set_experts_implementation('batched_mm')",
+}  # fmt: skip
+"""What torch or transformers say, and what is said in its place."""
+
+
+def explain(error: BaseException, model: str, unknown: int = 0, *, copied: bool = False) -> str:
+    """One sentence: what went wrong, and at which line of the model's code.
+
+    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of
+    the user's module was run.
+    """
+    stack = traceback.extract_tb(error.__traceback__)
+    where = shown(stack)
+    text = " ".join(str(error).split()) or type(error).__name__
+    kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
+    if kernel and kernel[1] not in _OF_VALUES:
+        return f"{model} calls aten::{kernel[1]}{where}, which torch cannot run without values; compute it by other functions"
+    known = next((told for words, told in _KNOWN.items() if words in text), "")
+    if known:
+        return known.format(model=model, where=where)
+    if kernel or (
+        isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
+    ):
+        if unknown:
+            return (
+                f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
+                f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
+            )
+        told = f"{_part(error) or model} decides by the values of computed tensors{where}, which no graph can hold"
+        return f"{told}; {_instead(error, stack, kernel)}"
+    missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
+    if missing:
+        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
+    if len(text) > 200:
+        text = text[:200] + "..."
+    if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
+        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
+    told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
+    if copied:
+        told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
+        return f"{told}: if that is why, or if it needs other inputs, {_BUILT}"
+    return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
+
+
+def _part(error: BaseException) -> str:
+    """The scope of the innermost module call of a recording in which an error was raised; empty for the model itself."""
+    calls = [f.f_locals.get("frame") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "trace"]
+    return str(getattr(calls[-1], "scope", "")) if calls else ""
+
+
+def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+    calls = [f.f_locals for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
+    called = calls[-1] if calls else {}
+    masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(called.get("args")))
+    if called.get("fn") in ("getitem", "setitem") and not masked:
+        return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
+    frames = list(stack)
+    if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):
+        return "if a number is only looked at (a log), return the tensor, and call .item() outside"
+    lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
+    forms = [name for name in _FORMS if name[-1] == "(" and name in lines]
+    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *forms]
+    return next((_FORMS[name] for name in names if name in _FORMS), _FORM)

@@ -1,0 +1,156 @@
+"""What a model's modules hold beside weights: attributes, those of configs, and the items of lists, dicts and sets, one level deep."""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner_core.models.hooks.callsites import parts_of
+
+MISSING = object()
+"""The value of what is not there."""
+LONGEST = 64
+"""A container of more items is data, and not compared."""
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, dict, set, deque)
+_TABLES = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
+    "_flat_weights",
+    "_flat_weight_refs",
+}
+"""What every module has, and what torch's recurrent layers make of their weights."""
+
+Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, word, flag or None, or a tuple of them."""
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
+
+
+def holders(model: nn.Module) -> Iterator[tuple[str, Holder]]:
+    """Every holder of values, each once, with its name."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        yield name, module.__dict__
+        for key, value in list(module.__dict__.items()):
+            held = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
+            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value) or key in _TABLES
+            if isinstance(held, _CONTAINERS) and not other and id(held) not in seen and len(held) <= LONGEST:
+                seen.add(id(held))
+                yield f"{name}.{key}".strip("."), held
+
+
+class ModuleState:
+    """What modules hold at one time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
+        self._held = [(name, held, self._entries(held)) for name, held in holders(model)]
+
+    def changes(self) -> list[tuple[str, Any]]:
+        """The values that are not what they were, with their names; MISSING for one that is gone."""
+        found = []
+        for name, held, before in self._held:
+            now = self._entries(held)
+            for key in {**before, **now}:
+                if _differs(before.get(key, MISSING), now.get(key, MISSING)):
+                    path = f"{name.removesuffix('_buffers').rstrip('.')}.{key}".strip(".")
+                    found.append((path, held[key] if isinstance(held, dict) and key in held else now.get(key, MISSING)))
+        return found
+
+    def changed(self) -> str:
+        """The name of a value that is not what it was, and is not scratch; empty if there is none."""
+        return next((name for name, value in self.changes() if not computed_in(value)), "")
+
+    def _entries(self, held: Holder) -> dict[Any, Any]:
+        """What is held, by attribute or place: of a tensor that is no buffer how often it was written, too; of a generator its state."""
+        items = held.items() if isinstance(held, dict) else enumerate(held)
+        return {
+            key: (value, value._version) if isinstance(value, torch.Tensor) and self._counts(value) else _state(value)
+            for key, value in items
+            if not (isinstance(key, str) and key in _TABLES)
+        }
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) not in self._own and not tensor.is_inference()
+
+
+def computed_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a value that a pass on meta has computed: scratch, if the next pass makes it anew before it reads it."""
+    held = list(value) if isinstance(value, (set, frozenset, deque)) else value
+    leaves = pytree.tree_leaves(held) if not isinstance(held, nn.Module) else []
+    return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_meta]
+
+
+def _differs(before: Any, now: Any) -> bool:
+    if isinstance(before, tuple) and isinstance(now, tuple) and before and isinstance(before[0], torch.Tensor):
+        return before[0] is not now[0] or before[1] != now[1]
+    return before is not now and not (type(before) is type(now) and is_plain(now) and before == now)
+
+
+def _state(value: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, random.Random):
+        return str(value.getstate())
+    if numpy and isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+        return str((getattr(value, "bit_generator", None) or value._bit_generator).state)
+    return value
+
+
+class WeightTypes:
+    """The dtypes of a model's weights, which code may convert when it is first called (routers of transformers, to float32)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._types = [(p, p.dtype) for p in model.parameters()]
+
+    def put_back(self) -> None:
+        """Let each pass start from them."""
+        for param, dtype in self._types:
+            if param.dtype != dtype:
+                param.data = param.data.to(dtype)
+
+
+class Replacement:
+    """Puts other tensors, by the id of those there, into the attributes of modules, and into lists, dicts and objects in them."""
+
+    def __init__(self, model: nn.Module, others: Mapping[int, torch.Tensor]) -> None:
+        modules = [part for _, part in parts_of(model)]
+        self.others, self.seen = others, {id(m) for m in modules}
+        self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [(_attributes(m).items(), m.__dict__) for m in modules]
+        for items, held in self.todo:  # grows meanwhile
+            for key, item in [*items]:
+                if (new := self._current(item)) is not item:
+                    held[key] = new
+
+    def _current(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.others.get(id(value), value)
+        if isinstance(value, tuple):
+            items = [*map(self._current, value)]
+            same = all(a is b for a, b in zip(items, value, strict=True))
+            return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if id(value) not in self.seen:
+            self.seen.add(id(value))
+            self._look_into(value)
+        return value
+
+    def _look_into(self, value: Any) -> None:
+        held = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
+        if isinstance(held, (list, deque)):
+            self.todo.append((enumerate(held), held))
+        elif isinstance(held, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
+            self.todo.append((held.items(), held))
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {k: v for k, v in module.__dict__.items() if k not in _TABLES}

@@ -1,0 +1,141 @@
+"""A model as it was when a plan was applied: a copy on meta, of which each forward pass is recorded, and what may not change since.
+
+Generated code takes the place of the modules' own code. What is set in a model afterwards (a part, a hook, `model.beta = 0.1`) would be
+ignored without a word, so each call compares the model with what it was.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner_core.models.hooks import MISSING, ModuleState, WeightTypes, computed_in, holders, is_plain
+from planner_core.models.sources import copied
+
+
+class FrozenModel:
+    """A model before its parameters are sharded. `dtype_of(parameter)` is the dtype in which the plan computes with it."""
+
+    def __init__(self, model: nn.Module, dtype_of: Callable[[nn.Parameter], torch.dtype]) -> None:
+        self.model = model
+        self.originals = {p.untyped_storage()._cdata: n for n, p in model.named_parameters() if not p.is_meta}
+        tensors: dict[int, torch.Tensor] = {
+            id(p): nn.Parameter(torch.empty(p.shape, dtype=dtype_of(p), device="meta"), requires_grad=p.requires_grad)
+            for p in model.parameters()
+        }
+        tensors |= {id(b): b if b.is_meta else b.detach().cpu().clone() for b in model.buffers()}
+        self.twin = copied(model, tensors)
+        self.types = WeightTypes(self.twin)
+        self.pairs = list(zip(model.modules(), self.twin.modules(), strict=True))
+        self.names = {id(m): n for n, m in model.named_modules()}
+        self.modules = list(model.modules())
+        self.children = [tuple(m._modules.values()) for m in self.modules]
+        self.forwards = [m.__dict__.get("forward") for m in self.modules]
+        self.hooks = [_hooks(m) for m in self.modules]
+        self.classes = {type(m): type(m).forward for m in self.modules}
+        if hooked := next((n for n, m in model.named_modules() if n and _hooks(m)), ""):
+            warnings.warn(
+                f"{hooked} has hooks on forward: what they compute is part of the program, and their own Python code runs no more once a "
+                "pass is recorded; let forward return what a loop looks at", stacklevel=6,
+            )  # fmt: skip
+        self.values = [
+            (name, held, key, value)
+            for name, held in holders(model)
+            if not name.endswith("_buffers")
+            for key, value in _plain(held)
+        ]
+
+    def keep_parameters(self) -> None:
+        """Note this rank's parameters, which no other may take the place of."""
+        self.parameters = [
+            (m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None
+        ]
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Inside, the copy has the values of the model's buffers, and trains where the model does."""
+        for own, twin in self.pairs:
+            twin.training = own.training
+            for name, buffer in own._buffers.items():
+                if buffer is not None and not buffer.is_meta and (copy := twin._buffers.get(name)) is not None:
+                    copy.detach().copy_(buffer)
+        state = ModuleState(self.twin)
+        yield
+        self._adopt_buffers()
+        self._forget(name for name, value in state.changes() if computed_in(value))
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """What forward computes and keeps in an attribute is not there under a plan. What was there before would be read in its place."""
+        for path, _, name in (n.rpartition(".") for n in names):
+            with contextlib.suppress(AttributeError):
+                self.model.get_submodule(path).__dict__.pop(name, None)
+
+    def _adopt_buffers(self) -> None:
+        """A table that the copy has made as a buffer (rotary angles at its first call) is one of the model, whose code reads it."""
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        for own, twin in self.pairs:
+            for name, value in twin._buffers.items():
+                if value is not None and own._buffers.get(name) is None:
+                    persistent = name not in twin._non_persistent_buffers_set
+                    own._buffers.pop(name, None)
+                    own.register_buffer(name, value.to(device), persistent=persistent)
+
+    def training(self) -> tuple[bool, ...]:
+        """Which modules train."""
+        return tuple([m.training for m in self.modules])
+
+    def changed(self) -> str:
+        """A sentence about what has changed; empty if nothing has."""
+        return self._changed_parts() or self._changed_code() or self._changed_values()
+
+    def _changed_parts(self) -> str:
+        for module, children in zip(self.modules, self.children, strict=True):
+            if len(module._modules) != len(children) or not all(map(is_, module._modules.values(), children)):
+                return f"{self.names[id(module)] or 'the model'} has other parts than when the plan was applied"
+        for table, name, param in self.parameters:
+            if table.get(name) is not param:
+                return f"the parameter {name} was replaced after the plan was applied"
+        return ""
+
+    def _changed_code(self) -> str:
+        for module, forward, hooks in zip(self.modules[1:], self.forwards[1:], self.hooks[1:], strict=True):
+            if module.__dict__.get("forward") is not forward:
+                return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
+            if _hooks(module) != hooks:
+                return f"{self.names[id(module)]} has other hooks than when the plan was applied"
+        changed = next((cls.__name__ for cls, method in self.classes.items() if cls.forward is not method), "")
+        return f"{changed}.forward was replaced after the plan was applied" if changed else ""
+
+    def _changed_values(self) -> str:
+        for name, held, key, value in self.values:
+            now = held.get(key, MISSING) if isinstance(held, dict) else dict(enumerate(held)).get(key, MISSING)
+            if now is not value and (type(now) is not type(value) or now != value):
+                return f"{name}.{key}".strip(".") + " was set after the plan was applied"
+        return ""
+
+    def listening(self) -> str:
+        """The name of a module, other than the model itself, with hooks for backward, which no code under a plan would run."""
+        own = (m for m in self.modules[1:] if m.__dict__["_backward_hooks"] or m.__dict__["_backward_pre_hooks"])
+        return next((str(self.names[id(m)]) for m in own), "")
+
+
+def _hooks(module: nn.Module) -> tuple[int, ...]:
+    return *module._forward_hooks, *module._forward_pre_hooks
+
+
+def _plain(held: Any) -> list[tuple[Any, Any]]:
+    """The plain values of a holder."""
+    items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
+    return [(key, value) for key, value in items if is_plain(value) and key != "training"]
+
+
+def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """The name of a parameter with a gradient hook, which would never run; empty if there is none."""
+    return next((name for name, param in params if param._backward_hooks), "")
