@@ -14,7 +14,7 @@ from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, wri
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
 from planner_core.exporters.targets import TARGETS, Target
 
-WITH_STAGES = ("json",)
+WITH_STAGES = ("json", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
 
 

@@ -15,6 +15,7 @@ from planner_core.cost import zero_stage
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import observe, rules
 from planner_core.exporters.parallelize_module import remarks_of
+from planner_core.exporters.stages import megatron_stages, titan_stages
 from planner_core.planning.methods import (
     PEERS_TYPES,
     NothingSplit,
@@ -158,7 +159,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     ]
     left += [*_beside_experts(layout), *_padded(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
-        "tensor-model-parallel-size": layout.size, "pipeline-model-parallel-size": 1,
+        "tensor-model-parallel-size": layout.size, **megatron_stages(plan),
         **({"sequence-parallel": True} if layout.sequence else {}),
         **({"context-parallel-size": layout.context, "cp-comm-type": COMM_TYPES[layout.cp_type]} if layout.context > 1 else {}),
         **({"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"} if layout.expert > 1 else {}),
@@ -307,15 +308,16 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Command-line options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
     layout = degrees(plan)
     own = _titan_config(dict(plan.model.get("config") or {}))
-    left = _titan_ranks(layout)
+    stages, apart = titan_stages(plan)
+    left = [*_titan_ranks(layout), *apart]
     load = plan.workload
     options = {
         "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
         "parallelism.data_parallel_shard_degree": layout.shards,
         "parallelism.tensor_parallel_degree": layout.size,
         **({"parallelism.context_parallel_degree": layout.context} if layout.context > 1 else {}),
-        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
-        "training.local_batch_size": _micro_batch(plan, layout),
+        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}), **stages,
+        **_titan_batch(plan, layout),
         "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
     }  # fmt: skip
     lines = ["--module llama3", f"--config {own}"] if own else []
@@ -336,6 +338,15 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
           if own else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]),
         "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
     ], left), layout  # fmt: skip
+
+
+def _titan_batch(plan: Plan, layout: TpLayout) -> dict[str, Any]:
+    """Samples of a rank: of one micro-batch, or with stages of all that a pipeline cuts into micro-batches."""
+    micro = _micro_batch(plan, layout)
+    if plan.pipeline is None:
+        return {"training.local_batch_size": micro}
+    samples = micro * int(plan.workload["accumulate"])
+    return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
 
 
 def _titan_ranks(layout: TpLayout) -> list[str]:

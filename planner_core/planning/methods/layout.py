@@ -11,7 +11,8 @@ The mesh has an axis for each degree above 1. The tensor axis is innermost, wher
 
     dp=8,tp=8,pp=8,vp=2,schedule=interleaved     512 GPUs: 16 stages of the model on 8 groups of 64 GPUs, which lie one behind the other
 
-`pp` groups of GPUs run stages of the model, `vp` each, in the order of `schedule`. All other degrees are those inside a group.
+`pp` groups of GPUs run stages of the model, `vp` each, in the order of `schedule`, with as many copies of blocks as `copies` says. All
+other degrees are those inside a group.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ CP_TYPES: Mapping[str, frozenset[str]] = {
 """How attention runs on a context axis: the names of its rows. The first is the default, as in Megatron-LM."""
 PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
 """The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""
-WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type", "schedule")
+WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type", "schedule", "copies")
 WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 SHARDED = 3
@@ -98,12 +99,14 @@ class Layout:
     pp: int = 1
     vp: int = 1
     schedule: str = ""
+    copies: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         words = [f"{name}={n}" for name in DEGREES if (n := getattr(self, name)) > 1] or ["dp=1"]
         words += ["sp"] if self.sp else []
         words += [f"cp_type={self.cp_type}"] if self.cp_type != "ring" else []
         words += [f"schedule={self.schedule}"] if self.schedule else []
+        words += [f"copies={'-'.join(map(str, self.copies))}"] if self.copies else []
         return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
@@ -117,8 +120,8 @@ class Layout:
         return self.schedule or ("interleaved" if self.vp > 1 else "1f1b")
 
     def pipeline(self, graph: Graph, micro_batches: int) -> Pipeline | None:
-        """Its stages of a model, with equally many copies where they can be; None if it has one stage. Raises InputError if the model has
-        fewer copies than stages, or the schedule cannot have so many micro-batches."""
+        """Its stages of a model, with equally many copies where they can be, unless they are stated; None if it has one stage. Raises
+        InputError if the model has fewer copies than stages, or the schedule cannot have so many micro-batches."""
         calls, stages = sum(graph.num_repeats.values()), self.pp * self.vp
         if self.pp == 1:
             return None
@@ -127,7 +130,11 @@ class Layout:
                 f"layout {self} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
                 f"give pp={max(1, calls // self.vp)} or fewer"
             )
-        cut = Pipeline(self.pp, self.order, even_copies(calls, stages))
+        if self.copies and sum(self.copies) != calls:
+            raise InputError(
+                f"layout {self} deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many"
+            )
+        cut = Pipeline(self.pp, self.order, self.copies or even_copies(calls, stages))
         check_micro_batches(cut, micro_batches)
         return cut
 
@@ -238,8 +245,11 @@ def _wrong(layout: Layout) -> str:
 
 def _wrong_stages(layout: Layout) -> str:
     """What contradicts itself in the stages of a layout."""
-    if layout.pp == 1 and (layout.vp > 1 or layout.schedule):
-        return "vp and schedule say how the stages of pp ranks run; give pp=2 or more, or leave them out"
+    if layout.pp == 1 and (layout.vp > 1 or layout.schedule or layout.copies):
+        return "vp, schedule and copies say how the stages of pp ranks run; give pp=2 or more, or leave them out"
+    if layout.copies and len(layout.copies) != layout.pp * layout.vp:
+        wanted = layout.pp * layout.vp
+        return f"copies is for {len(layout.copies)} stages, and pp x vp are {wanted}; give a number for each, as copies=9-11-11-9"
     if layout.order in ONE_EACH and layout.vp > 1:
         return f"schedule={layout.order} has one stage a rank; leave vp out, or give schedule=interleaved"
     if layout.order == "interleaved" and layout.vp == 1:
@@ -266,7 +276,7 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
             if value not in ("", "1", "0"):
                 raise InputError(f"{where} takes no value; write sp, or leave it out")
             yield "sp", value != "0"
-        elif word in ("cp_type", "schedule"):
+        elif word in ("cp_type", "schedule", "copies"):
             yield word, _kind(word, value, where)
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"
@@ -275,8 +285,12 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
             yield word, int(value)
 
 
-def _kind(word: str, value: str, where: str) -> str:
-    """The kind of attention on context ranks, or of schedule, that a word names. Raises InputError."""
+def _kind(word: str, value: str, where: str) -> str | tuple[int, ...]:
+    """The kind of attention on context ranks, or of schedule, that a word names, or the copies of each stage. Raises InputError."""
+    if word == "copies":
+        if not re.fullmatch(r"[1-9]\d{0,3}(-[1-9]\d{0,3})+", value):
+            raise InputError(f"{where} must be the copies of each stage, as in copies=9-11-11-9")
+        return tuple(map(int, value.split("-")))
     if word == "schedule":
         if value.lower() not in SCHEDULES:
             raise InputError(f"{where} must be one of {', '.join(SCHEDULES)}")

@@ -9,6 +9,7 @@ from planner_core.core import InputError
 from planner_core.planning.methods import PEERS_TYPES, Layout
 from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, precision, shared_out
 from planner_core.planning.pricing.configs.shell import options_of
+from planner_core.planning.pricing.configs.tools.megatron_stages import stages_of
 
 NAME = "Megatron-LM"
 OWN = (
@@ -69,9 +70,6 @@ CHANGES = {
     "--rampup-batch-size": "the batch grows during the run; the price is that of the whole one",
     "--tp-comm-overlap": "collectives of tensor parallelism beside products take less than priced",
     "--cuda-graph-impl": "graphs launch kernels at once; the price has no graphs",
-    "--pipeline-model-parallel-layout": "stages have the layers that it says; they are priced with as many each",
-    "--decoder-first-pipeline-num-layers": "the first stage has another number of layers; they are priced with as many each",
-    "--decoder-last-pipeline-num-layers": "the last stage has another number of layers; they are priced with as many each",
     "--external-cuda-graph": "graphs launch kernels at once; the price has no graphs",
 }
 """Options that are read and not priced, and what they change."""
@@ -92,7 +90,7 @@ def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     )
     fields.off("--cpu-offload", "CPU offload", "--optimizer-cpu-offload can be priced")
     tp, cp = fields.whole("--tensor-model-parallel-size", 1), fields.whole("--context-parallel-size", 1)
-    pp, vp = _stages(fields)
+    pp, vp, copies = stages_of(fields)
     by = "--tensor-model-parallel-size" + (" with --context-parallel-size" if cp > 1 else "")
     by += " with --pipeline-model-parallel-size" if pp > 1 else ""
     ranks = shared_out(fields, by, num_gpus, tp * cp * pp)
@@ -104,6 +102,7 @@ def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         ep=fields.whole("--expert-model-parallel-size", 1),
         pp=pp,
         vp=vp,
+        copies=copies,
     )
     layout = replace(common, **_states(fields, ranks, cp))
     micro = fields.whole("--micro-batch-size", 1)
@@ -133,22 +132,6 @@ def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     sizes = {other: fields.whole(name, 1) for name, other in SIZES.items() if fields.has(name)}
     fields.ignore(WITHOUT_EFFECT)
     return fields.setup(layout, options, (*told, *_launched(fields, num_gpus)), sizes)
-
-
-def _stages(fields: Fields) -> tuple[int, int]:
-    """The ranks of the pipeline, and the stages of each. Raises InputError for layers that do not divide over them."""
-    pp = fields.whole("--pipeline-model-parallel-size", 1)
-    virtual = fields.first("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
-    vp, each = fields.whole(virtual, 1), "--num-layers-per-virtual-pipeline-stage"
-    if fields.has(each):
-        layers, size = fields.whole("--num-layers", 0, least=0), fields.whole(each, 1)
-        if not layers or layers % (pp * size):
-            raise InputError(
-                f"{fields.where}: {each} {size} on {pp} ranks of the pipeline does not divide --num-layers {layers or '(not given)'}; give "
-                "--num-virtual-stages-per-pipeline-rank"
-            )
-        vp = layers // pp // size
-    return pp, vp if pp > 1 else 1
 
 
 def _padding(fields: Fields, tp: int) -> int:

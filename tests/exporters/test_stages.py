@@ -1,0 +1,110 @@
+"""Pipeline stages in the files of Megatron-LM and torchtitan: their own parsers take them, and their readers give the layout back."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from planner_core.core import InputError, Plan, load_cluster
+from planner_core.exporters.api import export_text
+from planner_core.exporters.stages import megatron_layout
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing.configs.tools import megatron
+from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
+
+
+@cache
+def of_layout(text: str, layers: int = 8) -> Plan:
+    plan = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(
+        Statement(parse_layout(text), accumulate=8, seq=2048, layers=layers)
+    )
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    "text", ["dp=4,tp=2,pp=2,zero=1", "dp=4,tp=2,sp,pp=2,vp=2,zero=1", "dp=2,tp=2,pp=4,zero=1,copies=1-3-2-2"]
+)
+def test_megatron_is_told_of_stages(text: str) -> None:
+    found = json.loads(export_text(of_layout(text), "megatron").text)
+    stated = parse_layout(text)
+    assert found["flags"]["pipeline-model-parallel-size"] == stated.pp
+    fields, notes = megatron.read(" ".join(found["argv"]), "exported")
+    again = megatron.setup(fields, 16, notes)
+    assert again.layout == stated and again.options["accumulate"] == 8
+
+
+@pytest.mark.parametrize("copies", [(4, 4), (1, 3, 2, 2), (3, 2, 2, 1)])
+def test_megatron_core_reads_the_layout(copies: tuple[int, ...]) -> None:
+    module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
+    text = megatron_layout(copies)
+    read = module.PipelineParallelLayerLayout(text, 2)
+    read.validate_layer_layout(num_layers=sum(copies), mtp_num_layers=0)
+    stages = module.PipelineParallelLayerLayout.parse_str_to_list(text)
+    assert (
+        tuple(sum("decoder" in str(x) or x == "t" for x in s) for s in stages) == copies == layers_of(text.lower(), "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "copies"), [("Et*3|(tt|)*2t*2L", (3, 2, 2, 2)), ("Ett|tt|t,tL", (2, 2, 2)), ("E(t)*2|tL", (2, 1))]
+)
+def test_layouts_of_megatron(text: str, copies: tuple[int, ...]) -> None:
+    assert layers_of(text.lower(), "") == copies
+
+
+@pytest.mark.parametrize("text", ["E|ttL", "Et|xL", "t*9999|(t*9999|)*9999"])
+def test_layouts_that_cannot_be(text: str) -> None:
+    with pytest.raises(InputError):
+        layers_of(text.lower(), "a.sh")
+
+
+def test_first_and_last_stages_of_megatron() -> None:
+    text = "--num-layers 40 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 9"
+    fields, notes = megatron.read(f"{text} --hidden-size 64 --num-attention-heads 4", "run.sh")
+    assert megatron.setup(fields, 16, notes).layout.copies == (9, 11, 11, 9)
+    fields, notes = megatron.read(text.replace("40", "41"), "run.sh")
+    with pytest.raises(InputError, match="23 to deal out in 2 equal parts"):
+        megatron.setup(fields, 16, notes)
+
+
+def test_torchtitan_is_told_of_stages() -> None:
+    made = export_text(of_layout("dp=4,tp=2,sp,pp=2,vp=2,zero=1"), "torchtitan")
+    options = [
+        w.removeprefix("--parallelism.") for x in made.text.splitlines() if "--parallelism." in x for w in x.split()
+    ]
+    assert "--training.local_batch_size 8" in made.text
+    configs, tyro = pytest.importorskip("torchtitan.config.configs"), pytest.importorskip("tyro")
+    args = [f"--{w}" if i % 2 == 0 else w for i, w in enumerate(options)]
+    read = tyro.cli(configs.ParallelismConfig, args=args)
+    assert (read.pipeline_parallel_degree, read.pipeline_parallel_schedule) == (2, "Interleaved1F1B")
+    assert (read.pipeline_parallel_layers_per_stage, read.pipeline_parallel_microbatch_size) == (2, 1)
+    uneven = export_text(of_layout("dp=4,tp=2,sp,pp=2,zero=1", 7), "torchtitan")
+    assert any("stages have 4-3 layers in the plan" in r for r in uneven.remarks)
+
+
+def test_forms_without_stages_say_so() -> None:
+    plan = of_layout("dp=4,tp=2,pp=2,zero=1")
+    with pytest.raises(InputError, match="takes no plan with pipeline stages"):
+        export_text(plan, "fsdp2")
+    with pytest.raises(InputError, match="not as zb"):
+        export_text(of_layout("dp=4,tp=2,pp=2,schedule=zb"), "megatron")
+    assert json.loads(export_text(plan, "json").text)["pipeline"]["copies"] == [4, 4]
+
+
+def test_stated_copies() -> None:
+    plan = of_layout("dp=4,tp=2,pp=2,copies=5-3")
+    assert plan.pipeline is not None and plan.pipeline.copies == (5, 3)
+    assert str(parse_layout("dp=4,tp=2,pp=2,copies=5-3")) == "dp=4,tp=2,pp=2,copies=5-3"
+    for text, told in (
+        ("pp=2,copies=3-3-2", "is for 3 stages"),
+        ("copies=4-4", "give pp=2"),
+        ("pp=2,copies=8-0", "copies of each stage"),
+    ):
+        with pytest.raises(InputError, match=told):
+            parse_layout(text)
+    with pytest.raises(InputError, match="deals out 9 copies"):
+        of_layout("dp=4,tp=2,pp=2,copies=5-4")
