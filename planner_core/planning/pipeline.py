@@ -1,17 +1,17 @@
-"""From a model and a cluster to plans: the parts of planning in order. Every value between two parts is kept.
+"""From a model and a cluster to plans: the stages of a request, in order. Every value between two stages is kept.
 
-    graph -> coarsen -> strategies -> for each mesh: network -> search -> plan
-                                   -> candidates of each block, baselines, other methods
+    choose_step: graph -> coarsen -> strategies -> for each number of micro-batches and mesh: network -> search -> plan
+    STAGES:      each takes the draft, and gives it back with what it found and why
 
-This is the one place that knows the order.
+A new stage (pipeline stages, say) is a function of a draft and a line of `STAGES`, before "baselines" if it may change the chosen plan.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.front import trade_offs
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, larger_numbers
 from planner_core.planning.fitting.micro_batch_size import of_size, only_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import same_work, uncounted
+from planner_core.planning.fitting.shortage import UnevenBatch, same_work, uncounted, uneven_batch
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
 from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, spaces
@@ -56,6 +56,10 @@ class Result:
     plans: tuple[Plan, ...]
     timings_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By stage of planning: why it chose as it did."""
+    uneven_batch: UnevenBatch | None = None
+    """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
 
     @property
     def best(self) -> Plan:
@@ -68,44 +72,146 @@ class Result:
         return fastest_alone(self.plans)[0]
 
 
-def plan_model(request: Request, graph: GraphSource = None, progress: Progress | None = None) -> Result:
-    """Run every part of planning: load or capture, coarsen, strategies, network and search of each mesh, candidates, baselines.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the stages of a request have found so far. `reasons`: by stage, why it changed the chosen plan, or left it."""
 
-    Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
-    that the user gave.
+    request: Request
+    source: GraphSource
+    planner: Planner
+    chosen: Plan
+    say: Progress
+    told: tuple[str, ...] = ()
+    """What a tool's settings cost, if the request names a tool."""
+    leading: tuple[Plan, ...] = ()
+    usual: tuple[Plan, ...] = ()
+    trade_offs: tuple[Plan, ...] = ()
+    candidates: tuple[Candidates, ...] = ()
+    notes: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def more_micro_batches(self) -> Iterator[Planner]:
+        """The planners of larger numbers of micro-batches than that of the chosen plan, if the request leaves the number open."""
+        asked = self.request
+        if asked.accumulate is None and asked.micro_batch is None and not isinstance(self.source, Graph):
+            yield from larger_numbers(self.planner, self.source, self.say)
+
+    @property
+    def others(self) -> list[Plan]:
+        """The usual layouts, as far as they compute as many samples at once as the request says."""
+        return only_size(self.request, self.usual)
+
+
+Stage = Callable[[Draft], tuple[Draft, str]]
+"""One step on the way of a request: the draft with what the stage found, and the reason for what it chose."""
+
+
+def choose_step(request: Request, graph: GraphSource, say: Progress) -> Draft:
+    """The planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every placement.
+
+    Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
-    say = progress or (lambda text: None)
-    start = time.perf_counter()
-    asked = request.recompute
-    told: Sequence[str] = ()
+    told: tuple[str, ...] = ()
     if request.micro_batch is not None:
         planner, chosen = of_size(request, graph, say)
     elif request.tool in (None, FREE):
         planner, chosen = choose_micro_batches(request, graph, say)
-        chosen = with_third_axis(planner, chosen, say)
     else:
-        planner, chosen, *told = for_tool(request, graph, say)
-    request = planner.request
-    say("baselines")
+        planner, chosen, *price = for_tool(request, graph, say)
+        told = tuple(price)
+    return Draft(request, graph, planner, chosen, say, told)
+
+
+def add_third_axis(draft: Draft) -> tuple[Draft, str]:
+    """Look at meshes of three axes, where they can win."""
+    if draft.told or draft.request.micro_batch is not None:
+        return draft, "a tool or a size of the micro-batch is given"
+    plan = with_third_axis(draft.planner, draft.chosen, draft.say)
+    return replace(draft, chosen=plan), "two axes are enough" if plan is draft.chosen else "a third axis is faster"
+
+
+def add_baselines(draft: Draft) -> tuple[Draft, str]:
+    """Plan every usual layout at its own best. None is proven; each says its gap."""
+    draft.say("baselines")
+    planner, request = draft.planner, draft.planner.request
     every = meshes(replace(request, tool=None), planner.cluster)
-    usual = [*planner.stated(), *baselines(planner, every, recompute=asked)]
-    others = only_size(request, usual)
-    chosen = chosen if told else no_worse(chosen, others)
-    first = simpler(planner, chosen, others, say)
-    say("trade-offs")
-    front = only_size(request, trade_offs(planner, meshes(request, planner.cluster), first))
-    say("candidates")
-    scored = block_candidates(planner, chosen)
-    slow = slow_numbers(planner.cluster.gpu, planner.workload.dtype)
-    assumed = (*planner.workload.assumptions, *planner.graph.assumptions)
+    usual = (
+        *planner.stated(),
+        *baselines(planner, every, recompute=draft.request.recompute, numbers=draft.more_micro_batches()),
+    )
+    return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
+
+
+def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
+    """Choose a usual layout that is better than what an unproven search found."""
+    plan = draft.chosen if draft.told else no_worse(draft.chosen, draft.others)
+    return replace(draft, chosen=plan), "none is better" if plan is draft.chosen else "the search had missed it"
+
+
+def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
+    """Let a plan on one axis lead that ties with the fastest."""
+    leading = tuple(simpler(draft.planner, draft.chosen, draft.others, draft.say))
+    return replace(draft, leading=leading), "the fastest leads" if len(leading) == 1 else "a tie on one axis"
+
+
+def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
+    """Add the corners of the front of time and memory, without proof."""
+    draft.say("trade-offs")
+    options = meshes(draft.planner.request, draft.planner.cluster)
+    found = tuple(only_size(draft.planner.request, trade_offs(draft.planner, options, draft.leading)))
+    return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
+
+
+def add_candidates(draft: Draft) -> tuple[Draft, str]:
+    """Score the candidates of every block."""
+    draft.say("candidates")
+    scored = tuple(block_candidates(draft.planner, draft.chosen))
+    return replace(draft, candidates=scored), f"of {len(scored)} blocks"
+
+
+def add_notes(draft: Draft) -> tuple[Draft, str]:
+    """Say what a reader has to know beside the numbers; samples that cannot be dealt out evenly come first."""
+    planner, chosen = draft.planner, draft.chosen
+    uneven = uneven_batch(planner)
     own = same_work(chosen) if chosen.fits else chosen.notes
-    own = (*own, *fewer_gpus(planner, chosen, say))
-    notes = (*told, *own, *uncounted(chosen, planner.graph), *slow, *assumed, *without(planner, usual))
+    notes = (
+        *([uneven.note] if uneven and chosen.fits else []), *draft.told, *own, *fewer_gpus(planner, chosen, draft.say),
+        *uncounted(chosen, planner.graph), *slow_numbers(planner.cluster.gpu, planner.workload.dtype), *planner.workload.assumptions,
+        *planner.graph.assumptions, *without(planner, draft.usual),
+    )  # fmt: skip
+    return replace(draft, notes=notes), f"{len(notes)} notes"
+
+
+STAGES: Mapping[str, Stage] = {
+    "third axis": add_third_axis,
+    "baselines": add_baselines,
+    "no worse than a baseline": take_better_baseline,
+    "simpler": lead_with_simpler,
+    "trade-offs": add_trade_offs,
+    "candidates": add_candidates,
+    "notes": add_notes,
+}
+"""The way of a request behind its first plan, in order. What changes the chosen plan stands before the baselines."""
+
+
+def plan_model(request: Request, graph: GraphSource = None, progress: Progress | None = None) -> Result:
+    """Run every stage of planning.
+
+    Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
+    that the user gave.
+    """
+    start = time.perf_counter()
+    draft = choose_step(request, graph, progress or (lambda text: None))
+    for name, stage in STAGES.items():
+        draft, reason = stage(draft)
+        draft = replace(draft, reasons={**draft.reasons, name: reason})
+    planner = draft.planner
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
-        request=request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        candidates=tuple(scored), dropped=_dropped(scored, planner.budget), unknown_ops=_unknown(planner), plans=(*first, *front, *others),
-        timings_s=timings, notes=notes,
+        request=planner.request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
+        candidates=draft.candidates, dropped=_dropped(draft.candidates, planner.budget), unknown_ops=_unknown(planner),
+        plans=(*draft.leading, *draft.trade_offs, *draft.others), timings_s=timings, notes=draft.notes, reasons=draft.reasons,
+        uneven_batch=uneven_batch(planner),
     )  # fmt: skip
 
 

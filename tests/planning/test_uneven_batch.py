@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import InputError
-from planner_core.planning import Request, plan_model
+from planner_core.planning import Request, plan_model, prepare
+from planner_core.planning.fitting.shortage import uneven_batch
 
 ASKED = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", batch=17, seq=512)
 
@@ -23,3 +24,10 @@ def test_no_baseline_splits_tokens_where_samples_do_not_divide() -> None:
 def test_a_layout_that_deals_samples_out_unevenly_is_refused(layout: str) -> None:
     with pytest.raises(InputError, match="17 samples cannot be dealt to"):
         plan_model(replace(ASKED, layout=layout))
+
+
+@pytest.mark.parametrize(("batch", "near"), [(256, (240, 288)), (240, None), (50, (48, 96)), (24, None)])
+def test_the_nearest_numbers_of_samples_stand_on_both_sides(batch: int, near: tuple[int, int] | None) -> None:
+    cluster = "1x8-h200:nodes=6,inter=400"
+    found = uneven_batch(prepare(Request("gpt2-xl", cluster=cluster, batch=batch, layers=1)))
+    assert (found and (found.below, found.above)) == near

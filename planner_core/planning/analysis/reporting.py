@@ -53,7 +53,9 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
             "scored": sum(c.scored for c in result.candidates), "dropped": dict(result.dropped),
         },
         "choice": choice_summary(choice(result)),
-        "unknown_ops": list(result.unknown_ops), "notes": list(result.notes), "timings_s": dict(result.timings_s),
+        "unknown_ops": list(result.unknown_ops), "notes": list(result.notes),
+        "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch), "reasons": dict(result.reasons),
+        "timings_s": dict(result.timings_s),
         "plans": plans,
     }  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
@@ -10,13 +11,44 @@ from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import Answer, far_above, fastest, fit, fits_about, quick_bound, search
 from planner_core.search.network import Problem
 
+MORE_NUMBERS = 4
+"""Larger numbers of micro-batches at which a layout is looked at that does not fit at the chosen plan's number."""
 
-def baselines(planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none") -> list[Plan]:
+
+def baselines(
+    planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none", numbers: Iterable[Planner] = ()
+) -> list[Plan]:
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
-    with the recomputation of `planner`, it is planned with `recompute`."""
+    with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of `numbers`, the
+    planners of larger numbers of micro-batches. So it fits if the layout fits at all within MORE_NUMBERS of these."""
     options = list(options)
-    saving = with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
-    return [plan for b in BASELINES.values() if (plan := _baseline(planner, saving, options, b)) is not None]
+    saving = _saving(planner, recompute)
+    larger = _Kept(islice(numbers, MORE_NUMBERS))
+    found = []
+    for b in BASELINES.values():
+        plan = _baseline(planner, saving, options, b)
+        if plan is not None and not plan.fits:
+            later = (_baseline(p, _saving(p, recompute), options, b) for p in larger)
+            plan = next((p for p in later if p is not None and p.fits), plan)
+        found += [] if plan is None else [plan]
+    return found
+
+
+class _Kept:
+    """What an iterator gives, kept for whom asks next."""
+
+    def __init__(self, source: Iterator[Planner]) -> None:
+        self._source, self._known = source, list[Planner]()
+
+    def __iter__(self) -> Iterator[Planner]:
+        yield from self._known
+        for one in self._source:
+            self._known.append(one)
+            yield one
+
+
+def _saving(planner: Planner, recompute: str) -> Planner:
+    return with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
 
 
 def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner_core.core import Graph, InputError
@@ -43,7 +43,22 @@ class Numbers:
         return self.first.workload.batch
 
     def after(self, number: int) -> int:
-        """The number that follows: the least product of `number` and a prime that divides the batch; 0 if there is none."""
-        left = self.first.workload.batch // number if self.several else 0
-        prime = next((p for p in range(2, left + 1) if left % p == 0), 0)
-        return number * prime
+        """The number that follows; 0 if there is none."""
+        return _after(number, self.first.workload.batch) if self.several else 0
+
+
+def _after(number: int, batch: int) -> int:
+    """The least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
+    left = batch // number
+    return number * next((p for p in range(2, left + 1) if left % p == 0), 0)
+
+
+def larger_numbers(planner: Planner, source: GraphSource, say: Progress) -> Iterator[Planner]:
+    """The planners of larger numbers of micro-batches, of which each is a multiple of the one before."""
+    number, batch = planner.workload.accumulate, planner.workload.batch
+    while number := _after(number, batch):
+        asked = replace(planner.request, batch=batch, accumulate=number)
+        try:
+            yield prepare(asked, source(asked) if callable(source) else source, say, planner.effort, planner)
+        except InputError:  # a model that fixes its batch has no smaller micro-batches
+            return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -112,6 +112,30 @@ def copies(plan: Plan) -> int:
         n for axis, (role, n) in enumerate(zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True))
         if role == IDLE or (role in (DATA, SHARD) and axis not in plan.data_axes)
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenBatch:
+    """A number of samples that the GPUs cannot share evenly, and the nearest numbers that they can: `below` is 0 if there is none."""
+
+    batch: int
+    gpus: int
+    below: int
+    above: int
+
+    @property
+    def note(self) -> str:
+        """The same as a sentence."""
+        near = f"{self.below:,} or {self.above:,} do" if self.below else f"{self.above:,} do"
+        return f"{self.batch:,} samples do not divide over {self.gpus:,} GPUs; {near}"
+
+
+def uneven_batch(planner: Planner) -> UnevenBatch | None:
+    """The nearest numbers of samples on both sides that all GPUs can share evenly; None if the request's number is one, or if there are
+    fewer samples than GPUs, which share each sample then."""
+    batch, gpus = planner.workload.batch, planner.cluster.num_gpus
+    below = batch // gpus * gpus
+    return UnevenBatch(batch, gpus, below, below + gpus) if batch > gpus and below != batch else None
 
 
 def same_work(plan: Plan) -> tuple[str, ...]:

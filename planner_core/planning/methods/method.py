@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner_core.core import DeviceMesh, Graph
+from planner_core.core import ZERO, DeviceMesh, Graph
 from planner_core.search.network import Restriction
 
 Restrict = Callable[[Graph, DeviceMesh], Restriction | None]
@@ -42,7 +42,8 @@ class Method:
     zero: int = 3
     """The highest ZeRO stage of its space."""
     own_stage: int | None = None
-    """The same where the request's space holds this stage: the one in which such a layout is usually run. None: `zero` everywhere."""
+    """The same where the request's space holds this stage or a higher one: the stage in which such a layout is usually run (Megatron-LM
+    with its distributed optimizer). None: `zero` everywhere."""
     uniform: bool = False
     """Whether all copies of a block are equal."""
     by_volume: bool = False
@@ -70,7 +71,7 @@ class Method:
 
     def highest_stage(self, zero: int | None) -> int:
         """The highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
-        return self.own_stage if self.own_stage is not None and zero in (None, self.own_stage) else self.zero
+        return self.zero if self.own_stage is None else min(self.own_stage, max(ZERO) if zero is None else zero)
 
     @property
     def defined(self) -> str:
