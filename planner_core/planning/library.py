@@ -44,7 +44,11 @@ def plan(
             present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only plans that this tool can be told.
             `expert_imbalance` (1.0): how many times the mean the fullest GPU computes and gets, where experts are dealt out over
             GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so that the sum of one part over GPUs hides behind the
-            next (ATP). `offload` (False): the host's memory keeps the optimizer's moments.
+            next (ATP). `offload` (False): the host's memory keeps the optimizer's moments. What runs the step: `stack` ("torch", or
+        another program that trains), `attention` (a kernel; default: the one that torch takes on this GPU),
+        `optimizer_kernels` ("fused", "foreach", "for-loop"), `compiled` (by torch.compile), `loss` ("eager", "fused",
+        "chunked:N", "whole") and `gradients` ("bfloat16", "float32": the dtype in which they are kept and summed); None: as
+        the stack does. `prove` (False): wait until the gap between the plan and its bound is closed.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

@@ -34,7 +34,9 @@ def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[s
     r = price(capsys, "--layout", "dp=2,fsdp=8", "--micro-batch", 2, "--accumulate", 2)
     assert r.keys() >= KEYS
     assert (r["schema"], r["legal"], r["reasons"], r["fits"]) == ("shardscope.price/1", True, [], True)
-    assert r["layout"] == {"dp": 2, "fsdp": 8, "tp": 1, "sp": False, "cp": 1, "ep": 1, "zero": 0, "cp_type": "ring"}
+    assert r["layout"] == {
+        "dp": 2, "fsdp": 8, "tp": 1, "sp": False, "cp": 1, "ep": 1, "zero": 0, "cp_type": "ring", "pp": 1, "vp": 1, "schedule": "",
+    }  # fmt: skip
     assert (r["batch"], r["mesh"]) == (64, {"axes": ["data", "shard"], "sizes": [2, 8], "roles": ["data", "shard"]})
     assert sum(r["step_parts_s"].values()) == pytest.approx(r["step_time_s"])
     assert r["step_time_s"] == pytest.approx(r["compute_time_s"] + r["exposed_comm_time_s"] + r["optimizer_time_s"])
