@@ -30,6 +30,9 @@ compiled, and compared with the step time that its source measured. Errors are p
 layout, recomputation) was left out of the fit of its constants, in five folds; *sources out* the same with all runs of a
 source left out at once. Runs that their own tables contradict are not fitted, and are counted in every error.
 
+A run is stated with the stack of its source (`assets/stacks.json`): its attention kernel, how its optimizer updates, and the share of
+fused operators and the seconds outside the GPU's work, which all published stacks share. The optimizer's bytes are counted, not fitted.
+
 nanotron and InternEvo hand out what ZeRO-1 updated tensor by tensor and rank by rank, by their code (`all_gather_coalesced`,
 `broadcast_params`), and are stated so (`price --rank-by-rank`). In the product its constant is fitted to InternEvo alone.
 """
