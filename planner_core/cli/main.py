@@ -311,9 +311,9 @@ def _which(chosen: Plan, data: dict[str, Any]) -> str:
 
 def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
     """Write the step of a plan in the Trace Event Format."""
-    from planner_core.planning.analysis import chrome_trace, step_work
+    from planner_core.planning.analysis import trace_of
 
-    write_file(Path(file), json.dumps(chrome_trace({plan.name: step_work(plan, graph)})))
+    write_file(Path(file), json.dumps(trace_of(plan, graph)))
 
 
 def _picked(plans: Sequence[Plan], name: str) -> Plan:

@@ -22,6 +22,7 @@ from planner_core.cost.schedule.pipeline import (
 )
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.stages import stage_trace
 
 TORCH = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
@@ -239,3 +240,19 @@ def test_what_a_schedule_cannot_have_is_told(pricer: Pricer) -> None:
         pricer.plan(stated("pp=16", 16))
     with pytest.raises(InputError, match="equal rounds"):
         pricer.plan(stated("dp=4,tp=2,pp=2,vp=2", 5))
+
+
+@pytest.mark.parametrize("words", ["dp=4,tp=2,pp=2,zero=1", "dp=4,tp=2,pp=2,vp=2", "dp=4,tp=2,pp=2,vp=2,schedule=zbv"])
+def test_a_trace_has_a_row_for_each_rank(pricer: Pricer, words: str) -> None:
+    """Work and bubbles of each row add up to the step; the mean of the bubbles is the bubble; rows never overlap."""
+    plan = pricer.plan(stated(words))
+    assert plan is not None and plan.cost.pipeline is not None
+    events = [e for e in stage_trace(plan)["traceEvents"] if e["ph"] == "X"]
+    step, bubbles = plan.cost.step_time_s * 1e6, 0.0
+    for rank in range(2):
+        row = [e for e in events if e["tid"] == rank]
+        assert sum(e["dur"] for e in row) == pytest.approx(step)
+        assert all(b["ts"] == pytest.approx(a["ts"] + a["dur"], abs=1e-2) for a, b in itertools.pairwise(row))
+        bubbles += sum(e["dur"] for e in row if e["cat"] == "bubble")
+        assert sum(e["cat"] == "forward" for e in row) == 16 * plan.pipeline.virtual  # type: ignore[union-attr]
+    assert bubbles / 2 == pytest.approx(plan.cost.pipeline.bubble_s * 1e6, rel=1e-6)

@@ -30,7 +30,7 @@ from planner_core.planning.analysis.reporting import (
 from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
 from planner_core.planning.analysis.space_size import log10_size, space_sizes
-from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work
+from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work, trace_of
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "to_dot",
     "to_graphml",
     "to_networkx",
+    "trace_of",
     "unfold_problem",
     "unknown_ops",
 ]

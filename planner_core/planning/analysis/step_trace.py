@@ -35,6 +35,7 @@ from planner_core.cost import (
     units_of,
 )
 from planner_core.cost.memory import Rerun
+from planner_core.planning.stages import stage_trace
 
 PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
 WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
@@ -93,8 +94,13 @@ class _Segment:
 
 def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
     """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
-    refuse_stages(plan, "a trace of one rank", "price the plan, which says what every stage takes")
+    refuse_stages(plan, "a trace of one rank", "take that of the stages")
     return _Step(plan, graph).work()
+
+
+def trace_of(plan: Plan, graph: Graph) -> dict[str, Any]:
+    """The step of a plan in the Trace Event Format: of one rank, or of a plan with stages a row for each rank of the pipeline."""
+    return stage_trace(plan) if plan.pipeline else chrome_trace({plan.name: step_work(plan, graph)})
 
 
 def chrome_trace(steps: Mapping[str, Iterable[TraceWork]]) -> dict[str, Any]:

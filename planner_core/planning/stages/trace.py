@@ -1,0 +1,55 @@
+"""The simulated step of a plan with stages in the Trace Event Format: a row for each rank, its work, what it does once a step, its bubbles.
+
+Times are in microseconds. `cat` is forward, backward, input, weight, once (what is done once a step) or bubble. All rows are
+as long as the step: what a rank does, and the bubbles in which it waits, add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from planner_core.core import InputError, Pipeline, Plan
+from planner_core.cost import PipelineTime, simulated_pipeline
+
+SHOWN = 1e-9
+"""Seconds of a pause that are the rounding of sums."""
+
+
+def stage_trace(plan: Plan) -> dict[str, Any]:
+    """The trace of one step. Raises InputError for a plan of one stage."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    if cut is None or cost is None:
+        raise InputError("this plan has one stage, so it has no rows of stages")
+    time = simulated_pipeline(cut, cost.stages, int(plan.workload["accumulate"]))
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": plan.name}}]
+    for rank in range(cut.ranks):
+        stages = ", ".join(map(str, cut.stages_of(rank)))
+        events.append(
+            {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}: stage {stages}"}}
+        )
+        events += _row(rank, time, max(cost.stages[s].step_s for s in cut.stages_of(rank)), cut)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _row(rank: int, time: PipelineTime, once_s: float, cut: Pipeline) -> Iterator[dict[str, Any]]:
+    """The events of one rank, in order."""
+    now = 0.0
+    for span in (s for s in time.spans if s.rank == rank):
+        if span.start_s - now > SHOWN:
+            yield _event(rank, "bubble", "bubble", now, span.start_s)
+        work = span.work
+        name = f"{work.what.value}{work.micro_batch}" + (f" of stage {work.stage}" if cut.virtual > 1 else "")
+        args = {"stage": work.stage, "micro-batch": work.micro_batch}
+        yield _event(rank, name, work.what.name.lower(), span.start_s, span.end_s, args)
+        now = span.end_s
+    yield _event(rank, "once a step", "once", now, now + once_s)
+    if time.step_s - now - once_s > SHOWN:
+        yield _event(rank, "bubble", "bubble", now + once_s, time.step_s)
+
+
+def _event(
+    rank: int, name: str, kind: str, start_s: float, end_s: float, args: dict[str, int] | None = None
+) -> dict[str, Any]:
+    where = {"ph": "X", "pid": 0, "tid": rank, "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+    return {**where, "name": name, "cat": kind, "args": args or {}}
