@@ -8,7 +8,7 @@ from itertools import islice
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import Answer, far_above, fastest, fit, fits_about, quick_bound, search
+from planner_core.search import ABOVE, Answer, far_above, fastest, fit, fits_about, quick_bound, search
 from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
@@ -27,11 +27,17 @@ def baselines(
     found = []
     for b in BASELINES.values():
         plan = _baseline(planner, saving, options, b)
-        if plan is not None and not plan.fits:
+        if plan is not None and not plan.fits and _may_fit(saving, options, b):
             later = (_baseline(p, _saving(p, recompute), options, b) for p in larger)
             plan = next((p for p in later if p is not None and p.fits), plan)
         found += [] if plan is None else [plan]
     return found
+
+
+def _may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
+    """Whether more micro-batches may make a layout fit: weights, gradients and states, which do not shrink, leave room."""
+    problems = _problems(planner, options, b)
+    return any(p.least_at_ends[1] <= ABOVE * planner.budget for p in problems)
 
 
 class _Kept:

@@ -130,15 +130,21 @@ class Problem:
         return next(iter(self.blocks[name].values()))
 
     @cached_property
-    def least_bytes(self) -> float:
-        """Bytes per GPU that no assignment's sum of memory is below. It is found at once, without a search."""
+    def least_at_ends(self) -> Floats:
+        """[end]: bytes per GPU that no assignment's sum is below when forward and when backward ends. It is found at once, without a
+        search. When backward ends no activation is left, so the second does not fall with more micro-batches."""
         if self.impossible:
-            return float("inf")
+            return np.full(2, np.inf)
         each = {n: np.min([c.least_bytes for c in variants.values()], axis=0) for n, variants in self.blocks.items()}
         total = self.top.least_bytes if self.top.factors else np.zeros(2)
         for run in self.runs:
             total = total + len(run.calls) * each[run.block]
-        return float(total.max())
+        return np.asarray(total)
+
+    @property
+    def least_bytes(self) -> float:
+        """Bytes per GPU that no assignment's sum of memory is below."""
+        return float(self.least_at_ends.max())
 
     @property
     def impossible(self) -> bool:
