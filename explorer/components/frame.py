@@ -21,8 +21,6 @@ from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
 
-LABELLED = 68
-"""Pixels of a list with its label."""
 SHORT_CELL = 18
 LISTED = 12
 """Names that a warning lists."""

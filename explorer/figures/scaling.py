@@ -19,7 +19,6 @@ UNORDERED = ("cluster", "model")
 """Quantities whose values have no order, so that no line joins them."""
 WIDE = 30.0
 """Small multiples whose numbers differ by more than this factor have a logarithmic axis."""
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def sweep(

@@ -41,17 +41,6 @@ def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
     return f"{len(places)} of {len(order)} copies: {told}"
 
 
-def node_placement(node: Node, block: BlockPlan) -> tuple[str, list[str]] | None:
-    """("weight" or "result", placement letters per axis) of one node."""
-    matrix = max(node.weights, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
-    if matrix and matrix[0] in block.params:
-        return "weight", [str(p) for p in block.params[matrix[0]].stored]
-    sites = [block.sites[op.name] for op in node.ops if op.name in block.sites]
-    if not sites or not sites[-1].outputs:
-        return None
-    return "result", [str(p) for p in sites[-1].outputs[0].dst.forward]
-
-
 def itemised(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> tuple[Message, ...]:
     """Every collective of the plan: the parts of its totals."""
     return tuple(messages(plan.blocks, graph, cost_model(cluster, plan.mesh, workload)))

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
-from planner_core.models import FoldGroup
 from planner_core.planning import FASTEST, leads
 from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import BASELINES, METHODS
@@ -296,17 +295,6 @@ def mesh_words(mesh: DeviceMesh) -> str:
     if len(mesh.axis_sizes) == 1:
         return f"all {mesh.num_devices} GPUs as one axis" if mesh.num_devices > 1 else "one GPU"
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-
-
-def fold_sentence(groups: Sequence[FoldGroup], depth: int, stopped: bool) -> str:
-    """One step of Algorithm 1 in a sentence."""
-    kept = [g for g in groups if g.kept]
-    if kept:
-        shown = "; ".join(f"{g.count} × “{g.pattern}”" for g in kept[:3])
-        more = f" and {len(kept) - 3} more kinds" if len(kept) > 3 else ""
-        return f"Depth {depth}: {shown}{more} are similar, so each kind is kept once."
-    end = " The algorithm stops here: what was kept one level deeper is the result." if stopped else ""
-    return f"Depth {depth}: {len(groups)} different block{'s' * (len(groups) != 1)}, none repeats.{end}"
 
 
 def text(value: str) -> str:

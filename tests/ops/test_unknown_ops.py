@@ -61,15 +61,15 @@ def test_nothing_is_said_where_all_have_rules() -> None:
 @pytest.mark.slow
 def test_the_graph_marks_it(visit: Visit) -> None:
     model = keep(json.dumps(LONGFORMER).encode())
-    visit.open(f"/fold?model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
+    visit.open(f"/?open=run:0&model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
     page = visit.page
     marked = page.locator("g.node").filter(has=page.locator(".bare"))
     marked.and_(page.locator("g.op, g.join")).first.hover(force=True)
     expect(page.locator(".card")).to_contain_text("for as_strided: runs whole on every GPU")
     expect(page.locator(".legend")).to_contain_text("no rule: runs whole on every GPU")
-    page.get_by_role("button", name="Collapse").click()
+    page.locator("g.node [data-toggle]").first.click()
     expect(marked).to_have_count(1)
-    expect(marked).to_contain_text("×3")
+    expect(marked.locator(".times")).to_have_text("× 3")
 
 
 @pytest.mark.slow
@@ -77,7 +77,12 @@ def test_the_page_tells_it() -> None:
     from tests.pages.test_app import open_page, words
 
     at = open_page(
-        "fold", model=keep(json.dumps(LONGFORMER).encode()), batch="16", seq="64", dtype="float32", cluster="1x8-h100"
+        "overview",
+        model=keep(json.dumps(LONGFORMER).encode()),
+        batch="16",
+        seq="64",
+        dtype="float32",
+        cluster="1x8-h100",
     )
     assert not at.exception and not at.error
     (warning,) = [w.value for w in at.warning if "no rule" in w.value]
