@@ -143,8 +143,11 @@ def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = ""
         st.warning(f"There is no {what} “{text(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
 
 
-def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
-    """Download the data of the drawing beside it as rows, made when a button is pressed."""
+def data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, asked: bool = True) -> None:
+    """Download the data of the drawing beside it as rows, made when a button is pressed. `asked`: they are of these settings, which stand
+    in the file's name and in the first columns."""
+    # made when there is no session to read any more
+    first, name = (asked_columns(), file_name(file)) if asked else ({}, file)
     with st.popover(
         "Data",
         type="tertiary",
@@ -154,8 +157,9 @@ def data(what: str, file: str, rows: Callable[[], Sequence[Row]]) -> None:
     ):
         for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
             st.download_button(
-                f"{what[:1].upper() + what[1:]} as {kind.upper()}", lambda write=write: write(rows()),  # type: ignore[misc]
-                file_name=f"{file}.{kind}", mime=mime, on_click="ignore", key=f"data_{file}_{kind}", icon=":material/download:",
+                f"{what[:1].upper() + what[1:]} as {kind.upper()}",
+                lambda write=write: write([{**first, **row} for row in rows()]),  # type: ignore[misc]
+                file_name=f"{name}.{kind}", mime=mime, on_click="ignore", key=f"data_{file}_{kind}", icon=":material/download:",
             )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
     st.dataframe(
         rows, hide_index=True, row_height=34, column_config=columns, alt="The runs as a table, the furthest off first"
     )
-    frame.data("these runs", "published-runs", lambda: rows)
+    frame.data("these runs", "published-runs", lambda: rows, asked=False)
 
 
 def calibrated() -> None:

@@ -16,7 +16,7 @@ from explorer.figures import name_placement
 from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
 from explorer.jobs import export as exporting
-from explorer.jobs.upload import MAX_BYTES, keep
+from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, keep
 from explorer.text import units, words
 from explorer.text.glossary import define
 from explorer.text.option_words import in_words
@@ -180,7 +180,7 @@ def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
 
 def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
     config = tomllib.loads((Path(__file__).parents[2] / ".streamlit/config.toml").read_text(encoding="utf-8"))
-    assert config["server"]["maxUploadSize"] * 2**20 == MAX_BYTES
+    assert config["server"]["maxUploadSize"] * 2**20 == MAX_EXPORTED_BYTES
 
 
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))

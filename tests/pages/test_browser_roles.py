@@ -92,7 +92,7 @@ def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit, tm
     page.get_by_role("button", name=re.compile("^Add the plans of TAP")).click()
     page.get_by_text(re.compile("TAP gives the batch no axis")).wait_for()
     visit.settle()
-    page.locator(".st-key-data_" + "methods-gpt2-xl-1x8-h100-32x1024" + " button").first.click()
+    page.locator(".st-key-data_methods button").first.click()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="The methods as CSV").click()
     assert waiting.value.suggested_filename == "methods-gpt2-xl-1x8-h100-32x1024.csv"

@@ -202,11 +202,7 @@ def _money(speed: Speed, result: Result) -> dict[str, float]:
 def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
     """The rows as data, and a notebook that makes them. These files are made when there is no session to read any more."""
     with st.container(horizontal=True):
-        frame.data(
-            "the plans",
-            frame.file_name("plans"),
-            lambda: [{**frame.asked_columns(), **row} for row in table_rows.plans(listed, homes)],
-        )
+        frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
         st.download_button(
             "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
             key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",

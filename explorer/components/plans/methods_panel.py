@@ -57,8 +57,8 @@ def panel(result: Result) -> None:
         )  # fmt: skip
         return
     st.caption(FAIR)
-    first, asked = frame.asked_columns(), _asked()
-    frame.data("the methods", frame.file_name("methods"), lambda: [{**first, **row} for row in _rows(result, asked)])
+    asked = _asked()
+    frame.data("the methods", "methods", lambda: _rows(result, asked))
 
 
 def _rows(result: Result, asked: dict[str, Request]) -> list[Row]:

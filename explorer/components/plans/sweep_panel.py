@@ -47,11 +47,7 @@ def panel(result: Result) -> None:
     else:
         _show_one(names[0], found[""], sweep.here(names[0], result))
     _table(names, found)
-    frame.data(
-        "the sweep",
-        frame.file_name("sweep"),
-        lambda: [{**frame.asked_columns(), **row} for row in sweep.rows(names, found)],
-    )
+    frame.data("the sweep", "sweep", lambda: sweep.rows(names, found))
 
 
 def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
