@@ -384,7 +384,8 @@ def test_the_script_of_a_users_own_model(example: str, tmp_path: Path) -> None:
 def test_a_stand_in_loss_is_not_trained_on_silently(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN.replace("RESULT", "self.head(x)").replace("EXAMPLE", '{"ids": ids, "labels": ids}'))
-    plan = scaled(shardscope.plan(f"{file}:make", cluster="1x8-h100", mesh="8").best, 2)
+    found = shardscope.plan(f"{file}:make", cluster="1x8-h100", mesh="8")
+    plan = scaled(next(p for p in found.plans if p.name == "FSDP"), 2)
     export(plan, "torchrun", tmp_path / "train.py")
     assert "returns no loss: put yours into loss_of" in (tmp_path / "train.py").read_text()
     with pytest.raises(AssertionError, match=r"Net returns no loss: compute yours .* in loss_of"):
