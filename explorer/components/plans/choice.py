@@ -156,16 +156,16 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             "plan": recipe.short(p),
             "what": words.title(p) + (f", {work}" if (work := recipe.brief_work(p)) else ""),
             f"step, {unit}": figure(p.cost.step_time_s * size),
-            "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
-            "MFU, %": figure(100 * speeds[n].mfu),
-            **_money(speeds[n], result),
-            "tie": "ties" if n in tied else "",
             f"communication, {unit}": figure(p.cost.comm_time_s * size),
             f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
             "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
-            "minimises": minimises(p),
             "sent, GB": figure(sum(t.wire_bytes for t in p.cost.traffic) / 1e9),
+            "minimises": minimises(p),
+            "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
+            "MFU, %": figure(100 * speeds[n].mfu),
+            **_money(speeds[n], result),
+            "tie": "ties" if n in tied else "",
         }
         for n, p in listed.items()
     ]
