@@ -13,6 +13,7 @@ from pathlib import Path
 from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
 from planner_core.exporters.targets import TARGETS, Target
+from planner_core.planning.methods import CannotHold
 
 WITH_STAGES = ("json", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
@@ -88,7 +89,7 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
         way = _way(plan, form)
         if way is None:
             raise
-        why = str(error).removesuffix("; use --to torchrun").removesuffix(", or --to torchrun")
+        why = error.why if isinstance(error, CannotHold) else str(error)
         raise InputError(f"{why}; {way}; or use --to torchrun") from None
 
 

@@ -18,6 +18,9 @@ from planner_core.exporters.parallelize_module import remarks_of
 from planner_core.exporters.stages import megatron_stages, titan_stages
 from planner_core.planning.methods import (
     PEERS_TYPES,
+    TOKENS_OR_GATHERED,
+    CannotHold,
+    Difference,
     NothingSplit,
     TpLayout,
     by_hand,
@@ -80,12 +83,11 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         dict.fromkeys(map(starred, layout.experts))
     )
     if left:
-        layout.differences.append(
-            f"{patterns(left)}: split in the plan, whole here; AutoTP is told of column and row pairs only"
-        )
+        told = "split in the plan, whole here; AutoTP is told of column and row pairs only"
+        layout.differences.append(Difference.of(left, told))
     if not layout.groups:
-        raise InputError(
-            f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not; use --to torchrun'
+        raise CannotHold(
+            f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not'
         )
     specs = [
         {"patterns": [_regex(n) for n, s in found.items() if s == style], "partition_type": kind}
@@ -100,9 +102,8 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         },
     }
     if stage > AUTOTP_STAGE:
-        layout.differences.append(
-            f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
-        )
+        told = f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
+        layout.differences.append(Difference(told))
     remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)], by_hand(plan))
     kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
@@ -154,9 +155,7 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
             f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
         )
     recompute, left = _megatron_recompute(plan)
-    layout.differences = [
-        d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
-    ]
+    layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     left += [*_beside_experts(layout), *_padded(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": layout.size, **megatron_stages(plan),
@@ -329,9 +328,7 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     if [policy] != policies:
         left.append(f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute")
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
-    layout.differences = [
-        d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d
-    ]
+    layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     return "\n".join([head, *lines, ""]), remarks_of(layout, [
         f"torchrun ... -m torchtitan.train {'' if own else '--module MODEL --config CONFIG '}$(grep -v '^#' FILE), by torchtitan 0.3",
         *([f"its config {own} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]

@@ -6,9 +6,9 @@ import inspect
 import json
 from dataclasses import dataclass
 
-from planner_core.core import InputError, ParamPlan, Plan, Shard, glob_name
+from planner_core.core import ParamPlan, Plan, Shard, glob_name
 from planner_core.exporters.source import fsdp_template as template
-from planner_core.planning.methods import by_hand
+from planner_core.planning.methods import CannotHold, by_hand
 
 Text = tuple[str, tuple[str, ...], None]
 
@@ -34,15 +34,14 @@ def sharding(plan: Plan) -> Sharding:
         split = [f"{label}.{name}".lstrip(".") for label, name, p in params if not _whole(p, axis)]
         if split or axis not in plan.data_axes:
             what = f"splits the work of {split[0]}" if split else "splits other dims than the batch"
-            raise InputError(
-                f'the plan "{plan.name}" {what} over mesh axis {plan.mesh.axis_names[axis]}, and this form knows data parallelism only; '
-                "use --to torchrun"
+            raise CannotHold(
+                f'the plan "{plan.name}" {what} over mesh axis {plan.mesh.axis_names[axis]}, and this form knows data parallelism only'
             )
     stored = [a for a in live if any(_sharded(p, a) for _, _, p in params)]
     if stored != live[len(live) - len(stored) :]:
-        raise InputError(
+        raise CannotHold(
             f'the plan "{plan.name}" shards weights over mesh axis {plan.mesh.axis_names[stored[0]]} and keeps them whole on one inside '
-            "it, while FSDP2 shards over the innermost axes; use --to torchrun"
+            "it, while FSDP2 shards over the innermost axes"
         )
     shard = 1
     for axis in stored:

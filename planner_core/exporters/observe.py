@@ -14,7 +14,7 @@ from torch import nn
 from planner_core.core import InputError, Plan
 from planner_core.models.sources import build, text_config, training_inputs
 from planner_core.planning import shrink
-from planner_core.planning.methods import TensorParallelGroup, TpLayout, compress, patterns, starred
+from planner_core.planning.methods import CannotHold, Difference, TensorParallelGroup, TpLayout, compress, starred
 from planner_core.runtime import initializer
 from planner_core.verification import materialise
 
@@ -72,9 +72,8 @@ def _stock_only(layout: TpLayout, model: nn.Module) -> None:
     for name in others:
         del layout.styles[name]
     if others:
-        layout.differences.append(
-            f"{patterns(sorted(others))}: split in the plan, whole here; this form splits plain nn.Linear and nn.Embedding only"
-        )
+        told = "split in the plan, whole here; this form splits plain nn.Linear and nn.Embedding only"
+        layout.differences.append(Difference.of(sorted(others), told))
 
 
 def _shared_inputs(
@@ -143,7 +142,7 @@ def _agree(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) -> None:
             for m in modules:
                 layout.styles.pop(m, None)
             layout.differences.append(
-                f"{patterns(modules)}: one weight in several roles, split in the plan, whole here"
+                Difference.of(modules, "one weight in several roles, split in the plan, whole here")
             )
 
 
@@ -151,7 +150,7 @@ def rules(plan: Plan, layout: TpLayout) -> dict[str, str]:
     """Styles by pattern. Raises InputError if layers of one pattern run differently."""
     found = compress(layout.styles)
     if found is None:
-        raise InputError(
-            f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express; use --to torchrun'
+        raise CannotHold(
+            f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express'
         )
     return found

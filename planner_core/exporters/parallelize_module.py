@@ -11,7 +11,17 @@ from planner_core.exporters.observe import Observed, Shared, observe, rules
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import on_tokens, runs
 from planner_core.exporters.source import parallelize_template as template
-from planner_core.planning.methods import TpLayout, by_hand, drop_summed, patterns, starred, tensor_layout
+from planner_core.planning.methods import (
+    TOKENS_OR_GATHERED,
+    Difference,
+    DifferenceKind,
+    TpLayout,
+    by_hand,
+    drop_summed,
+    patterns,
+    starred,
+    tensor_layout,
+)
 
 STYLES = {
     "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",
@@ -29,21 +39,21 @@ def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     _name_experts(layout)
     if layout.sequence:
         told, layout.sequence = layout.differences, _may_split_tokens(layout, seen, found)
-        layout.differences = [d for d in told if "sequence parallelism" not in d] if layout.sequence else told
+        layout.differences = [d for d in told if d.kind is not DifferenceKind.TOKENS] if layout.sequence else told
         text = _text(plan, layout, seen, found)
         why = runs(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
             return text, _remarks(plan, layout, seen), layout
         layout.sequence, layout.differences = (
             False,
-            told + [f"with tokens split this model's code does not run: {why}"] * bool(why),
+            told + [Difference(f"with tokens split this model's code does not run: {why}")] * bool(why),
         )
     return _text(plan, layout, seen, found), _remarks(plan, layout, seen), layout
 
 
 def _may_split_tokens(layout: TpLayout, seen: Observed, found: Mapping[str, str]) -> bool:
     """Whether every layer belongs to a group that gathers tokens before and scatters them after."""
-    others = [d for d in layout.differences if "sequence parallelism" not in d and "is gathered here" not in d]
+    others = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     columns = [g.columns for g in layout.groups if len(g.columns) == 1]
     return not (others or seen.unshared or columns or "sliced" in found.values())
 
@@ -85,9 +95,8 @@ def _prepare(s: Shared, tokens: bool) -> str:
 
 def _name_experts(layout: TpLayout) -> None:
     if layout.experts:
-        layout.differences.append(
-            f"{patterns(layout.experts)}: experts split in the plan, whole here; no stock style splits fused experts"
-        )
+        told = "experts split in the plan, whole here; no stock style splits fused experts"
+        layout.differences.append(Difference.of(layout.experts, told))
         layout.experts = []
 
 

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from planner_core.core import BlockPlan, Edge, InputError, Partial, Plan, Replicate, Shard, SitePlan, join_name
 from planner_core.cost import CONTEXT, EXPERT, TENSOR, axis_roles
@@ -35,11 +36,51 @@ APART = {
 """What a form that knows a tensor axis only does not say of the other axes, by their roles."""
 
 
-class NothingSplit(InputError):
+class DifferenceKind(Enum):
+    """What a difference is about, as far as a form decides by it."""
+
+    TOKENS = "tokens are split between the blocks"
+    GATHERED = "a result that stays split is gathered"
+    AXIS = "another axis than that of tensor parallelism"
+    OTHER = "anything else"
+
+
+TOKENS_OR_GATHERED = (DifferenceKind.TOKENS, DifferenceKind.GATHERED)
+"""What a program whose layers are its own does as the plan does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a plan does and a program cannot be told, as a sentence. `modules`: the layers or weights that it is about, with `*` for
+    numbers."""
+
+    text: str
+    kind: DifferenceKind = DifferenceKind.OTHER
+    modules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @staticmethod
+    def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
+        """A difference of some layers or weights."""
+        known = list(names)
+        return Difference(f"{patterns(known)}: {what}", kind, tuple(dict.fromkeys(map(starred, known))))
+
+
+class CannotHold(InputError):
+    """A form cannot hold a plan. `why`: the reason, without the way out, which is the form that runs every plan."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; use --to torchrun")
+        self.why = why
+
+
+class NothingSplit(CannotHold):
     """The plan does not have a tensor axis."""
 
 
-class TurnedMatrices(InputError):
+class TurnedMatrices(CannotHold):
     """The plan shards Conv1D layers on a tensor axis (`axis`), which styles cannot, but degrees can."""
 
     def __init__(self, message: str, axis: int) -> None:
@@ -75,7 +116,7 @@ class TpLayout:
     styles: dict[str, str] = field(default_factory=dict)
     groups: list[TensorParallelGroup] = field(default_factory=list)
     experts: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
     sequence: bool = False  # the plan shards tokens between the blocks
     context: int = 1  # ranks that share the tokens of a sample, of programs that know them (`degrees`)
     cp_type: str = "ring"
@@ -97,21 +138,23 @@ def tensor_layout(plan: Plan) -> TpLayout:
             layout.groups += [g.under(prefix) for g in read.groups]
             layout.experts += [join_name(prefix, e) for e in read.experts]
         layout.differences += [
-            sentence.format(patterns(join_name(block.prefixes[0], n) for n in names))
-            for sentence, names in read.notes.items()
+            Difference.of((join_name(block.prefixes[0], n) for n in names), *what) for what, names in read.notes.items()
         ]
     if not layout.groups and not layout.experts:
-        raise InputError(
-            f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(layout.differences)}; '
-            "use --to torchrun"
+        raise CannotHold(
+            f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(map(str, layout.differences))}'
         )
     layout.sequence, layout.shards = sequence, _shards(plan, {axis})
     if sequence:
         layout.differences.append(
-            "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the place of "
-            "reduce_scatter and all_gather, the same bytes, and activations between blocks take more memory"
+            Difference(
+                "tokens are split between the blocks in the plan (sequence parallelism or the like), whole here: all_reduce takes the "
+                "place of reduce_scatter and all_gather, the same bytes, and activations between blocks take more memory",
+                DifferenceKind.TOKENS,
+            )
         )
-    layout.differences += [*_unstyled(plan, layout), *(APART[r] for r in axis_roles(plan) if r in APART)]
+    apart = (Difference(APART[r], DifferenceKind.AXIS) for r in axis_roles(plan) if r in APART)
+    layout.differences += [*_unstyled(plan, layout), *apart]
     layout.differences = list(dict.fromkeys(layout.differences))
     return layout
 
@@ -139,11 +182,10 @@ def degrees(plan: Plan) -> TpLayout:
     layout.data //= layout.context
     kinds = list(dict.fromkeys(kind for a in context for kind in _attention_over(plan, a)))
     layout.cp_type = kinds[-1] if kinds else "ring"
-    layout.differences = [d for d in layout.differences if d not in APART.values()]
+    layout.differences = [d for d in layout.differences if d.kind is not DifferenceKind.AXIS]
     if len(kinds) > 1:
-        layout.differences.append(
-            f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
-        )
+        told = f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
+        layout.differences.append(Difference(told))
     layout.shards = _shards(plan, {layout.axis, *context})
     return layout
 
@@ -156,10 +198,11 @@ def drop_summed(layout: TpLayout) -> None:
             layout.styles.pop(name, None)
     if bad:
         layout.groups = [g for g in layout.groups if not g.summed]
-        layout.differences.append(
-            f"{patterns(n for g in bad for n in (*g.columns, g.row))}: split in the plan, whole here, because the gradients of "
-            f"{patterns(n for g in bad for n in g.summed)} between them would need a sum that no stock style makes"
+        told = (
+            f"split in the plan, whole here, because the gradients of {patterns(n for g in bad for n in g.summed)} between them would need "
+            "a sum that no stock style makes"
         )
+        layout.differences.append(Difference.of((n for g in bad for n in (*g.columns, g.row)), told))
 
 
 def _shards(plan: Plan, others: Collection[int]) -> int:
@@ -168,7 +211,7 @@ def _shards(plan: Plan, others: Collection[int]) -> int:
     return math.prod(plan.mesh.axis_sizes[a] for a in over.difference(others))
 
 
-def _by_roles(plan: Plan, axis: int, differences: Iterable[str] = ()) -> TpLayout:
+def _by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = ()) -> TpLayout:
     """The layout with this tensor axis, by its size alone; -1: none."""
     size = plan.mesh.axis_sizes[axis] if axis >= 0 else 1
     sequence = axis >= 0 and _splits_tokens(plan, axis)
@@ -242,17 +285,17 @@ def _tensor_axis(plan: Plan) -> int:
     if not split:
         raise NothingSplit(
             f'the plan "{plan.name}" splits no linear layer while it runs (it is data parallel, or gathers weights at use), so '
-            "this form has nothing to write; use FSDP2 or DDP, or --to torchrun"
+            "this form has nothing to write; FSDP2 or DDP does it"
         )
     if len(split) > 1:
-        raise InputError(
+        raise CannotHold(
             f'the plan "{plan.name}" splits matrices over {len(split)} mesh axes (on the first: {patterns(split[min(split)])}), '
-            "and this form knows one tensor axis; use --to torchrun"
+            "and this form knows one tensor axis"
         )
     if turned:
         raise TurnedMatrices(
             f"{plan.model['name']} keeps its matrices in Conv1D layers ({patterns(turned)}), input by output, which this form "
-            "cannot split; use --to torchrun",
+            "cannot split",
             next(iter(split)),
         )
     return next(iter(split))
@@ -268,14 +311,14 @@ def split_site(name: str) -> tuple[str, str]:
 
 
 class _Reader:
-    """Styles and groups of one block on one axis; `notes` are sentences with a gap for names."""
+    """Styles and groups of one block on one axis; `notes` are sentences, each with its kind, and the layers that they are about."""
 
     def __init__(self, block: BlockPlan, axis: int) -> None:
         self.block, self.axis = block, axis
         self.styles: dict[str, str] = {}
         self.groups: list[TensorParallelGroup] = []
         self.experts: list[str] = []
-        self.notes: dict[str, list[str]] = {}
+        self.notes: dict[tuple[str, DifferenceKind], list[str]] = {}
         self.sequence = False
         self._open: list[str] = []
         self._between: list[tuple[str, str, SitePlan]] = []
@@ -283,10 +326,14 @@ class _Reader:
             self._site(*split_site(name), site)
         for name in self._open:  # split to the end, as the classes of a head are: the nearest is to gather them
             self.styles[name] = "gathered"
-            self._note("{}: the output stays split in the plan, is gathered here (one all_gather more)", name)
+            self._note(
+                "the output stays split in the plan, is gathered here (one all_gather more)",
+                name,
+                kind=DifferenceKind.GATHERED,
+            )
 
-    def _note(self, sentence: str, *names: str) -> None:
-        self.notes.setdefault(sentence, []).extend(names)
+    def _note(self, sentence: str, *names: str, kind: DifferenceKind = DifferenceKind.OTHER) -> None:
+        self.notes.setdefault((sentence, kind), []).extend(names)
 
     def _site(self, scope: str, fn: str, site: SitePlan) -> None:
         if fn == "linear":
@@ -323,9 +370,9 @@ class _Reader:
         split = weight.dst.forward[a]
         if not isinstance(split, Shard):
             if isinstance(given.dst.forward[a], Shard):
-                self._note("{}: runs on a part of its input in the plan, on all of it here", scope)
+                self._note("runs on a part of its input in the plan, on all of it here", scope)
         elif split != weight.src.forward[a]:
-            self._note("{}: split where it runs in the plan, whole here", scope)
+            self._note("split where it runs in the plan, whole here", scope)
         elif split.dim == 0:
             kept = made.dst.forward[a] == made.src.forward[a]
             self.styles[scope] = "colwise" if kept else "gathered"
@@ -345,7 +392,7 @@ class _Reader:
         if why:
             for name in columns:
                 self.styles.pop(name)
-            self._note("{}: split in the plan, whole here, because " + why, *columns, row)
+            self._note("split in the plan, whole here, because " + why, *columns, row)
             return
         self.styles[row] = "rowwise"
         summed = [
@@ -372,10 +419,10 @@ def _on(edge: Edge, axis: int) -> object:
     return edge.dst.forward[axis]
 
 
-def _unstyled(plan: Plan, layout: TpLayout) -> list[str]:
+def _unstyled(plan: Plan, layout: TpLayout) -> list[Difference]:
     """Parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
-    said = {name.strip(" :") for d in layout.differences for name in d.partition(": ")[0].split(",")}
+    said = {name for d in layout.differences for name in d.modules}
     for block in plan.blocks.values():
         for name, param in block.params.items():
             full = join_name(block.prefixes[0], name)
@@ -389,4 +436,4 @@ def _unstyled(plan: Plan, layout: TpLayout) -> list[str]:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
             elif module not in layout.styles and starred(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
-    return [f"{patterns(names)}: {what}, whole here" for what, names in whole.items()]
+    return [Difference.of(names, f"{what}, whole here") for what, names in whole.items()]

@@ -11,6 +11,7 @@ from typing import Any
 
 from planner_core.core import InputError
 from planner_core.planning.pricing.configs.fields import Fields, Setup
+from planner_core.planning.pricing.configs.python_text import CALL
 from planner_core.planning.pricing.configs.tools import megatron
 
 NAME, NEMO = "Megatron-Bridge", "NeMo"
@@ -63,7 +64,8 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
     values: dict[str, Any] = {}
     for name, value in fields.values.items():
         section, _, rest = name.partition(".")
-        if name in fields.without_effect or section not in SECTIONS or value is None:
+        named = bool(rest) and not rest.endswith(CALL)
+        if name in fields.without_effect or section not in SECTIONS or value is None or not named:
             continue
         option = f"--{RENAMED.get(rest, rest).replace('_', '-')}"
         if value is not False and option not in values:

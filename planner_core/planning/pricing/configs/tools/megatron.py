@@ -45,6 +45,7 @@ FLAGS = frozenset(
         "--use-torch-fsdp2",
         "--use-megatron-fsdp",
         "--bf16",
+        "--deepspeed",
         "--fp16",
         "--recompute-activations",
         "--checkpoint-activations",
@@ -146,7 +147,10 @@ def _states(fields: Fields, ranks: int, cp: int) -> dict[str, Any]:
     """The degrees of data parallelism, and the stage of its states."""
     sharded = fields.flag("--use-torch-fsdp2") | fields.flag("--use-megatron-fsdp")
     stage = fields.whole("--zero-stage", 0, least=0)  # Megatron-DeepSpeed's
-    zero = max(stage, 1 if fields.flag("--use-distributed-optimizer") else 0)
+    in_parts = fields.flag("--deepspeed") and fields.flag(
+        "--bf16"
+    )  # DeepSpeed's bf16 optimizer shards states at every stage
+    zero = max(stage, 1 if fields.flag("--use-distributed-optimizer") or in_parts else 0)
     if zero > 2:
         sharded, zero = True, 0
     if not sharded:

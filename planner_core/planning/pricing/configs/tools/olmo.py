@@ -46,6 +46,8 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
         "compiled": any(n.startswith("compile.") for n in fields.values),
         "dtype": PRECISION[fields.text("precision", "amp_bf16", tuple(PRECISION))],
     }
+    if fields.flag("fused_loss"):
+        options["loss"] = "fused"
     seq = fields.first("model.max_sequence_length")
     if fields.has(seq):
         options["seq"] = fields.whole(seq, 1)

@@ -1,0 +1,58 @@
+"""Well-known training runs, each stated by a small file with its own tool's keys and values (docs/CASES.md)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from planner_core.core import InputError
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Setup, read_setup
+
+FILES = Path(__file__).parents[1] / "support" / "case_files"
+
+
+def read(name: str, gpus: int, folder: Path) -> Setup:
+    """A file of `FILES`. Those of Python are kept as text, since they name what is not installed."""
+    file, _, function = name.partition(":")
+    if function:
+        shutil.copy(FILES / f"{file}_py.txt", folder / f"{file}.py")
+        return read_setup(f"{folder / file}.py:{function}", gpus)
+    return read_setup(FILES / file, gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "layout", "samples", "seq", "recompute"),
+    [
+        ("bloom.sh", 384, "dp=8,tp=4,pp=12,zero=1", 2048, 2048, "full"),
+        ("gpt3.sh", 128, "tp=8,pp=16", 1536, 2048, "none"),
+        ("titan:llama3_8b", 8, "fsdp=8", 16, 8192, "selective"),
+        ("titan:llama3_70b", 256, "fsdp=32,tp=8,sp", 512, 8192, "full"),
+        ("titan:llama3_405b", 512, "fsdp=64,tp=8,sp", 128, 8192, "full"),
+        ("bridge:gpt_oss_120b_pretrain_64gpu_h100_bf16_config", 64, "dp=16,ep=8,pp=4,zero=1", 1280, 4096, "none"),
+        ("smollm.yaml", 64, "dp=64", 512, 2048, "none"),
+        ("olmo2.yaml", 128, "fsdp=128", 1024, 4096, "none"),
+        ("axolotl_nd.yml", 8, "fsdp=2,tp=2,cp=2,cp_type=gather", 2, 8192, "none"),
+        ("axolotl_lora.yml", 8, "dp=8", 64, 4096, "full"),
+        ("factory.yaml", 8, "fsdp=8", 16, 1024, "none"),
+        ("olympic.yaml", 8, "dp=8", 128, 32768, "full"),
+    ],
+)
+def test_a_public_run_is_stated_by_its_own_file(
+    name: str, gpus: int, layout: str, samples: int, seq: int, recompute: str, tmp_path: Path
+) -> None:
+    found = read(name, gpus, tmp_path)
+    options = found.options
+    assert found.layout == parse_layout(layout)
+    assert found.layout.data * options["micro_batch"] * options["accumulate"] == samples
+    assert (options["seq"], options["recompute"]) == (seq, recompute)
+
+
+def test_weights_in_the_hosts_memory_are_refused_with_what_would_do() -> None:
+    with pytest.raises(
+        InputError,
+        match="fsdp_offload_params asks for weights in the host's memory, which cannot be priced; set it to false",
+    ):
+        read_setup(FILES / "axolotl_liger.yml", 8)
