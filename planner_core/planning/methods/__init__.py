@@ -1,5 +1,13 @@
 """Methods and baselines, each a restriction of one space of plans. `registry` has one entry for each."""
 
+from planner_core.planning.methods.differences import (
+    TOKENS_OR_GATHERED,
+    CannotHold,
+    Difference,
+    DifferenceKind,
+    patterns,
+    starred,
+)
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan, vendor_plans, vendor_rules
 from planner_core.planning.methods.layout import (
     CP_TYPES,
@@ -37,10 +45,6 @@ from planner_core.planning.methods.restrictions import (
 from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, spaces
 from planner_core.planning.methods.tp_layout import (
     SPLIT_DIM,
-    TOKENS_OR_GATHERED,
-    CannotHold,
-    Difference,
-    DifferenceKind,
     NothingSplit,
     TensorParallelGroup,
     TpLayout,
@@ -49,9 +53,7 @@ from planner_core.planning.methods.tp_layout import (
     compress,
     degrees,
     drop_summed,
-    patterns,
     split_site,
-    starred,
     tensor_layout,
 )
 

@@ -1,6 +1,6 @@
 """Every method and every baseline: one entry each. A new one is added here and nowhere else.
 
-If the method forbids something, its entry names a restriction: a function of graph and mesh in `baselines`, `papers` or
+If the method forbids something, its entry names a restriction: a function of graph and mesh in `restrictions`, `papers` or
 `hf_tp_plan`, made of the tests in `restrictions`. All methods search the same space, so their plans can be compared.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner_core.planning.methods.baselines import data_parallel, fsdp, megatron
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.papers import alpa, atp
-from planner_core.planning.methods.restrictions import sequence_split, whole
+from planner_core.planning.methods.restrictions import data_parallel, fsdp, megatron, sequence_split, whole
 
 EXACT = Method(
     name="exact", title="exact search", words="the best of all under the stated cost model", plan_title="Exact plan",

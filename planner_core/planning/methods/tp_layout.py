@@ -16,10 +16,16 @@ import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from planner_core.core import BlockPlan, Edge, InputError, Partial, Plan, Replicate, Shard, SitePlan, join_name
 from planner_core.cost import CONTEXT, EXPERT, TENSOR, axis_roles
+from planner_core.planning.methods.differences import (
+    CannotHold,
+    Difference,
+    DifferenceKind,
+    patterns,
+    starred,
+)
 
 WEIGHT = {"linear": 1, "addmm": 2}
 """Products with a weight, and the position of the weight among the operands: `addmm(bias, input, weight)`."""
@@ -28,52 +34,11 @@ VIEWS = ("view", "reshape", "to", "float")
 """Operations after a layer that are not in the way of its gather."""
 SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
 """The dim of the weight that a style shards."""
-SHOWN = 6
 APART = {
     CONTEXT: "tokens of a sample are split over context ranks in the plan; here those ranks take samples of their own",
     EXPERT: "experts are dealt out over ranks in the plan, and tokens sent to them; here every rank has all of them",
 }
 """What a form that knows a tensor axis only does not say of the other axes, by their roles."""
-
-
-class DifferenceKind(Enum):
-    """What a difference is about, as far as a form decides by it."""
-
-    TOKENS = "tokens are split between the blocks"
-    GATHERED = "a result that stays split is gathered"
-    AXIS = "another axis than that of tensor parallelism"
-    OTHER = "anything else"
-
-
-TOKENS_OR_GATHERED = (DifferenceKind.TOKENS, DifferenceKind.GATHERED)
-"""What a program whose layers are its own does as the plan does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a plan does and a program cannot be told, as a sentence. `modules`: the layers or weights that it is about, with `*` for
-    numbers."""
-
-    text: str
-    kind: DifferenceKind = DifferenceKind.OTHER
-    modules: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.text
-
-    @staticmethod
-    def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
-        """A difference of some layers or weights."""
-        known = list(names)
-        return Difference(f"{patterns(known)}: {what}", kind, tuple(dict.fromkeys(map(starred, known))))
-
-
-class CannotHold(InputError):
-    """A form cannot hold a plan. `why`: the reason, without the way out, which is the form that runs every plan."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; use --to torchrun")
-        self.why = why
 
 
 class NothingSplit(CannotHold):
@@ -243,18 +208,6 @@ def by_hand(plan: Plan) -> list[str]:
     """What a form that cannot state recomputation leaves to the trainer."""
     recomputed = any(b.recompute != "none" for b in plan.blocks.values())
     return ["blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"] * recomputed
-
-
-def patterns(names: Iterable[str]) -> str:
-    """Names for people: numbers as `*`, doubles once, a few of many."""
-    found = list(dict.fromkeys(starred(n) for n in names))
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
-
-
-def starred(name: str) -> str:
-    """`layers.3.mlp` -> `layers.*.mlp`."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def compress(styles: dict[str, str]) -> dict[str, str] | None:

@@ -1,0 +1,64 @@
+"""What a plan does and a program cannot be told: each difference with its kind and the layers that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from planner_core.core import InputError
+
+SHOWN = 6
+
+
+class DifferenceKind(Enum):
+    """What a difference is about, as far as a form decides by it."""
+
+    TOKENS = "tokens are split between the blocks"
+    GATHERED = "a result that stays split is gathered"
+    AXIS = "another axis than that of tensor parallelism"
+    OTHER = "anything else"
+
+
+TOKENS_OR_GATHERED = (DifferenceKind.TOKENS, DifferenceKind.GATHERED)
+"""What a program whose layers are its own does as the plan does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a plan does and a program cannot be told, as a sentence. `modules`: the layers or weights that it is about, with `*` for
+    numbers."""
+
+    text: str
+    kind: DifferenceKind = DifferenceKind.OTHER
+    modules: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @staticmethod
+    def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
+        """A difference of some layers or weights."""
+        known = list(names)
+        return Difference(f"{patterns(known)}: {what}", kind, tuple(dict.fromkeys(map(starred, known))))
+
+
+class CannotHold(InputError):
+    """A form cannot hold a plan. `why`: the reason, without the way out, which is the form that runs every plan."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; use --to torchrun")
+        self.why = why
+
+
+def patterns(names: Iterable[str]) -> str:
+    """Names for people: numbers as `*`, doubles once, a few of many."""
+    found = list(dict.fromkeys(starred(n) for n in names))
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
+
+
+def starred(name: str) -> str:
+    """`layers.3.mlp` -> `layers.*.mlp`."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
