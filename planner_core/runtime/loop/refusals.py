@@ -72,10 +72,11 @@ def _after_norms(strategy: Callable[..., Any]) -> Callable[..., Any]:
     """torch's rule of sums, which takes the terms of norms (`w.norm(dim=0).sum()`) for terms of a sum. They are norms of parts."""
 
     @functools.wraps(strategy)
-    def checked(given: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = next(a for a in args if hasattr(a, "strategies"))  # in torch 2.6 a mesh comes first
         if any(isinstance(p, _math_ops._NormPartial) for one in given.strategies for p in one.output_spec.placements):
             kwargs["reduction_linear"] = False
-        return strategy(given, *args, **kwargs)
+        return strategy(*args, **kwargs)
 
     return checked
 
