@@ -74,7 +74,11 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
         cluster, found = _known(args, machine, say)
         data = hardware_file(found, found[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
     write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
-    return show(args, _report(args.output, found), _text(args.output, found))
+    report, shown = _report(args.output, found), _text(args.output, found)
+    if machine is not None and machine.launch_s:
+        report["launch_s"] = machine.launch_s
+        shown += f"\nthe host issues a kernel in {1e6 * machine.launch_s:.1f} us, which is in no time above"
+    return show(args, report, shown)
 
 
 def _machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | None:

@@ -7,6 +7,7 @@ Stands alone (it needs torch and nothing of this project), so it can be copied t
 nccl where every rank has a GPU, else gloo on the CPU.
 """
 
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
 import json
@@ -26,7 +27,7 @@ SHAPES = ((256, 1024, 1024), (1024, 1024, 1024), (2048, 1024, 256), (1024, 2048,
 GPU_SIZES = tuple(2**k for k in range(10, 30, 2))
 GPU_SHAPES = tuple((m, n, k) for m in (1024, 8192) for n in (1024, 4096, 14336) for k in (1024, 4096))
 COPIED_BYTES = 2**27
-LEAST_S, MOST_RUNS = 0.05, 50
+LEAST_S, MOST_RUNS, REPLAYS = 0.05, 50, 3
 
 
 def main(path: str) -> None:
@@ -67,21 +68,84 @@ def _collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> It
             "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
         }
         for kind, run in runs.items():
-            yield {"kind": kind, "num_bytes": 4 * whole.numel(), "seconds": _seconds(run, device, together=True)}
+            yield {"kind": kind, "num_bytes": 4 * whole.numel(), "seconds": _seconds(run, device)}
 
 
 def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
-    """Products and a copy on one rank; the memory that there is."""
+    """Products and a copy on one rank, what the host takes to issue one, and the memory that there is."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    clock = GpuClock() if device.type == "cuda" else Clock()
     products = []
     for m, n, k in shapes:
         a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
-        seconds = _seconds(partial(torch.matmul, a, b), device)
-        products.append({"m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "seconds": seconds})
+        run = partial(torch.mm, a, b, out=torch.empty(m, n, device=device, dtype=dtype))
+        products.append(
+            {"m": m, "n": n, "k": k, "dtype": str(dtype).removeprefix("torch."), "seconds": kernel_seconds(run, clock)}
+        )
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copied = _seconds(partial(target.copy_, source), device)
-    return {"products": products, "memory_bytes_per_s": 2 * COPIED_BYTES / copied, "memory_bytes": _memory(device)}
+    copied = kernel_seconds(partial(target.copy_, source), clock)
+    small = torch.zeros(16, device=device)
+    return {
+        "products": products, "memory_bytes_per_s": 2 * COPIED_BYTES / copied, "memory_bytes": _memory(device),
+        "launch_s": clock.issued(partial(small.add_, 1.0), MOST_RUNS),
+    }  # fmt: skip
+
+
+class Clock:
+    """Times runs of what computes at once: on a CPU a run is over when its call returns."""
+
+    def kernels(self, run: Callable[[], Any], times: int) -> float:
+        """Seconds of one run on the device, where `times` follow each other without a gap."""
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        return (time.perf_counter() - start) / times
+
+    def issued(self, run: Callable[[], Any], times: int) -> float:
+        """Seconds that the host takes for one call, without a wait for its kernel."""
+        run()
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        return (time.perf_counter() - start) / times
+
+
+class GpuClock(Clock):
+    """Times kernels by events around the replay of a graph: the host launches the graph once, so no launch is in the time of a kernel."""
+
+    def kernels(self, run: Callable[[], Any], times: int) -> float:
+        """Seconds of one run on the device, where `times` follow each other without a gap."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()  # a first call makes workspaces, which a graph cannot
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                run()
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / times
+
+    def issued(self, run: Callable[[], Any], times: int) -> float:
+        """Seconds that the host takes for one call, without a wait for its kernel."""
+        torch.cuda.synchronize()
+        seconds = super().issued(run, times)
+        torch.cuda.synchronize()
+        return seconds
+
+
+def kernel_seconds(run: Callable[[], Any], clock: Clock) -> float:
+    """Seconds of one run on the device: the median of several replays, each of as many runs as LEAST_S holds."""
+    once = clock.kernels(run, 2)
+    times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
+    return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]
 
 
 def _memory(device: torch.device) -> int:
@@ -90,15 +154,15 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _seconds(run: Callable[[], Any], device: torch.device, together: bool = False) -> float:
-    """Seconds of one run, the median of several; all ranks run equally often."""
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one collective, from the call until all is done, as a step that waits for it sees it: the median of several. All ranks
+    run equally often."""
     run()
     once = _timed(run, device)
     times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
-    if together:
-        agreed = torch.tensor([times], device=device)
-        dist.all_reduce(agreed, dist.ReduceOp.MIN)
-        times = int(agreed)
+    agreed = torch.tensor([times], device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN)
+    times = int(agreed)
     return sorted(_timed(run, device) for _ in range(times))[times // 2]
 
 

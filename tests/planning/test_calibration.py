@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ from planner_core.planning.pricing.calibration import (
 )
 from planner_core.planning.pricing.calibration.calibrate import HOT, _part
 from planner_core.planning.pricing.calibration.fitting import fitted
+from planner_core.verification import measure
 
 ALL_REDUCE = """\
 # nThread 1 nGpus 4 minBytes 1024 maxBytes 1048576 step: 32(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
@@ -254,7 +258,7 @@ def test_files_of_several_kinds_make_one_gpu(tmp_path: Path, capsys: pytest.Capt
 def test_this_machine_is_measured_and_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.json"
     r = told(capsys, "--run", "--ranks", 2, "-o", out)
-    assert [f["group"] for f in r["fits"]] == ["products", "collectives"]
+    assert [f["group"] for f in r["fits"]] == ["products", "collectives"] and 0 < r["launch_s"] < 0.01
     cluster = load_cluster(out)
     assert cluster.num_gpus == 2 and cluster.gpu.memory_bytes > 10**8
     slow, fast = (
@@ -272,3 +276,72 @@ def test_what_another_program_wrote_is_no_measurement(tmp_path: Path) -> None:
         (tmp_path / "m.json").write_text(text)
         with pytest.raises(InputError, match=said):
             read_machine(tmp_path / "m.json")
+
+
+class FakeGpu:
+    """A GPU and its host by a clock: the host takes 26 us to issue a kernel or a graph, a kernel takes 3 us."""
+
+    LAUNCH, KERNEL = 26e-6, 3e-6
+
+    def __init__(self) -> None:
+        self.host = self.device = 0.0
+        self.captured: int | None = None
+
+    def kernel(self) -> None:
+        if self.captured is not None:
+            self.captured += 1
+            return
+        self.launch(1)
+
+    def launch(self, kernels: int) -> None:
+        self.host += self.LAUNCH
+        self.device = max(self.device, self.host) + kernels * self.KERNEL
+
+    def torch(self) -> SimpleNamespace:
+        gpu = self
+
+        class Graph:
+            kernels = 0
+
+            def replay(self) -> None:
+                gpu.launch(self.kernels)
+
+        class Event:
+            at = 0.0
+
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = max(gpu.device, gpu.host + gpu.LAUNCH)  # recorded on the device, after what was issued before
+
+            def elapsed_time(self, end: Event) -> float:
+                return 1e3 * (end.at - self.at)
+
+        @contextmanager
+        def graph(made: Graph) -> Iterator[None]:
+            gpu.captured = 0
+            yield
+            made.kernels, gpu.captured = gpu.captured, None
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        cuda = SimpleNamespace(
+            Stream=lambda: stream, current_stream=lambda: stream, stream=lambda s: nullcontext(), CUDAGraph=Graph, graph=graph,
+            Event=Event, synchronize=lambda: setattr(gpu, "host", max(gpu.host, gpu.device)),
+        )  # fmt: skip
+        return SimpleNamespace(cuda=cuda)
+
+
+def test_a_kernel_is_timed_without_the_host_that_issues_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """26 us from call to end are 3 us of the kernel: the host's launch is a time of its own."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(measure, "torch", gpu.torch())
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: gpu.host))
+    clock = measure.GpuClock()
+    assert measure.kernel_seconds(gpu.kernel, clock) == pytest.approx(gpu.KERNEL, rel=1e-6)
+    assert clock.issued(gpu.kernel, 50) == pytest.approx(gpu.LAUNCH)
+    waited = measure.Clock()  # as it was timed: from the call until the host has waited
+    start = gpu.host
+    gpu.kernel()
+    gpu.torch().cuda.synchronize()
+    assert gpu.host - start == pytest.approx(gpu.LAUNCH + gpu.KERNEL) and waited.issued(gpu.kernel, 3) > gpu.KERNEL

@@ -73,6 +73,8 @@ class Machine:
     products: tuple[Product, ...]
     memory_bytes: int
     memory_bytes_per_s: float
+    launch_s: float = 0.0
+    """What the host takes to issue one kernel, which is in no time above; 0 if it was not measured."""
 
 
 def machine_of(data: Any, where: str) -> Machine:
@@ -83,7 +85,7 @@ def machine_of(data: Any, where: str) -> Machine:
             str(data["device"])[:80], ranks, nodes,
             tuple(Collective(str(r["kind"]), int(r["num_bytes"]), ranks, nodes, float(r["seconds"])) for r in data["collectives"]),
             tuple(Product(int(r["m"]), int(r["n"]), int(r["k"]), str(r["dtype"]), float(r["seconds"])) for r in data["products"]),
-            int(data["memory_bytes"]), float(data["memory_bytes_per_s"]),
+            int(data["memory_bytes"]), float(data["memory_bytes_per_s"]), float(data.get("launch_s", 0.0)),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
