@@ -21,7 +21,7 @@ SHORT = {
                     "gradient ran torch's math kernel"),
     ("vit", False): (0.25, 0.03, "the GPU waits for the host, which issues the step in as many seconds"),
     ("vit", True): (0.45, 0.03, "the GPU waits for the host, whose guards of compiled blocks take longer than eager operators"),
-    ("mix_fsdp", False): (0.58, 0.04, "products of gathered experts take several times their price; the host waits for their counts"),
+    ("mix_fsdp", False): (0.18, 0.03, "experts run one after the other; the host waits for their counts"),
 }  # fmt: skip
 """What falls short of the aim: the largest error now, of seconds and of memory, and why. It may not grow."""
 
