@@ -36,6 +36,7 @@ def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[s
     assert (r["schema"], r["legal"], r["reasons"], r["fits"]) == ("shardscope.price/1", True, [], True)
     assert r["layout"] == {
         "dp": 2, "fsdp": 8, "tp": 1, "sp": False, "cp": 1, "ep": 1, "zero": 0, "cp_type": "ring", "pp": 1, "vp": 1, "schedule": "",
+        "copies": [],
     }  # fmt: skip
     assert (r["batch"], r["mesh"]) == (64, {"axes": ["data", "shard"], "sizes": [2, 8], "roles": ["data", "shard"]})
     assert sum(r["step_parts_s"].values()) == pytest.approx(r["step_time_s"])
