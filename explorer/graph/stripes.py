@@ -26,13 +26,13 @@ class Lie:
 
     @property
     def parts(self) -> int:
-        """Different parts of the weight that GPUs hold, at rest."""
-        return self.gathered * self.stored * math.prod(self.split.values())
+        """Different parts of the weight that GPUs keep between uses; what the optimizer alone shards does not count."""
+        return self.gathered * math.prod(self.split.values())
 
     @property
     def kind(self) -> str:
         """Which of the four looks it has."""
-        rest, used = self.gathered * self.stored > 1, bool(self.split)
+        rest, used = self.gathered > 1, bool(self.split)
         return BOTH if rest and used else SHARDED if rest else SPLIT if used else WHOLE
 
     @property

@@ -58,7 +58,7 @@ def test_a_norm_is_one_node_and_a_sum_a_sign() -> None:
 def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) -> None:
     plans = {p.name: p for p in result.plans}
     drawn = scene(by_module(result.coarse), brief=True)
-    for name, kind, words in (("FSDP", "sharded", "FSDP 16"), ("Megatron-LM + sequence parallel", "split", r"(rows|columns) / \d+"),
+    for name, kind, words in (("FSDP", "sharded", "FSDP 16"), ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?(rows|columns) / \d+"),
                               ("data parallel", "whole", "whole")):  # fmt: skip
         found = stripes(plans[name], drawn)
         assert {s["kind"] for s in found.values()} == {kind}

@@ -97,9 +97,8 @@ def test_a_chosen_plan_colours_the_graph_by_how_it_splits_weights() -> None:
         assert "weight \\[4096, 4096\\]" in words(at) or "[4096, 4096]" in words(at)
         assert "choices on one mesh axis" in str([e.label for e in at.expander])
     assert said["fsdp"] == {"n": 16, "kind": "sharded", "words": "FSDP 16"}
-    assert (
-        said["megatron-lm-sequence-parallel"]["kind"] == "split"
-        and "rows / 4" in said["megatron-lm-sequence-parallel"]["words"]
+    assert said["megatron-lm-sequence-parallel"]["kind"] == "split" and re.search(
+        r"rows / \d", said["megatron-lm-sequence-parallel"]["words"]
     )
 
 
