@@ -11,7 +11,8 @@ import pytest
 from planner_core.cli.main import main
 
 KEYS = {"schema", "layout", "legal", "reasons", "fits", "step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_gpu", "mfu",
-        "compute_time_s", "comm_time_s", "exposed_comm_time_s", "optimizer_time_s", "memory_bytes", "limited_by", "suggestions", "best"}  # fmt: skip
+        "compute_time_s", "comm_time_s", "exposed_comm_time_s", "optimizer_time_s", "outside_time_s", "memory_bytes", "limited_by", "about", "fills",
+        "suggestions", "best"}  # fmt: skip
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -128,7 +129,11 @@ def test_what_runs_now_stands_among_the_baselines(capsys: pytest.CaptureFixture[
     (now,) = (p for p in r["plans"] if p["name"] == "our current setup")
     assert now["mesh"]["roles"] == ["data", "shard"] and now["method"] == "layout"
     for p in r["plans"]:
-        assert p["step_time_low_s"] < p["step_time_s"] < p["step_time_high_s"] and 0 < p["mfu"] < 1
+        assert 0 < p["mfu"] < 1
+        if p["band"]["why"]:  # nothing like it was published
+            assert p["step_time_low_s"] is None and p["step_time_high_s"] is None
+        else:
+            assert p["step_time_low_s"] < p["step_time_s"] < p["step_time_high_s"]
         assert p["run"]["days"] * p["tokens_per_s_per_gpu"] == pytest.approx(1e9 / 16 / 86_400)
     status, _, err = run(capsys, "plan", "llama-3-8b", "--layers", 2, "--batch", 17, "--layout", "dp=16")
     assert status == 2 and "17 samples cannot be dealt to 16 ranks" in err
