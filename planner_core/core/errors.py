@@ -60,6 +60,18 @@ class CaptureError(PlannerError):
     """A model whose graph cannot be recorded."""
 
 
+class NeedsValues(CaptureError):
+    """A model that asks for values which a capture on meta does not have. `what`: what it does, and where."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+class NotRunnable(CaptureError):
+    """A model whose code raised an error of its own on the inputs of a capture."""
+
+
 class ShardingError(PlannerError):
     """A placement that the tensor or the mesh does not allow."""
 

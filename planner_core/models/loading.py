@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import Block, CaptureError, Graph, InputError, Op, Plan, TensorMeta, require
+from planner_core.core import Block, CaptureError, Graph, InputError, NeedsValues, Op, Plan, TensorMeta, require
 from planner_core.models.zoo import ZOO, config_file, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -77,15 +77,14 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
     made = python_source(source)
     try:
         return graph(made)
-    except CaptureError as error:
+    except NeedsValues as error:
         unknown = any(t.is_meta and not t.is_floating_point() for t in made.tensors())
-        if exported or not unknown or "values" not in str(error):
+        if exported or not unknown:
             raise
         first = error
     try:
         made = on_meta(python_source(source, "cpu"))
-        decided = str(first).partition(", which")[0]
-        made.notes += (f"planned for the values of the example inputs, others may run otherwise: {decided}",)
+        made.notes += (f"planned for the values of the example inputs, others may run otherwise: {first.what}",)
         return graph(made)
     except (CaptureError, MemoryError):
         raise first from None

@@ -18,6 +18,7 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     InputError,
+    NotRunnable,
     Plan,
     PlannerError,
     Workload,
@@ -96,10 +97,13 @@ def scaled(plan: Plan, ranks: int) -> Plan:
         graph = capture_graph(config["callable"])
         return _on(plan, graph, mesh)
     failed: PlannerError | None = None
+    unfit = False  # whether the first that failed is a small model which cannot run, and not a config of none
     first: tuple[Plan, list[str]] | None = None
     for (batch, seq), small in itertools.product(_samples(plan, ranks), _small_forms(config, w["seq"])):
+        captured = False
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
+            captured = True
             if graph.num_params <= LARGEST_WHOLE:
                 made = _on(plan, graph, mesh)
                 broken = check_rules(made, graph)
@@ -107,13 +111,14 @@ def scaled(plan: Plan, ranks: int) -> Plan:
                     return made
                 first = first or (made, broken)
         except (InputError, CaptureError) as error:
-            failed = failed or error
+            if failed is None:
+                failed, unfit = error, captured or isinstance(error, NotRunnable)
     if first is not None:
         if not check_rules(plan, graph_of(plan)):
             raise InputError(_too_few(mesh, first[1][0]))
         return first[0]  # its run says what is wrong
     if failed is not None:
-        raise _not_scaled(failed, plan, ranks)
+        raise _not_scaled(failed, plan, ranks) if unfit else failed
     raise InputError(
         f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
@@ -122,10 +127,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
 
 def _not_scaled(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
     """The error of a plan that no small model can have. `failed`: why the first of them cannot."""
-    told = str(failed)
-    if "plan this model again" not in told and "example inputs" not in told:
-        return failed
-    first = told.partition("; ")[0]
+    first = str(failed).partition("; ")[0]
     return InputError(
         f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: "
         f"{first}); verify it with --fake"

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from planner_core.core import Attr, CaptureError, PlannerError, TensorMeta, Value
+from planner_core.core import Attr, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.checks import refusals
-from planner_core.models.capture.checks.explain import explain
+from planner_core.models.capture.checks.explain import Running, explain
 from planner_core.models.capture.checks.writes import KEPT, RunningStatistics, Undo, Writes, memory
 from planner_core.models.capture.constants import (
     LIMIT,
@@ -61,8 +61,7 @@ class Recorder(TorchFunctionMode):
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
         self.roots: dict[int, int] = {}  # storage -> first value in it
         self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
-        # id(tensor) of a constant that depends on random numbers -> the tensor, and the function that drew it
-        self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # id of a random constant -> what drew it
         self.drew_outside, self.clock = False, 0
         self.scope_stack: list[Scope] = []
         self.packed: list[torch.Tensor] = []
@@ -79,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(model, self._call)
         self.scopes.refused = lambda *told: refusals.refuse(self.scopes.frame.scope, *told)
-        self.opaque = OpaqueFunctions()
+        self.opaque, self.running = OpaqueFunctions(), Running()
         self._number(model)
 
     def _number(self, model: nn.Module) -> None:
@@ -279,6 +278,7 @@ class Recorder(TorchFunctionMode):
 
     def _ran(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call on meta."""
+        self.running.fn, self.running.args, self.running.part = fn, args, None
         if not hasattr(func, sites.OWN):
             return (attention if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
         given = [(t, t._version) for t in sites.tensors((args, kwargs))]
@@ -353,6 +353,9 @@ class Recorder(TorchFunctionMode):
         self.scope_stack.append(scope)
         try:
             return call(*args, **kwargs)
+        except Exception:
+            self.running.part = frame.scope if self.running.part is None else self.running.part
+            raise
         finally:
             self.scope_stack.pop()
 
@@ -384,8 +387,8 @@ class Recorder(TorchFunctionMode):
         except PlannerError:
             raise
         except Exception as error:
-            told = explain(error, type(self.model).__name__, self.unknown, copied=bool(self.originals))
-            raise CaptureError(told) from error
+            told = explain(error, type(self.model).__name__, self.running, self.unknown, copied=bool(self.originals))
+            raise told from error
         finally:
             self.undo.put_back()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from planner_core.core import CaptureError, NeedsValues, NotRunnable
 from planner_core.models.capture.checks.refusals import TRANSFORM, TRANSFORM_HELP, shown
 from planner_core.models.capture.constants import LIMIT
 
@@ -47,7 +50,18 @@ _KNOWN = {
 """What torch or transformers say, and what is said in its place."""
 
 
-def explain(error: BaseException, model: str, unknown: int = 0, *, copied: bool = False) -> str:
+@dataclass
+class Running:
+    """What a recording is at when an error is raised: the module call, and the function with its arguments."""
+
+    part: str | None = None
+    fn: str = ""
+    args: Any = ()
+
+
+def explain(
+    error: BaseException, model: str, running: Running, unknown: int = 0, *, copied: bool = False
+) -> CaptureError:  # fmt: skip
     """One sentence: what went wrong, and at which line of the model's code.
 
     `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of
@@ -58,45 +72,42 @@ def explain(error: BaseException, model: str, unknown: int = 0, *, copied: bool 
     text = " ".join(str(error).split()) or type(error).__name__
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
     if kernel and kernel[1] not in _OF_VALUES:
-        return f"{model} calls aten::{kernel[1]}{where}, which torch cannot run without values; compute it by other functions"
+        what = f"{model} calls aten::{kernel[1]}{where}"
+        return NeedsValues(f"{what}, which torch cannot run without values; compute it by other functions", what)
     known = next((told for words, told in _KNOWN.items() if words in text), "")
     if known:
-        return known.format(model=model, where=where)
+        return CaptureError(known.format(model=model, where=where))
     if kernel or (
         isinstance(error, (NotImplementedError, RuntimeError)) and ("meta" in text or "data-dependent" in text)
     ):
         if unknown:
-            return (
+            return CaptureError(
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
                 f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
             )
-        told = f"{_part(error) or model} decides by the values of computed tensors{where}, which no graph can hold"
-        return f"{told}; {_instead(error, stack, kernel)}"
+        what = f"{running.part or model} decides by the values of computed tensors{where}"
+        return NeedsValues(f"{what}, which no graph can hold; {_instead(running, stack, kernel)}", what)
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
-        return f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
+        return CaptureError(
+            f"{model} needs {missing[1]}, for which no example input is known; give path.py:callable, which returns both"
+        )
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
-        return f"{model} cannot be run in this type{where}: {text}; try --dtype float32"
+        return CaptureError(f"{model} cannot be run in this type{where}: {text}; try --dtype float32")
     told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
     if copied:
         told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
-        return f"{told}: if that is why, or if it needs other inputs, {_BUILT}"
-    return f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
+        return NotRunnable(f"{told}: if that is why, or if it needs other inputs, {_BUILT}")
+    return NotRunnable(
+        f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
+    )
 
 
-def _part(error: BaseException) -> str:
-    """The scope of the innermost module call of a recording in which an error was raised; empty for the model itself."""
-    calls = [f.f_locals.get("frame") for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "trace"]
-    return str(getattr(calls[-1], "scope", "")) if calls else ""
-
-
-def _instead(error: BaseException, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
-    calls = [f.f_locals for f, _ in traceback.walk_tb(error.__traceback__) if f.f_code.co_name == "_record"]
-    called = calls[-1] if calls else {}
-    masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(called.get("args")))
-    if called.get("fn") in ("getitem", "setitem") and not masked:
+def _instead(running: Running, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+    masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(running.args))
+    if running.fn in ("getitem", "setitem") and not masked:
         return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
     frames = list(stack)
     if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, Value
+from planner_core.core import CaptureError, NeedsValues, Value
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.input_values import InputValues
 
@@ -73,10 +73,10 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
         raise refuse(scope, _ENGINE[name], _ENGINE_HELP[name])
     if fn is None and name.strip("_") in _VALUES and not all(t.is_meta for t in operands):
-        raise refuse(
-            scope, "decides by the values of computed tensors",
-            "no graph can hold that; use a form of the model without data-dependent control flow",
-        )  # fmt: skip
+        what = f"{scope or 'the model'} decides by the values of computed tensors{line()}"
+        raise NeedsValues(
+            f"{what}; no graph can hold that; use a form of the model without data-dependent control flow", what
+        )
 
 
 def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
