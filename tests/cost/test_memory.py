@@ -91,7 +91,11 @@ def test_redistributions_take_what_was_predicted() -> None:
     assert len(ways) > 1000
     for (shape, seg, start, steps), (result, peak) in zip(ways, found, strict=True):
         expected = transit(shape, 4, start, steps, SIZES, seg)
-        assert (expected.result, expected.peak) == (result, peak), (shape, seg, start, [str(s) for s in steps])
+        way = (shape, seg, start, [str(s) for s in steps])
+        assert expected.result == result, way
+        assert peak <= expected.peak if seg else peak == expected.peak, (
+            way
+        )  # parts of each segment are joined in one copy
 
 
 def _plan(model: str, mesh: str, name: str) -> Plan:

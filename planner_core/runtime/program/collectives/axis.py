@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,8 +153,8 @@ class Axis:
         gathered = self.start_all_gather(x if whole is None else padded(x, dim, part_of(whole, self.size)))()
         if whole is not None:
             return joined(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
-        if dim == 0 and len(segments.get(0, ())) < 2:
-            return gathered
+        if math.prod(x.shape[:dim]) == 1 and len(segments.get(dim, ())) < 2:  # the ranks' parts lie in order
+            return gathered.view(*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :])
         return joined(gathered.chunk(self.size), dim, segments)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
