@@ -118,7 +118,9 @@ class _Choice:
             room, gpus = _room(count), count.planner.cluster.num_gpus
             self.free = self.best = _with_room(count, numbers, room, self.search, self.say)
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
-            if self.free is None:  # a good plan makes the searches of all other numbers short
+            if self.free is None and not _in_vain(
+                count, numbers
+            ):  # a good plan makes the searches of all other numbers short
                 self._between(room, count.options, most=1)
             self._in_steps(count)
             if self.best is not None:
