@@ -15,6 +15,7 @@ from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import refuse_silent_faults
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.program.collectives import check_torch
 from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
@@ -74,6 +75,7 @@ def apply(
 
 def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
     """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
+    check_torch(compiled=parallel.engine.compile is not None)
     show_in_model_order(parallel)
     refuse_silent_faults()
 

@@ -438,6 +438,9 @@ def test_another_torch_is_told() -> None:
         check_torch(version)
     with pytest.raises(reading.PlanMismatch, match=r"torch 2\.5\.1 is older than 2\.6, the oldest"):
         check_torch("2.5.1")
+    check_torch("2.11.0+cu130", compiled=True)
+    with pytest.raises(reading.PlanMismatch, match=r"torch 2\.6\.0 cannot compile"):
+        check_torch("2.6.0", compiled=True)
 
 
 @pytest.mark.parametrize(("ranks", "says"), [(3, "even"), (17, "between 2 and 16")])

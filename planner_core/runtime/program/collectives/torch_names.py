@@ -18,12 +18,18 @@ OLDEST = (2, 6)
 """The first torch with the public FSDP2, and the oldest with which plans are run in the tests."""
 
 
-def check_torch(version: str = torch.__version__) -> None:
-    """Raise PlanMismatch if this torch is too old."""
-    if tuple(int(n) for n in version.split(".")[:2]) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+OLDEST_COMPILED = (2, 11)
+"""In 2.6 and 2.8 torch.compile does not follow the moves of a program ("Unexpected type in sourceless builder"); 2.9, 2.10: untried."""
+
+
+def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> None:
+    """Raise PlanMismatch if this torch is too old to run a plan, or to compile one."""
+    here = tuple(int(n) for n in version.split(".")[:2])
+    if here < OLDEST:
+        raise PlanMismatch(f"torch {version} is older than 2.6, the oldest that a plan runs with; install a later one")
+    if compiled and here < OLDEST_COMPILED:
         raise PlanMismatch(
-            f"torch {version} is older than {oldest}, the oldest that a plan runs with; install a later one"
+            f"torch {version} cannot compile the blocks of a plan; install 2.11 or later, or call apply without compile"
         )
 
 
