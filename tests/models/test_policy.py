@@ -57,6 +57,11 @@ def reads_the_step_before(m: Any, h: torch.Tensor) -> torch.Tensor:
     return h + before
 
 
+def adds_to_a_new_list(m: Any, h: torch.Tensor) -> torch.Tensor:
+    m.log = [*m.log, 1]
+    return h
+
+
 def grows(m: Any, h: torch.Tensor) -> torch.Tensor:
     m.kept = torch.ones(1) if m.kept is None else m.kept + 1
     return h * m.kept
@@ -73,6 +78,7 @@ def takes_the_next(m: Any, h: torch.Tensor) -> torch.Tensor:
 STATES: list[tuple[Callable[..., Any], str]] = [
     (counts, r"forward sets calls at .*test_policy\.py:\d+ .*register_buffer"),
     (logs, r"forward sets log\.\d+"),
+    (adds_to_a_new_list, r"forward sets log"),
     (notes, r"forward sets named\.rows"),
     (counts_in_its_file, "does something else at its next call"),
     (reads_the_step_before, r"reads what the step before has left in named\.h"),
@@ -107,7 +113,17 @@ def fills_a_table(m: Any, h: torch.Tensor) -> torch.Tensor:
     return h * m.kept
 
 
-@pytest.mark.parametrize("run", [writes_a_buffer, keeps_for_this_pass, fills_a_table], ids=lambda c: c.__name__)
+def makes_scratch_anew(m: Any, h: torch.Tensor) -> torch.Tensor:
+    m.named, m.log = {"h": h}, [h.shape[0], ["relu"]]
+    found = m.named["h"].relu() * m.log[0]
+    m.named = {}
+    return found
+
+
+SCRATCH = [writes_a_buffer, keeps_for_this_pass, fills_a_table, makes_scratch_anew]
+
+
+@pytest.mark.parametrize("run", SCRATCH, ids=lambda c: c.__name__)
 def test_buffers_scratch_and_tables_are_no_state(run: Any) -> None:
     graph = capture_module(Model(run), {"x": torch.zeros(4, 8)}, flat=True)
     said = any("keeps a computed tensor in kept" in note for note in graph.assumptions)

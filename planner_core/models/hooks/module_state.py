@@ -95,7 +95,22 @@ def computed_in(value: Any) -> list[torch.Tensor]:
 def _differs(before: Any, now: Any) -> bool:
     if isinstance(before, tuple) and isinstance(now, tuple) and before and isinstance(before[0], torch.Tensor):
         return before[0] is not now[0] or before[1] != now[1]
-    return before is not now and not (type(before) is type(now) and is_plain(now) and before == now)
+    return not _alike(before, now)
+
+
+def _alike(before: Any, now: Any) -> bool:
+    """Whether these say the same. A container that each pass makes anew, with the same in it, is scratch, and no state."""
+    if before is now:
+        return True
+    if type(before) is not type(now):
+        return False
+    if is_plain(now):
+        return bool(before == now)
+    if type(now) not in (list, dict, deque) or len(before) != len(now):
+        return False
+    if isinstance(now, dict):
+        return all(key in before and _alike(before[key], value) for key, value in now.items())
+    return all(map(_alike, before, now))
 
 
 def _state(value: Any) -> Any:
