@@ -7,7 +7,6 @@ from collections.abc import Callable
 from explorer.learn.learner import WITH_EXPERTS, Learner, instead
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
-from planner_core.models import fold_steps, weight_nodes
 from planner_core.ops import Kind, operator
 from planner_core.search.candidates import matrices
 
@@ -98,12 +97,6 @@ def sequence(learner: Learner, values: Values) -> dict[str, str]:
 def ways(learner: Learner, values: Values) -> dict[str, str]:
     """The usual plans side by side."""
     return {"compare": f"{DATA},{FSDP},{MEGATRON}"}
-
-
-def depth(learner: Learner, values: Values) -> dict[str, str]:
-    """Algorithm 1 at the deepest names."""
-    steps = fold_steps(weight_nodes(learner.graph))
-    return {"depth": str(steps[0].depth)} if steps else {}
 
 
 def experts(learner: Learner, values: Values) -> dict[str, str]:

@@ -89,8 +89,8 @@ def test_18_prices_are_those_of_the_command_price(way: str, layout: str) -> None
 def test_18_the_last_step_names_the_quickest_that_fits() -> None:
     last = LESSONS[17].scene(LLAMA, LESSONS[17].defaults()).steps[-1]
     plans = {
-        (name, m): l18_micro_batches.case(LLAMA, way, m).plan
-        for way, name in l18_micro_batches.WAYS.items()
+        (name, m): l18_micro_batches.case(LLAMA, str(way), m).plan
+        for way, name in LESSONS[17].controls[0].names.items()
         for m in (1, 2, 4, 8)
     }
     name, m = min((at for at in plans if plans[at].fits), key=lambda at: plans[at].cost.step_time_s)

@@ -30,7 +30,9 @@ def says(number: int, step: int, **values: int | str) -> str:
 def test_14_to_18_name_a_way_alike_and_state_their_tokens() -> None:
     ways = set(LESSONS[13].scene(LLAMA, LESSONS[13].defaults()).numbers)
     assert {"ZeRO-1_s", "HSDP_s", "FSDP_s"} <= ways and "data parallel_s" not in ways
-    assert l15_step.WAYS["data"] == "ZeRO-1" and "dp=16,zero=1" in str(l15_step.chosen(LLAMA, "data", 2048)[0].layout)
+    assert LESSONS[14].controls[0].name("data") == "ZeRO-1" and "dp=16,zero=1" in str(
+        l15_step.chosen(LLAMA, "data", 2048)[0].layout
+    )
     assert f"{units.whole(4096)} tokens per GPU" in says(15, 1, tokens=4096)
     assert all("Model and cluster are yours" in " ".join(LESSONS[n - 1].text) for n in range(14, 19))
     assert "data sheet gives 295" in says(14, 0)  # 989e12 / 3.35e12
@@ -161,9 +163,6 @@ def test_21_ends_with_the_planners_own_choice() -> None:
     assert own.cost.step_time_s == min(p.cost.step_time_s for p in found.plans if p.fits)
     last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
     assert f"**{recipe.layout(own)}**" in last.says and "context parallel" in recipe.layout(own)
-    assert recipe.layout(own).endswith(
-        "with embedding split on the FSDP axis, embedding and head split on the context axis"
-    )
     assert last.picture.count("own choice<") == 1
     assert own.cost.step_time_s <= min(
         seconds for _, seconds, fits, texts in l21_long.priced(LLAMA, 131072, 4).values() if fits and texts == 4

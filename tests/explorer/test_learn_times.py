@@ -304,7 +304,8 @@ def test_17_the_question_asks_for_the_highest_point() -> None:
         case = l17_memory_walk.case(LLAMA, values["recompute"], values["m"])
         found, turn, step = l17_memory_walk.moments(case)
         at = max(range(len(found)), key=lambda i: found[i].total)
-        right = LESSONS[16].question(LLAMA, values).options[LESSONS[16].question(LLAMA, values).answer]
-        assert right.lower() == l17_memory_walk.WHEN[l17_memory_walk.when(case)]
+        question = LESSONS[16].question(LLAMA, values)
+        assert question.answer == l17_memory_walk.when(case)
+        right = question.options[question.answer]
         assert (at < turn) == (right in ("On the way forward",)) or abs(at - turn) <= turn // 20
         assert (at >= step) == (right == "In the optimizer's step")

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
 from explorer.figures.svg_tensors import Drawing, at, column, row, table, text
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -103,4 +102,4 @@ def _group(group: FoldGroup) -> Drawing:
     )
 
 
-LESSON = read_lesson("23-folding", live, focus=links.depth)
+LESSON = read_lesson("23-folding", live)
