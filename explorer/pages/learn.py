@@ -24,8 +24,6 @@ from explorer.session import state
 from planner_core.core import PlannerError
 
 PAGE = "explorer/pages/{}.py"
-NOW = {"fold": "overview", "topology": "compare", "export": "overview", "answer": "overview"}
-# the pages that lessons name, where they have moved
 
 
 def go(number: int) -> None:
@@ -276,7 +274,7 @@ def way_on(lesson: Lesson) -> None:
             code_of_block(lesson)
     target, label = lesson.link
     st.page_link(
-        PAGE.format(NOW.get(target, target)),
+        PAGE.format(target),
         label=label,
         icon=":material/arrow_forward:",
         query_params=same_thing(lesson),

@@ -18,7 +18,7 @@ number = 1
 key = "small"
 title = "A small lesson"
 idea = "One idea."
-link = ["fold", "There"]
+link = ["overview", "There"]
 
 [[controls]]
 key = "n"
