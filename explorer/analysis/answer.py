@@ -16,8 +16,9 @@ OWN = "layout"
 """The method of a plan whose layout somebody stated."""
 COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 OUTSIDE = "outside"
-"""Seconds in which the GPU has no work. They are a line of a step, and the same in all plans, so they are no reason."""
-PARTS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
+"""Seconds in which the GPU has no work. They are a part of a step, and the same in all plans, so they are no reason."""
+REASONS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
+PARTS = (*REASONS, OUTSIDE)
 LESS = {
     COMPUTE: ("computes {} less", "computes {} longer"),
     AGAIN: ("recomputes {} less", "recomputes {} longer"),
@@ -124,17 +125,17 @@ def apportioned(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
 
 def causes(found: Shown, chosen: str, rival: str) -> str:
     """Why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
-    differences = {k: found.parts[rival][k] - found.parts[chosen][k] for k in PARTS}
+    differences = {k: found.parts[rival][k] - found.parts[chosen][k] for k in REASONS}
     most = max(map(abs, differences.values()))
     faster = sum(differences.values()) >= 0
     for_it = [
         k
-        for k in PARTS
+        for k in REASONS
         if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) == faster
     ]
     against = [
         k
-        for k in PARTS
+        for k in REASONS
         if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) != faster
     ]
     text = _and([_phrase(found, k, differences[k]) for k in sorted(for_it, key=lambda k: -abs(differences[k]))])

@@ -94,7 +94,8 @@ PART_WORDS = {
     answer.AGAIN: "The GPU computes again, in backward, what it did not keep",
     answer.WAITS: "The next operation needs data of other GPUs",
     answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
-    answer.OPTIMIZER: "Gradients are clipped and weights updated; with what every step takes",
+    answer.OPTIMIZER: "Gradients are clipped and weights updated",
+    answer.OUTSIDE: "The GPU has no work: loader, logging",
 }
 
 

@@ -70,7 +70,7 @@ def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_plans_on_it_and_gives_its_file(name: str) -> None:
     at = open_page("overview", model="gpt2-xl", layers="2", cluster=name)
     assert not at.exception and not at.error
-    assert "2 nodes × 4 A100" in words(at)
+    assert "2 nodes × 4 A100" in [b.proto.popover.label for b in at.get("popover")]
     assert at.selectbox(key="w_cluster").value == name
     assert any("This cluster as a file" in str(b.proto) for b in at.get("download_button"))
 

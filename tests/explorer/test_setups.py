@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from explorer.address import settings, setups
 from explorer.jobs import export as exporting
+from explorer.text import units
 from planner_core.cli.main import main
 from planner_core.core import RECOMPUTE, InputError, load_plan
 from planner_core.planning.methods import CP_TYPES, Layout
-from tests.pages.test_app import open_page, words
+from tests.pages.test_app import open_page
 from tests.pages.test_edits_stay import SCRIPT as SENTENCE
 from tests.pages.test_edits_stay import field, plan
 from tests.support.app_test import AppTest
+from tests.support.plans import planned
 
 TOML = b"""
 [parallelism]
@@ -74,12 +76,16 @@ def test_a_setup_that_cannot_be_is_told_in_place() -> None:
 
 
 def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
-    at = open_page(
-        "compare", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="fsdp=8,accumulate=2",
-        compare="best,our-current-setup",
-    )  # fmt: skip
+    """Its row has the step and the memory of a plan of two micro-batches of half the batch."""
+    address = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "batch": "64"}
+    at = open_page("compare", **address, setup="fsdp=8,accumulate=2", compare="best,our-current-setup")
     assert not at.exception
-    assert "**Our current setup**" in words(at)
+    (steps,) = (h.value for h in at.html if "class='steps'" in h.value)
+    row = next(r for r in steps.split("<tr") if "<th scope='row'>Our current setup<" in r)
+    here = settings.request(settings.read(address)[0])
+    asked = replace(here, layout="fsdp=8", accumulate=2, recompute=setups.PLAIN)
+    (cost,) = (p.cost for p in planned(asked).plans if p.method == "layout")
+    assert f"<b>{units.seconds(cost.step_time_s)}</b>" in row and units.memory(cost.memory_bytes["peak"]) in row
 
 
 @pytest.mark.parametrize(
@@ -130,20 +136,27 @@ def test_micro_batches_of_the_setup_share_the_batch_of_the_step() -> None:
 OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,zero=1,accumulate=2,recompute=full"}
 
 
-@pytest.mark.parametrize("page", ["fold", "plans", "topology", "export"])
-def test_every_page_can_show_the_setup(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = []
-    monkeypatch.setattr(exporting, "export", lambda plan, *_, near: made.append(plan) or exporting.ExportedFile("", ()))
+@pytest.mark.parametrize("page", ["overview", "plans", "compare"])
+def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
     at = open_page(page, **OWN, plan=setups.NAME)
     assert not at.exception and not at.warning
     assert at.session_state["values"]["plan"] == setups.NAME
-    assert "Our current setup" in " ".join([words(at), *(str(s.value) + str(s.options) for s in at.selectbox)])
-    if page == "topology":  # its messages stand beside those of the recommended plan
-        heads = [m.value for m in at.markdown if "sent per GPU" in m.value]
-        assert len(heads) == 2 and "Our current setup" in heads[0]
-    if page == "export":
-        assert [p.method for p in made] == ["layout"]
-        command = next(c.value for c in at.code if c.value.startswith("python -m planner_core plan"))
-        assert "--layout dp=8,zero=1" in command and "--pick 'our current setup'" in command
-        assert main([*shlex.split(command)[3:-1], str(tmp_path / "plan.json")]) == 0
-        assert load_plan(tmp_path / "plan.json").cost == made[0].cost
+    if page == "overview":
+        assert any(m.value.startswith("ZeRO\\-1 8 takes ") for m in at.markdown)
+    if page == "plans":
+        assert "### ZeRO\\-1 8" in [m.value for m in at.markdown]
+    if page == "compare":  # its messages stand beside those of the strongest rival
+        heads = [m.value for m in at.markdown if m.value.endswith("all 8 GPUs as one axis")]
+        assert len(heads) == 2 and heads[0].startswith("Our current setup")
+
+
+def test_the_setup_is_exported_and_its_command_makes_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = []
+    monkeypatch.setattr(exporting, "export", lambda plan, *_, near: made.append(plan) or exporting.ExportedFile("", ()))
+    at = open_page("overview", **OWN, plan=setups.NAME)
+    at.button(key="export").click().run()
+    assert not at.exception and [p.method for p in made] == ["layout"]
+    command = next(c.value for c in at.code if c.value.startswith("python -m planner_core plan"))
+    assert "--layout dp=8,zero=1" in command and "--pick 'our current setup'" in command
+    assert main([*shlex.split(command)[3:-1], str(tmp_path / "plan.json")]) == 0
+    assert load_plan(tmp_path / "plan.json").cost == made[0].cost

@@ -21,7 +21,7 @@ from planner_core.planning.pricing import model_flops, reserved_of, speed_of
 
 KEYS = {
     answer.COMPUTE: "compute", answer.AGAIN: "computed again", answer.WAITS: "waits for data", answer.WEIGHTS: "weight traffic that shows",
-    answer.OPTIMIZER: "optimizer",
+    answer.OPTIMIZER: "optimizer", answer.OUTSIDE: "the GPU has no work",
 }  # fmt: skip
 
 

@@ -234,18 +234,6 @@ def figure(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def ties(plans: Plans) -> None:
-    """Plans that the prediction's doubt does not tell from the fastest that fits."""
-    best, *near = choosing.ties(plans) or [""]
-    if near:
-        st.caption(
-            frame.text(
-                f"As fast as {words.title(plans[best])}, as far as the prediction can tell: "
-                f"{', '.join(words.title(plans[n]) for n in near)}. Choose among these by memory, or the simplest."
-            )
-        )
-
-
 # --- pins ------------------------------------------------------------------------------------------------
 
 
