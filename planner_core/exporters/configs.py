@@ -68,6 +68,11 @@ def hf_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     return _json({"tp_size": layout.size, "tp_plan": tp_plan}), remarks_of(layout, remarks, by_hand(plan)), layout
 
 
+def autotp_stage(plan: Plan) -> int:
+    """The ZeRO stage that a configuration with AutoTP states."""
+    return min(zero_stage(plan), AUTOTP_STAGE)
+
+
 def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     """DeepSpeed's AutoTP `partition_config`: column and row layers only; its ZeRO stages alone where the plan splits the batch only."""
     try:
@@ -95,7 +100,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     ]
     stage = zero_stage(plan)
     data = {
-        **_deepspeed_step(plan, min(stage, AUTOTP_STAGE)),
+        **_deepspeed_step(plan, autotp_stage(plan)),
         "tensor_parallel": {
             "autotp_size": layout.size,
             "partition_config": {"use_default_specs": False, "layer_specs": specs},

@@ -86,14 +86,17 @@ def on_cluster(plan: Plan) -> bool:
 
 
 def nearest(
-    plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False
+    plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False, stage: int | None = None
 ) -> tuple[Plan, Nearest] | None:
     """The best plan that the form can hold, and its price; None if the search finds none.
 
-    `each_column`: every column-sharded layer sums the gradient of its input by itself.
+    `each_column`: every column-sharded layer sums the gradient of its input by itself. `stage`: the ZeRO stage that the form tells its
+    program for the data axes; None: a trainer gathers weights at use there if the plan does (FSDP2), and keeps all states whole if not
+    (DDP), as `parallelize_module.remarks_of` says.
     """
     planner = _planner(plan)
-    found = as_told(planner, plan, layout, each_column, shards=shards_data(plan, layout), sequence=sequence)
+    stage = (3 if layout.shards > 1 else 0) if stage is None else stage
+    found = as_told(planner, plan, layout, each_column, stage=stage, sequence=sequence)
     if found is None:
         return None
     found = replace(found, name=f"{plan.name}, as this form holds it", method="export")

@@ -122,6 +122,13 @@ def _by_columns(plan: Plan, layout: TpLayout) -> PricedForm | None:
     return nearest(plan, layout, each_column=True)
 
 
+def _by_autotp(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.configs import autotp_stage
+    from planner_core.exporters.nearest import nearest
+
+    return nearest(plan, layout, each_column=True, stage=autotp_stage(plan))
+
+
 def _by_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import by_degrees
 
@@ -162,7 +169,7 @@ TARGETS: Mapping[str, Target] = {
         ),
         Target(
             "deepspeed", "DeepSpeed", ".json",
-            "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.", _deepspeed, _by_columns,
+            "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.", _deepspeed, _by_autotp,
             says_host=True,
         ),
         Target(

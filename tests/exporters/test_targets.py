@@ -16,6 +16,7 @@ import torch
 import planner_core as shardscope
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
+from planner_core.cost import zero_stage
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs import TITAN_LLAMAS
@@ -432,6 +433,22 @@ def test_what_the_form_does_is_priced(target: str, same: bool) -> None:
     assert there == made.nearest.plan_step_time_s
     assert here == pytest.approx(there) if same else here > 1.002 * there
     assert made.remarks[-1].startswith("in this form: ")
+
+
+def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:
+    """Megatron-LM's distributed optimizer is ZeRO-1: a trainer's DDP keeps all states whole, and DeepSpeed is told the stage."""
+    plan = planned("llama-3-8b")["Megatron-LM"]
+    assert zero_stage(plan) == 1
+    for target, stage in (("parallelize_module", 0), ("hf", 0), ("deepspeed", 1)):
+        text, remarks, layout = TARGETS[target].write(plan)
+        price = TARGETS[target].price
+        assert price is not None and layout is not None
+        found = price(plan, layout)
+        assert found is not None and zero_stage(found[0]) == stage, target
+        if target == "deepspeed":
+            assert json.loads(text)["zero_optimization"]["stage"] == stage
+        else:
+            assert any("data parallelism (DDP) over 2" in r for r in remarks)
 
 
 def test_every_column_sums_by_itself_in_the_price() -> None:

@@ -77,9 +77,9 @@ def _in_pairs(
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
             layout = layers_of(plan, planner.graph, form)
             ways = (False, True) if may_split_tokens(form, planner.graph) else (False,)
-            for shards in (False, True) if layout.data > 1 else (False,):
+            for stage in (0, 3) if layout.data > 1 else (0,):
                 told = partial(as_told, planner, plan, layout, form.each_column, alone=True)
-                found += filter(None, (told(shards=shards, sequence=sequence) for sequence in ways))
+                found += filter(None, (told(stage=stage, sequence=sequence) for sequence in ways))
     best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak(p)), default=None)
     if best is None:
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
@@ -91,12 +91,12 @@ def _in_pairs(
 
 
 def as_told(
-    planner: Planner, plan: Plan, layout: TpLayout, each_column: bool, *, shards: bool, sequence: bool, alone: bool = False
+    planner: Planner, plan: Plan, layout: TpLayout, each_column: bool, *, stage: int, sequence: bool, alone: bool = False
 ) -> Plan | None:  # fmt: skip
     """The best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments
     are those of `PairForm` and `form_rules`."""
-    rules = form_rules(planner.graph, plan.mesh, layout, shards=shards, sequence=sequence, alone=alone)
-    problem = planner.problem(plan.mesh, rules, zero=3 if shards else 0, usual=True)
+    rules = form_rules(planner.graph, plan.mesh, layout, stage=stage, sequence=sequence, alone=alone)
+    problem = planner.problem(plan.mesh, rules, zero=stage, usual=True)
     if problem.impossible:
         return None
     answer = planner.solve(problem, "time")

@@ -34,9 +34,8 @@ from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan
 from planner_core.planning.methods.restrictions import (
     PairTest,
     batch_split,
+    of_stage,
     sequence_split,
-    sharded,
-    summed,
     whole,
 )
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
@@ -140,11 +139,11 @@ def _runs_in_part(op: Op, row: Row) -> bool:
 
 
 def form_rules(
-    graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, shards: bool, sequence: bool, alone: bool = False
+    graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, stage: int, sequence: bool, alone: bool = False
 ) -> FormRules:  # fmt: skip
-    """The restriction on a mesh. `shards`: weights are sharded on the data axes. `alone`: a layer that is of no pair may also be whole,
+    """The restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
     or sharded along another dim."""
-    axes, data = range(len(mesh.axis_sizes)), sharded if shards else summed
+    axes, data = range(len(mesh.axis_sizes)), of_stage(stage)
     return FormRules(
         graph,
         tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),

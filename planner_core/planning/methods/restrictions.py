@@ -200,6 +200,13 @@ def sharded(v: Value, pair: AxisState) -> bool:
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
+def of_stage(stage: int) -> PairTest:
+    """The test of parameters on a data axis on which matrices have a ZeRO stage. In stages 1 to 3 small ones pass in every state."""
+    if stage in (0, 3):
+        return sharded if stage else summed
+    return lambda v, pair: pair[3] == stage or not is_matrix(v)
+
+
 def dealt_out(v: Value, pair: AxisState) -> bool:
     """The weight of experts: each rank has some of the experts, and uses them where they are."""
     return bool(pair[0] == Shard(0) and pair[3] == FREE)
