@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.text import words
+from explorer.analysis.answer import step_parts
+from explorer.analysis.shortlist import shortlist
+from explorer.components.overview import table
+from explorer.session.state import plan_ids
+from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost import simulated
 from planner_core.planning import choose_mesh
@@ -18,7 +22,7 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from tests.support.plans import planned
 
-ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=1024, zero=3)
+ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=672, zero=3)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def quiet(_: str) -> None:
 
 
 def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
-    """TAP's case under mixed precision: mesh 2x8 is faster by 1 %, and the simulation says the opposite."""
+    """TAP’s model at a batch where mesh 2x8 is faster by 1 %, and the simulation says the opposite."""
     first, second = result.plans[:2]
     assert leads(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
     assert second.name == FASTEST and second.optimal and len(second.mesh.axis_sizes) == 2
@@ -69,7 +73,20 @@ def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
 
 
 def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
+    """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
     assert [words.title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
+    plans = plan_ids(result.plans)
+    (run, fastest), found = list(plans)[:2], choice(result)
+    listed = shortlist(plans, found, "")
+    gain = units.percent(plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1)
+    assert [(one.name, one.what) for one in listed[:2]] == [
+        (run, "recommended"),
+        (fastest, f"the exact optimum; {gain} faster is less than the doubt"),
+    ]
+    parts = {one.name: step_parts(plans[one.name], result.graph, result.coarse) for one in listed}
+    told = table.sentence(plans, listed, fastest, parts)
+    assert f"less than {recipe.short(plans[run])}: it " in told
+    assert told.endswith(" The prediction cannot tell the two apart.")
 
 
 def test_it_does_not_lead_where_the_simulation_disagrees(
