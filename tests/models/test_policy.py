@@ -128,3 +128,29 @@ def test_buffers_scratch_and_tables_are_no_state(run: Any) -> None:
     graph = capture_module(Model(run), {"x": torch.zeros(4, 8)}, flat=True)
     said = any("keeps a computed tensor in kept" in note for note in graph.assumptions)
     assert graph.top.ops and said == (run is keeps_for_this_pass)
+
+
+class Patches(nn.Module):
+    """Guesses the patches that `hidden` [samples, patches] hides from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        seen = self.lin(x[~hidden].reshape(len(x), -1, 8))
+        return (self.lin(x)[hidden, :].view(len(x), -1, 8) - seen.mean(1, keepdim=True)).square().mean()
+
+
+def test_a_mask_that_picks_as_many_of_each_sample_is_planned() -> None:
+    hidden = torch.tensor([[True, False, True, False], [False, True, True, False]])
+    graph = capture_module(Patches(), {"x": torch.zeros(2, 4, 8), "hidden": hidden})
+    assert any("picks 2 of 4 elements of each sample" in note for note in graph.assumptions)
+    picks = [op for op in graph.top.ops if op.fn == "take_along_dim"]
+    assert [graph.top.values[op.outputs[0]].meta.shape for op in picks] == [(2, 2, 8)]
+
+
+def test_a_mask_that_picks_more_of_one_sample_is_refused() -> None:
+    hidden = torch.tensor([[True, False, True, False], [True, True, True, False]])
+    with pytest.raises(CaptureError, match="picks as many elements as the values of its inputs say"):
+        capture_module(Patches(), {"x": torch.zeros(2, 4, 8), "hidden": hidden})

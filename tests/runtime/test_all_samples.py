@@ -56,6 +56,11 @@ class Mixed(nn.Module):
     def _inner(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
         return F.cross_entropy(torch.stack([scores, 2 * scores]).flatten(0, 1), torch.stack([y, 7 - y]).flatten())
 
+    def _patches(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Tensor:
+        hidden = torch.arange(4) != (y % 4)[:, None]  # all but one of each sample, another one in each batch
+        wanted = x.view(len(x), 4, 4)[hidden].reshape(len(x), -1, 4)
+        return F.mse_loss(scores.view(len(x), 4, 2)[hidden].reshape(len(x), -1, 2), wanted[..., :2])
+
     def _unchanged(self, scores: Tensor, x: Tensor, y: Tensor, partner: Tensor) -> Any:
         return F.cross_entropy(scores, y), x, [y]
 
@@ -69,6 +74,7 @@ HOW = (
     "halves",
     "partner",
     "inner",
+    "patches",
     "unchanged",
 )
 

@@ -137,8 +137,15 @@ def _kept(name: str) -> tuple[str, ...]:
     )
 
 
-def _picked(lines: Sequence[str]) -> tuple[str, ...]:
-    return (f"a mask picks all elements{lines[0]}: another mask is refused when it runs",) if lines else ()
+def _picked(lines: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each number of elements that masks of the inputs pick, with the first line that does."""
+    first: dict[str, str] = {}
+    for line, number in lines.items():
+        first.setdefault(number, line)
+    return tuple(
+        f"a mask picks {number}{line}: a mask that picks another number is refused, or recorded anew, when it runs"
+        for number, line in first.items()
+    )
 
 
 def to_meta(module: nn.Module) -> None:

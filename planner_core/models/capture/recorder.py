@@ -38,6 +38,7 @@ from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.callsites import buffers_of, weights_of
 from planner_core.models.hooks.chance import host_state
 from planner_core.models.hooks.input_values import InputValues, spelled
+from planner_core.models.hooks.row_masks import picked_from_rows
 
 
 class Recorder(TorchFunctionMode):
@@ -51,7 +52,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.originals, self.left = originals or {}, left or {}
         self.inputs = InputValues()
-        self.picked: list[str] = []  # where a mask of the inputs picks all elements
+        self.picked: dict[str, str] = {}  # where a mask of the inputs picks elements, and how many
         self.transcript: list[Any] = []  # calls and their literal arguments, to compare one pass with another
         self.used: set[int] = set()  # memory of constants that operators have read
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
@@ -71,7 +72,7 @@ class Recorder(TorchFunctionMode):
         self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
         self.finite = TakenFinite(
-            lambda t: id(t) in self.tracked, self._asked,
+            lambda t: id(t) in self.tracked, self._anew,
             lambda: self.taken_finite.append(refusals.line()),
         )  # fmt: skip
         self.model = model
@@ -165,14 +166,23 @@ class Recorder(TorchFunctionMode):
         if fn is None:
             return func(*args, **kwargs)
         refusals.check_arguments(self.scopes.frame.scope, fn, args, kwargs)
-        if refusals.check_values(self.scopes.frame.scope, self.inputs, self._asked, fn, args, kwargs):
-            self.picked.append(refusals.line())
+        if fn == "getitem" and (masks := self.inputs.masks(fn, args)):
+            made, number = picked_from_rows(self._anew, self._answer, args[0], args[1], masks)
+            if number:
+                self.picked[refusals.line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
+                return made
+        if refusals.check_values(self.scopes.frame.scope, self.inputs, self._anew, self._answer, fn, args, kwargs):
+            self.picked[refusals.line()] = "all elements"
         self.transcript.append((fn, spelled(args), spelled(kwargs)))
         run = self._record if tracked else self._constant
         return run(fn, func, args, kwargs, operands)
 
-    def _asked(self, func: Callable[..., Any], operand: torch.Tensor) -> Any:
-        return self.__torch_function__(func, (), (operand,))
+    def _anew(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call that takes the place of one of the model's code."""
+        return self.__torch_function__(func, (), args, kwargs)
+
+    def _answer(self, asked: torch.Tensor) -> bool:
+        return bool(self._anew(torch.Tensor.__bool__, asked))
 
     def _known(self, tensor: torch.Tensor) -> bool:
         """Whether it has values, and no input says them."""

@@ -50,13 +50,20 @@ def repeated(args: Any, held: Sequence[bool], times: int = 2) -> Any:
     return changed(args, held, more)
 
 
-def batch_dims(own: Tape, every: Tape, parts: int) -> tuple[dict[int, int], list[int | None]]:
-    """The tensor of `every` for each tensor of `own`, and the dim of each that holds samples, alone or merged with other dims; None if none
-    does. `every` has `parts` times as many samples. Raises MixesSamples."""
+def batch_dims(own: Tape, every: Tape, parts: int) -> tuple[dict[int, int], list[int | None], str]:
+    """The tensor of `every` for each tensor of `own`; the dim of each that holds samples, alone or merged with other dims, None if none
+    does; and what is wrong with one that holds them otherwise (similarities of all pairs), empty if none does. `every` has `parts`
+    times as many samples. Raises MixesSamples if operations differ."""
     pairs = _pairs(own, every)
     if pairs is None:
         raise MixesSamples("it does other operations on other numbers of samples")
-    return pairs, [_grown(t.shape, every.tensors[pairs[i]].shape, parts) for i, t in enumerate(own.tensors)]
+    dims: list[int | None] = []
+    mixed = ""
+    for number, tensor in enumerate(own.tensors):
+        dim, wrong = _grown(tensor.shape, every.tensors[pairs[number]].shape, parts)
+        dims.append(dim)
+        mixed = mixed or wrong
+    return pairs, dims, mixed
 
 
 def _pairs(own: Tape, every: Tape) -> dict[int, int] | None:
@@ -93,11 +100,12 @@ def _same(a: TapeCall, b: TapeCall) -> bool:
     return (a.kind, a.fn, a.site, a.scope, a.line) == (b.kind, b.fn, b.site, b.scope, b.line)
 
 
-def _grown(own: tuple[int, ...], every: tuple[int, ...], parts: int) -> int | None:
+def _grown(own: tuple[int, ...], every: tuple[int, ...], parts: int) -> tuple[int | None, str]:
+    """The dim that is `parts` times as long in `every`, and what is wrong if something else is longer."""
     grown = [d for d, (a, b) in enumerate(zip(own, every, strict=False)) if a != b]
     if len(own) != len(every) or len(grown) > 1 or any(every[d] != parts * own[d] for d in grown):
-        raise MixesSamples(f"a tensor of shape {own} becomes one of {every} with {parts} times as many samples")
-    return grown[0] if grown else None
+        return None, f"a tensor of shape {own} becomes one of {every} with {parts} times as many samples"
+    return (grown[0] if grown else None), ""
 
 
 def plain_results(tape: Tape) -> list[Any]:

@@ -52,7 +52,14 @@ from planner_core.runtime.record.batch import (
 from planner_core.runtime.record.by_rules import check_by_rules
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.tape import INPUT
-from planner_core.runtime.write.planned_tape import PlannedTape, asked_of_all, indices, places, read_by_owner
+from planner_core.runtime.write.planned_tape import (
+    PlannedTape,
+    asked_of_all,
+    indices,
+    places,
+    read_by_operators,
+    read_by_owner,
+)
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 
@@ -66,6 +73,7 @@ class Bring(Enum):
     AS_IT_IS = "it holds no samples"
     GATHERED = "the parts of all callers are gathered"
     GATHERED_INDICES = "the same, in 32 bits: the numbers are places in a table"
+    OWN = "each rank takes its own samples, which are all that it reads"
     PLACED = "it is put at its place in a batch of zeros, of which a rank reads its own samples alone"
 
 
@@ -132,6 +140,9 @@ class PlannedForward:
                 return made
             tape = every or self._record(*changed((args, kwargs), held, gathered))
             layout = self._planned(tape, [dims.get(n) for n in range(len(tape.tensors))], ())
+            if not whole:
+                layout.callers_axes = self.data_axes
+                layout.owned = frozenset(read_by_owner(layout, self.data_axes) & read_by_operators(layout))
             self._check(layout, tape)
             return Prepared(
                 self._written(layout), layout, whole=True, brought=() if whole else self._brought(layout, held)
@@ -141,6 +152,7 @@ class PlannedForward:
         refs = pytree.tree_leaves(layout.tape.arguments)
         found = dict.fromkeys(indices(layout), Bring.GATHERED_INDICES)
         found.update(dict.fromkeys(read_by_owner(layout, self.data_axes), Bring.PLACED))
+        found.update(dict.fromkeys(layout.owned, Bring.OWN))
         return [
             found.get(getattr(ref, "number", -1), Bring.GATHERED) if has else Bring.AS_IT_IS
             for ref, has in zip(refs, held, strict=True)
@@ -163,8 +175,10 @@ class PlannedForward:
             with _of_other_samples():
                 tape = self._record(*(changed(call, held, self._part_along(axes)) if whole else call))
                 every = every or self._record(*repeated(call, held, parts))
-            pairs, found = batch_dims(tape, every, parts)
+            pairs, found, mixed = batch_dims(tape, every, parts)
             dims.update({pairs[n]: dim for n, dim in enumerate(found)})
+            if mixed:
+                raise MixesSamples(mixed)
             layout = self._planned(tape, found, axes)
             if layout.data_axes == axes:
                 return self._checked(layout, every, whole)

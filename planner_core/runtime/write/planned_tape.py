@@ -48,6 +48,9 @@ class PlannedTape:
     parameters: dict[int, str] = field(default_factory=dict)
     data_axes: tuple[int, ...] = ()
     """At first the axes along which ranks may hold different samples; then those along which they do."""
+    owned: frozenset[int] = frozenset()
+    """The inputs that a program of all samples takes as callers bring them: each rank its own samples, along `callers_axes`."""
+    callers_axes: tuple[int, ...] = ()
     batches: list[tuple[Shard, Placements]] = field(default_factory=list)
     """For each constant of the batch that an operator reads: the cut of its samples, and its placements there."""
 
@@ -201,9 +204,10 @@ class PlannedTape:
     def slices(self, number: int, placements: Placements) -> list[tuple[int, int]]:
         """The cuts (axis, dim) of a constant to this rank's part. Along data axes the samples are this rank's already."""
         dim = self.samples[number]
+        parted = self.callers_axes if number in self.owned else self.data_axes
         return [
             (a, p.dim) for a, p in enumerate(placements)
-            if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in self.data_axes)
+            if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in parted)
         ]  # fmt: skip
 
     def _inner(self) -> set[int]:
@@ -303,6 +307,12 @@ def read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
                 read |= given
         made_of.update((n, made_of.get(n, set()) | given) for n in call.outputs if given)
     return inputs - read
+
+
+def read_by_operators(planned: PlannedTape) -> set[int]:
+    """The inputs that operators alone read, of which no constant is made, and which the code does not ask."""
+    others = {n for c in planned.tape.calls if c.kind != "op" or is_inplace(c.fn) for n in c.inputs}
+    return inputs_with_samples(planned) - others
 
 
 def indices(planned: PlannedTape) -> set[int]:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import CaptureError, NeedsValues, Value
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
 from planner_core.models.hooks.input_values import InputValues
+from planner_core.models.hooks.row_masks import all_equal
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -327,19 +328,19 @@ def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) ->
 
 
 def check_values(
-    scope: str, inputs: InputValues, asked: Callable[[Callable[..., Any], torch.Tensor], Any], fn: str, args: tuple[Any, ...],
+    scope: str, inputs: InputValues, call: Callable[..., Any], answer: Callable[[torch.Tensor], bool], fn: str, args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> bool:  # fmt: skip
-    """Refuse a size that the values of inputs say. Whether a mask of theirs picks elements, all of them: `asked` makes the calls that ask,
-    so that a run asks them, too."""
+    """Refuse a size that the values of inputs say. Whether a mask of theirs picks elements, all of them: `call` and `answer` make the calls
+    that ask, so that a run asks them, too."""
     masks = inputs.masks(fn, args)
     for mask in masks:
-        if not asked(torch.Tensor.__bool__, asked(torch.Tensor.all, mask)):
+        if not answer(call(torch.Tensor.all, mask)):
             raise refuse(
                 scope, "picks as many elements as the values of its inputs say",
                 "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
             )  # fmt: skip
-    if inputs.count(fn, args, kwargs):
+    if inputs.count(fn, args, kwargs) and not all_equal(call, answer, fn, args, kwargs):
         raise refuse(
             scope, f"makes a tensor whose size the values of its inputs say ({fn})",
             "give the number as an argument (num_classes=, minlength=), or compute it without that call",
