@@ -105,7 +105,7 @@ def _forward_pass(
     told = (
         *_opened(recorder.scopes.wrappers, (top, *blocks.values())),
         *_finite(recorder.taken_finite),
-        *_picked(recorder.picked),
+        *_picked(recorder.sizes.picked),
     )
 
     def computed(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from planner_core.core import Attr, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
 from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import Running, explain
+from planner_core.models.capture.checks.input_sizes import InputSizes
 from planner_core.models.capture.checks.writes import KEPT, RunningStatistics, Undo, Writes, memory
 from planner_core.models.capture.constants import (
     LIMIT,
@@ -38,7 +39,6 @@ from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.callsites import buffers_of, weights_of
 from planner_core.models.hooks.chance import host_state
 from planner_core.models.hooks.input_values import InputValues, spelled
-from planner_core.models.hooks.row_masks import picked_from_rows
 
 
 class Recorder(TorchFunctionMode):
@@ -52,7 +52,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.originals, self.left = originals or {}, left or {}
         self.inputs = InputValues()
-        self.picked: dict[str, str] = {}  # where a mask of the inputs picks elements, and how many
+        self.sizes = InputSizes(self.inputs, self._anew)
         self.transcript: list[Any] = []  # calls and their literal arguments, to compare one pass with another
         self.used: set[int] = set()  # memory of constants that operators have read
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
@@ -72,8 +72,7 @@ class Recorder(TorchFunctionMode):
         self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
         self.finite = TakenFinite(
-            lambda t: id(t) in self.tracked, self._anew,
-            lambda: self.taken_finite.append(refusals.line()),
+            lambda t: id(t) in self.tracked, self._anew, lambda: self.taken_finite.append(refusals.line()),
         )  # fmt: skip
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
@@ -100,9 +99,8 @@ class Recorder(TorchFunctionMode):
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         root = self.roots.get(key, -1)
         if root < 0 and tensor.layout == torch.strided:
-            self.stores.append(
-                tensor.untyped_storage()
-            )  # a module that converts its weights frees the old ones, and their addresses may be used again
+            # a module that converts its weights frees the old ones, and their addresses may be used again
+            self.stores.append(tensor.untyped_storage())
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
         self.roots.setdefault(key, vid)
         self.ids[id(tensor)] = vid
@@ -166,13 +164,8 @@ class Recorder(TorchFunctionMode):
         if fn is None:
             return func(*args, **kwargs)
         refusals.check_arguments(self.scopes.frame.scope, fn, args, kwargs)
-        if fn == "getitem" and (masks := self.inputs.masks(fn, args)):
-            made, number = picked_from_rows(self._anew, self._answer, args[0], args[1], masks)
-            if number:
-                self.picked[refusals.line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
-                return made
-        if refusals.check_values(self.scopes.frame.scope, self.inputs, self._anew, self._answer, fn, args, kwargs):
-            self.picked[refusals.line()] = "all elements"
+        if (made := self.sizes.checked(self.scopes.frame.scope, fn, args, kwargs)) is not NotImplemented:
+            return made
         self.transcript.append((fn, spelled(args), spelled(kwargs)))
         run = self._record if tracked else self._constant
         return run(fn, func, args, kwargs, operands)
@@ -180,9 +173,6 @@ class Recorder(TorchFunctionMode):
     def _anew(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call that takes the place of one of the model's code."""
         return self.__torch_function__(func, (), args, kwargs)
-
-    def _answer(self, asked: torch.Tensor) -> bool:
-        return bool(self._anew(torch.Tensor.__bool__, asked))
 
     def _known(self, tensor: torch.Tensor) -> bool:
         """Whether it has values, and no input says them."""

@@ -19,8 +19,6 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Value
 from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
-from planner_core.models.hooks.input_values import InputValues
-from planner_core.models.hooks.row_masks import all_equal
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -325,27 +323,6 @@ def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) ->
         short = buffer.rpartition(".")[2]
         help_ = f"detach it, and write into the buffer itself, not a view of it: self.{short}.copy_(new.detach())"
     return refuse(scope, f"writes a tensor with a gradient into {what}", help_)
-
-
-def check_values(
-    scope: str, inputs: InputValues, call: Callable[..., Any], answer: Callable[[torch.Tensor], bool], fn: str, args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> bool:  # fmt: skip
-    """Refuse a size that the values of inputs say. Whether a mask of theirs picks elements, all of them: `call` and `answer` make the calls
-    that ask, so that a run asks them, too."""
-    masks = inputs.masks(fn, args)
-    for mask in masks:
-        if not answer(call(torch.Tensor.all, mask)):
-            raise refuse(
-                scope, "picks as many elements as the values of its inputs say",
-                "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
-            )  # fmt: skip
-    if inputs.count(fn, args, kwargs) and not all_equal(call, answer, fn, args, kwargs):
-        raise refuse(
-            scope, f"makes a tensor whose size the values of its inputs say ({fn})",
-            "give the number as an argument (num_classes=, minlength=), or compute it without that call",
-        )  # fmt: skip
-    return bool(masks)
 
 
 def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None:

@@ -1,0 +1,46 @@
+"""Sizes that the values of a model's inputs say: those that are the same for all batches of a kind are planned, all others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from planner_core.models.capture.checks.refusals import line, refuse
+from planner_core.models.hooks.input_values import InputValues
+from planner_core.models.hooks.row_masks import all_equal, picked_from_rows
+
+
+class InputSizes:
+    """Looks at calls whose results have sizes that the inputs say. `call` makes a call that takes the place of one of the model's code,
+    or asks, so that a run asks, too. `picked`: the lines at which a mask picks elements, and how many."""
+
+    def __init__(self, inputs: InputValues, call: Callable[..., Any]) -> None:
+        self.inputs, self.call = inputs, call
+        self.picked: dict[str, str] = {}
+
+    def checked(self, scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a call that was made in another form; NotImplemented if the call can be made as it is. Raises CaptureError."""
+        masks = self.inputs.masks(fn, args)
+        if masks and fn == "getitem":
+            made, number = picked_from_rows(self.call, self._answer, args[0], args[1], masks)
+            if number:
+                self.picked[line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
+                return made
+        for mask in masks:
+            if not self._answer(self.call(torch.Tensor.all, mask)):
+                raise refuse(
+                    scope, "picks as many elements as the values of its inputs say",
+                    "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
+                )  # fmt: skip
+            self.picked[line()] = "all elements"
+        if self.inputs.count(fn, args, kwargs) and not all_equal(self.call, self._answer, fn, args, kwargs):
+            raise refuse(
+                scope, f"makes a tensor whose size the values of its inputs say ({fn})",
+                "give the number as an argument (num_classes=, minlength=), or compute it without that call",
+            )  # fmt: skip
+        return NotImplemented
+
+    def _answer(self, asked: torch.Tensor) -> bool:
+        return bool(self.call(torch.Tensor.__bool__, asked))
