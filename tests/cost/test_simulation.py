@@ -106,10 +106,10 @@ def test_a_gather_that_reads_a_working_copy_waits_for_it() -> None:
 
 
 CASES = {
-    "llama": Request("llama-3-8b", layers=4),
+    "llama": Request("llama-3-8b", layers=8),
     "bert": Request("bert-large"),
     "accumulating": Request("llama-3-8b", layers=4, batch=256, accumulate=4, recompute="full"),
-    "t5": Request("t5-large", cluster="1x8-h100", layers=2),
+    "t5": Request("t5-large", cluster="1x8-h100", layers=12),
 }
 
 

@@ -42,9 +42,11 @@ TOKENS = 131072
 
 
 @cache
-def long(mesh: str, recompute: str = "none", model: str = "llama-3-8b") -> Result:
+def long(mesh: str, recompute: str = "none", model: str = "llama-3-8b", attention: str | None = None) -> Result:
     """The plan of one sequence of 131 072 tokens on 16 GPUs."""
-    asked = Request(model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute, precision="pure")
+    asked = Request(
+        model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute, precision="pure", attention=attention
+    )  # fmt: skip
     return planned(asked)
 
 
@@ -57,7 +59,9 @@ def attention_of(found: Result) -> list[Any]:
 
 def floor_s(found: Result) -> float:
     """Seconds of a step if the kernels of every product and attention, at the rates of one GPU, were dealt out over 16 evenly."""
-    model = cost_model(load_cluster("2x8-h100"), DeviceMesh(("world",), (16,)), Workload(1, TOKENS))
+    model = cost_model(
+        load_cluster("2x8-h100"), DeviceMesh(("world",), (16,)), Workload(1, TOKENS, attention=found.request.attention)
+    )
     total = 0.0
     for block in (found.graph.top, *found.graph.blocks.values()):
         for op in filter(has_kernels, block.ops):
@@ -69,13 +73,17 @@ def floor_s(found: Result) -> float:
 # --- the choice --------------------------------------------------------------------------------------------
 
 
-def test_the_sequence_is_split_beside_the_heads() -> None:
-    """Eight key-value heads inside the nodes, and a ring over the two nodes: within a quarter of the floor."""
-    found = long("2x8")
+@pytest.mark.parametrize(("attention", "most"), [("flash2", 1.25), (None, 1.30)])
+def test_the_sequence_is_split_beside_the_heads(attention: str | None, most: float) -> None:
+    """Eight key-value heads inside the nodes, and a ring over the two nodes: within a quarter of the floor by FlashAttention-2. By
+    PyTorch's own choice, cuDNN, the floor is 0.7 of that, and what is sent takes as long as before: within 30 %."""
+    found = long("2x8", attention=attention)
     assert attention_of(found) == [(Shard(2), Shard(1))] * 4
     plan = found.plans[0]
     assert plan.optimal and plan.fits
-    assert floor_s(found) <= plan.cost.compute_time_s <= plan.cost.step_time_s <= 1.25 * floor_s(found)
+    assert floor_s(found) <= plan.cost.compute_time_s <= plan.cost.step_time_s <= most * floor_s(found)
+    assert plan.cost.compute_time_s <= 1.17 * floor_s(found)
+    assert plan.cost.exposed_comm_time_s == pytest.approx(long("2x8").plans[0].cost.exposed_comm_time_s, rel=1e-6)
 
 
 def test_more_gpus_than_heads_split_the_sequence_alone() -> None:
