@@ -36,14 +36,6 @@ export default function (component) {
 }
 
 /**
- * The scope in which a node stands: what is before the last colon of its id.
- * @param {string} id
- */
-function homeOf(id) {
-  return id.slice(0, Math.max(0, id.lastIndexOf(":")));
-}
-
-/**
  * The element around an event's target that fits a selector.
  * @param {EventTarget | null} target
  * @param {string} selector

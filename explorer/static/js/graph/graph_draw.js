@@ -199,8 +199,7 @@ export class Drawing {
    */
   stack(g, n, x, y, w, h) {
     const deep = (n.copies ?? 1) > 1 ? [10, 5] : [];
-    for (const d of deep)
-      make("rect", { class: "behind", x: x - w / 2 + d, y: y - d, width: w, height: h, rx: 10 }, g);
+    for (const d of deep) make("rect", { class: "behind", x: x - w / 2 + d, y: y - d, width: w, height: h, rx: 10 }, g);
     return make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
   }
 
@@ -254,17 +253,32 @@ export class Drawing {
         ? this.stack(g, n, x, top, n.w, n.h)
         : make("rect", { class: "body", x: x - n.w / 2, y: top, width: n.w, height: n.h, rx: round }, g);
     this.tint(n, body, g);
-    const stripe = this.show === "split" ? this.data.overlay.split[n.id] : undefined;
-    const second = stripe ? "" : this.second(n);
-    const line = n.kind === "block" ? top + 24 : stripe ? top + 14 : second ? y - 2 : y + 4.5;
-    make("text", { class: "name", x, y: line }, g, n.name);
-    if (stripe) this.stripe(g, stripe, x, top + (n.kind === "block" ? 32 : 19), n.w);
-    else if (second) make("text", { class: "sub", x, y: line + 14 }, g, second);
+    this.words(g, n, x, y);
     if (n.kind === "block") {
       this.toggle(g, n, x - n.w / 2 + 17, top + 17, "+");
       this.times(g, n, x + n.w / 2, top);
     }
     this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
+  }
+
+  /**
+   * The name of a node, and below it how its weight is split, or a second line.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} x
+   * @param {number} y
+   */
+  words(g, n, x, y) {
+    const top = y - n.h / 2;
+    const block = n.kind === "block";
+    const stripe = this.show === "split" ? this.data.overlay.split[n.id] : undefined;
+    const second = stripe ? "" : this.second(n);
+    let line = second ? y - 2 : y + 4.5;
+    if (stripe) line = top + 14;
+    if (block) line = top + 24;
+    make("text", { class: "name", x, y: line }, g, n.name);
+    if (stripe) this.stripe(g, stripe, x, top + (block ? 32 : 19), n.w);
+    else if (second) make("text", { class: "sub", x, y: line + 14 }, g, second);
   }
 
   /**
