@@ -185,10 +185,15 @@ def slug(value: object) -> str:
     return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
 
 
-def how_sure(label: str = "How sure are these times?", **changes: object) -> None:
-    """A link to the published runs, predicted against measured, with `changes` of the settings."""
-    query = settings.write({**state.values(), **changes})
-    st.page_link("explorer/pages/measured.py", label=label, query_params=query, icon=":material/query_stats:")
+def how_sure(of_kind: tuple[str, ...]) -> None:
+    """A link to the published runs of these kinds, predicted against measured; of all kinds where none is given."""
+    query = settings.write({**state.values(), "of_kind": of_kind})
+    st.page_link(
+        "explorer/pages/measured.py",
+        label="How sure are these times?",
+        query_params=query,
+        icon=":material/query_stats:",
+    )
 
 
 def option(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from explorer.session import state, stated
 from explorer.text import glossary, words
 from planner_core.core import Plan
 from planner_core.planning import Result
+from planner_core.planning.pricing import band_of
 
 
 def chosen_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
@@ -59,7 +60,8 @@ def page() -> None:
     opened.elsewhere(current, homes)
     comparing.restrictions(result)
     report.download(current, homes)
-    frame.how_sure()
+    bands = [band_of(p, homes[n].cluster) for n, p in current.items()]
+    frame.how_sure(of_kind=tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
 
 
 page()

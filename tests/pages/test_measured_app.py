@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -87,13 +87,21 @@ def test_every_point_has_its_numbers_and_its_source(out: str) -> None:
     assert all(r.reference for r in runs)
 
 
-def test_the_answer_leads_to_the_runs_of_its_kind() -> None:
-    at = open_page("answer", model="gpt2-xl", cluster="1x8-h100", layers="2")
+@pytest.mark.parametrize(
+    ("shown", "kinds"),
+    [
+        ("fsdp,data-parallel", ["fsdp-one-node", "data-parallel-or-zero-1-to-64-ranks"]),
+        ("our-current-setup,fsdp", ["fsdp-one-node"]),  # none was published of the setup's kind
+    ],
+)
+def test_compared_plans_lead_to_the_runs_of_their_kinds(shown: str, kinds: list[str]) -> None:
+    at = open_page(
+        "compare", model="llama-3-8b", cluster="1x8-h100", layers="2", compare=shown, setup="fsdp=4,cp=2,accumulate=1"
+    )
     assert not at.exception
-    link = at.get("page_link")[0].proto
-    assert link.page.endswith("measured") and re.search(r"of_kind=([a-z0-9-]+)", link.query_string)
-    kind = re.search(r"of_kind=([a-z0-9-]+)", link.query_string)
-    assert kind is not None and kind[1] in {slug(r.kind) for r in published_runs()} | {"tensor-parallel-over-nodes"}
+    (link,) = (e.proto for e in at.get("page_link") if e.proto.page.endswith("measured"))
+    assert parse_qs(link.query_string)["of_kind"] == [",".join(kinds)]
+    assert set(kinds) <= {slug(r.kind) for r in published_runs()}
 
 
 def test_the_page_needs_neither_torch_nor_transformers() -> None:
