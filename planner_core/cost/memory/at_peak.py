@@ -108,6 +108,15 @@ class _Tensors:
         """Add what else is held at the highest moment."""
         peak, top = self.walk.peak, self.made[""]
         updates = peak not in (*self.walk.forward, *self.walk.backward)
+        if not updates:
+            self.add(
+                "activations",
+                "inputs, gathered for operators that take all samples",
+                "",
+                None,
+                None,
+                self.walk.state.inputs,
+            )
         for label, w in self.weights() if updates or self.sums else ():
             self.weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
         if peak in self.walk.forward:

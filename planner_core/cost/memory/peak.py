@@ -6,8 +6,8 @@ Four parts are counted:
 - what is in flight: an operator's operands and results, and gradients on their way;
 - what a run holds for its overlap: weights that come ahead of their use, and gradients that leave in buckets (`overlap`).
 
-The peak is the highest moment of the walk. Not counted are the input batch, the allocator's fragmentation, and the workspaces of
-kernels and of NCCL.
+The peak is the highest moment of the walk. Not counted are a rank's own samples of the input batch, the allocator's fragmentation,
+and the workspaces of kernels and of NCCL.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def through(
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         backward = (replace(moment, grads=state.grads) for moment in backward)
+    if state.inputs:
+        forward, backward = ((moment + Moment(state.inputs) for moment in moments) for moments in (forward, backward))
     return Walk(
         state, made, of(forward), of(backward), Moment(0, state.reduced, at_work(model.workload) * state.largest_param)
     )

@@ -7,7 +7,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Graph, Placements, R, Shard, largest_part
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Graph,
+    Placements,
+    R,
+    Shard,
+    Value,
+    data_axes_of,
+    largest_part,
+)
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
@@ -41,13 +52,14 @@ class WeightForms:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """Bytes of all weights on one GPU: stored and working copies (`params`, with the buffers), gradients before and after they are reduced,
-    moments; and the bytes of the largest stored weight that is trained."""
+    moments; the bytes of the largest stored weight that is trained; and `inputs`, those that are gathered."""
 
     params: int
     grads: int
     reduced: int
     moments: int
     largest_param: int
+    inputs: int = 0
 
 
 def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
@@ -62,7 +74,30 @@ def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
             moments += w.moments.num_bytes * len(bp.prefixes)
             if block.values[w.value].grad:
                 largest_param = max(largest_param, w.stored.num_bytes)
-    return Standing(params, grads, reduced, moments, largest_param)
+    return Standing(params, grads, reduced, moments, largest_param, gathered_inputs(blocks, graph, model))
+
+
+def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> int:
+    """Bytes of the inputs of real numbers (images) of which ranks bring their own samples, and an operator takes all: a run gathers
+    them. A rank's own samples are not counted, nor are whole numbers, which are few."""
+    top, sites = graph.top, blocks[""].sites
+    given = {n for n, v in enumerate(top.values) if _is_real_input(v)}
+    read = [
+        (v, edge.dst.forward)
+        for op in top.ops if not given.isdisjoint(op.inputs)
+        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True) if v in given
+    ]  # fmt: skip
+    if all(p == Shard(0) for _, placed in read for p in placed):
+        return 0
+    made = [s.outputs[0].src.forward for b in blocks.values() for s in b.sites.values() if s.outputs]
+    axes = data_axes_of([[p.dim if isinstance(p, Shard) else None for p in one] for one in made], model.sizes)
+    whole = {v for v, placed in read if any(model.sizes[a] > 1 and placed[a] != Shard(0) for a in axes)}
+    return sum(math.prod(top.values[v].meta.shape) * ITEM_BYTES[top.values[v].meta.dtype] for v in whole)
+
+
+def _is_real_input(value: Value) -> bool:
+    named = value.kind == "constant" and value.name and not value.name.startswith("buffer:")
+    return bool(named) and "float" in value.meta.dtype and bool(value.meta.shape)
 
 
 def param_bytes(block: Block, bp: BlockPlan, model: CostModel) -> dict[str, int]:
