@@ -124,13 +124,13 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *
             raise InputError(f"{weights[weight].pattern} cannot be stored as {told(placements, plan.mesh)}: {why}")
     stored: dict[WeightKey, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
     stored |= {w: (p,) for w, p in changes.items()}
-    stream = _stream(planner.graph, plan) if keep else None
-    problem = planner.problem(plan.mesh, Pin(planner.graph, stored, stream), zero=zero)
-    answer = planner.solve(problem, planner.request.objective)
-    left = stream is not None and answer.assignment is None
-    if left:  # the edit contradicts the baseline's rule for activations
-        problem = planner.problem(plan.mesh, Pin(planner.graph, stored), zero=zero)
+    ways: tuple[AxisRules | None, ...] = (*(_rules(planner.graph, plan, changes) if keep else ()), None)
+    for rules in ways:  # an edit may contradict a baseline's rules for the other weights, or those for activations
+        problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
         answer = planner.solve(problem, planner.request.objective)
+        if answer.assignment is not None:
+            break
+    left = len(ways) > 1 and rules is None
     if answer.assignment is None:
         raise _refusal(planner, answer, [weights[w] for w in changes], keep)
     found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
@@ -138,13 +138,14 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *
     return replace(found, notes=(*_notes(weights, changes, plan, keep), *note, *found.notes))
 
 
-def _stream(graph: Graph, plan: Plan) -> AxisRules | None:
-    """A baseline's rules for activations, without its rules for weights; None for a plan that was not restricted."""
+def _rules(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
+    """A baseline's rules for all but the changed weights, and those for activations alone; none for a plan that was not restricted."""
     baseline = BASELINES.get(plan.method)
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
-        return None
-    return replace(rules, parameters=tuple(anything for _ in rules.parameters))
+        return ()
+    changed = frozenset(id(v) for block, name in changes for v in _block(graph, block).values if v.name == name)
+    return replace(rules, exempt=changed), replace(rules, parameters=tuple(anything for _ in rules.parameters))
 
 
 def told(placements: Placements, mesh: DeviceMesh) -> str:

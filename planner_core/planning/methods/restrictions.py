@@ -62,6 +62,8 @@ class AxisRules(Restriction):
     parameters: tuple[PairTest, ...]
     kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
     ranks: int = field(default=1, kw_only=True)
+    exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
+    """Ids of the parameters that pass in every state."""
     _samples: dict[str, Samples] = field(default_factory=dict, init=False, repr=False)  # by block
     _given: dict[str, Dims] = field(default_factory=dict, init=False, repr=False)
 
@@ -77,6 +79,8 @@ class AxisRules(Restriction):
             index = int(name[1:])
             value = where.values[index]
             if value.kind == "parameter":
+                if id(value) in self.exempt:
+                    continue
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
                 own = [t and [t(value, p) for p in states.pairs] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
