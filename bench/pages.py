@@ -123,11 +123,14 @@ def hover(page: Any, box: dict[str, float]) -> None:
 
 def lasso(place: Place) -> Iterator[Figure]:
     """From the end of a lasso on the page to the table of what it marked."""
-    for name, path in (("Llama-3-8B, 2 187", "/plans"), ("T5 decoder, 59 049", "/plans?model=t5-large&block=T5Block2")):
+    for name, path in (
+        ("Llama-3-8B, 2 187", "/plans?tab=block"),
+        ("T5 decoder, 59 049", "/plans?tab=block&model=t5-large&block=T5Block2"),
+    ):
         taken = []
         for _ in range(3):
             with place.page(path) as page:
-                chart = page.locator("[data-testid=stPlotlyChart]").nth(1)
+                chart = page.locator("[data-testid=stPlotlyChart]").first
                 chart.locator(".nsewdrag").first.wait_for()
                 page.wait_for_timeout(800)
                 chart.locator('.modebar-btn[data-title="Box Select"]').click()
@@ -178,7 +181,7 @@ def whatif(place: Place) -> Iterator[Figure]:
     taken: dict[str, list[float]] = {"any": [], "best": []}
     stops = [("Batch, samples a step", key) for key in ("ArrowRight",) * 4 + ("ArrowLeft",) * 7]
     for start in ("seq:2048", "seq:1024", "seq:8192,recompute:full", "inter:50", "optimizer:sgd"):
-        with place.page(f"/plans?whatif={start},batch:32") as page:
+        with place.page(f"/whatif?whatif={start},batch:32") as page:
             page.locator(".st-key-whatif_answer").wait_for()
             page.wait_for_timeout(500)
             for label, key in stops:
