@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 import torch
 
+from planner_core import price
 from planner_core.core import load_cluster
 from planner_core.core.errors import InputError, VerificationFailed
 from planner_core.core.placement import P, R, Shard, State
@@ -411,9 +412,11 @@ def test_a_plan_of_one_layer_is_verified() -> None:
 def test_a_plan_with_masters_in_float32_is_verified() -> None:
     """16 bytes a parameter and more, where bf16 throughout takes 8: planned, and held by the run."""
     asked = Request("gpt2-xl", cluster="1x8-h100", layers=2)
-    pure, mixed = (searched(replace(asked, precision=p)) for p in ("pure", "mixed"))
-    states = [p.cost.memory_bytes["params"] + p.cost.memory_bytes["optimizer"] for p in (pure, mixed)]
-    assert mixed.workload["precision"] == "mixed" and states[1] >= 1.9 * states[0]
+    stated = [price("gpt2-xl", cluster="1x8-h100", layers=2, layout="fsdp=8", precision=p) for p in ("pure", "mixed")]
+    states = [p.plan.cost.memory_bytes["params"] + p.plan.cost.memory_bytes["optimizer"] for p in stated if p.plan]
+    assert len(states) == 2 and states[1] >= 1.9 * states[0]
+    mixed = searched(replace(asked, precision="mixed"))
+    assert mixed.workload["precision"] == "mixed"
     found = verify(mixed)
     assert found["ok"], found["memory_bytes"]
 
