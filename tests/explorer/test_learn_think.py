@@ -91,7 +91,7 @@ def test_products_needed_by_squaring(copies: int, products: int) -> None:
     assert l24_think.products(copies) == products == len(binary) - 1 + binary.count("1") - 1
 
 
-@pytest.mark.parametrize("room", l24_think.ROOMS)
+@pytest.mark.parametrize("room", LESSONS[23].controls[1].options)
 def test_the_price_gives_the_highest_bound_and_the_rest_is_counted(room: int) -> None:
     found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
     ms, gib = found.comm_s * 1e3, found.memory_bytes / units.GIB
