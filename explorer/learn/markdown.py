@@ -186,13 +186,13 @@ def _environment() -> Environment:
         "amount": amount,
         "number": number,
         "difference": difference,
-        "plural": _plural,
-        "gpus": lambda n: _plural(n, "GPU"),
+        "plural": plural,
+        "gpus": lambda n: plural(n, "GPU"),
         "per_cent": lambda n: f"{n} %",
     }
     return made
 
 
-def _plural(n: int, word: str) -> str:
+def plural(n: int, word: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{n} {word}{'s' * (n != 1)}"

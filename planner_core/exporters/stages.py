@@ -11,8 +11,6 @@ TITAN_ORDERS = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
 }  # fmt: skip
 """The names of `torch.distributed.pipelining`, which torchtitan takes."""
-TITAN_STAGES = 2
-"""Stages of a rank that torchtitan takes where an order has several and no layers a stage are given."""
 
 
 def megatron_stages(plan: Plan) -> dict[str, Any]:

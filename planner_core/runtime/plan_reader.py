@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,12 +193,6 @@ def read_precision(plan: Mapping[str, Any]) -> Precision:
     masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
     stored = torch.float32 if masters and working.itemsize < 4 else working
     return Precision(stored, working, getattr(torch, load.get("gradient_dtype") or "", stored))
-
-
-def recomputed_prefixes(plan: Mapping[str, Any]) -> Iterator[str]:
-    """The scopes of the block copies that are recomputed in backward."""
-    for block in plan["blocks"].values():
-        yield from (prefix for prefix in block["prefixes"] if prefix and block["recompute"] != "none")
 
 
 def kept_sites(plan: Mapping[str, Any]) -> frozenset[str]:

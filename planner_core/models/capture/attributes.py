@@ -16,8 +16,6 @@ import torch
 from planner_core.core import Attr
 from planner_core.ops import Described, Kind, Operator, operator
 
-CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 _JUNK = frozenset({"_stacklevel", "memory_format", "copy", "non_blocking", "out", "device",
                    "max_norm", "scale_grad_by_freq", "sparse", "norm_type", "layout", "pin_memory"})  # fmt: skip
 

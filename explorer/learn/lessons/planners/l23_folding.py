@@ -9,7 +9,7 @@ from explorer.figures.palette import COMPUTE
 from explorer.figures.svg_tensors import Drawing, at, column, row, table, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.markdown import Live, Picture, read_lesson
+from explorer.learn.markdown import Live, Picture, plural, read_lesson
 from explorer.text import units
 from planner_core.models import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 from planner_core.search.candidates import matrices
@@ -73,10 +73,6 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers)
 
 
-def _plural(n: int, word: str) -> str:
-    return f"{n} {word}{'s' * (n != 1)}"
-
-
 def _groups(groups: tuple[FoldGroup, ...]) -> Drawing:
     order = sorted(range(len(groups)), key=lambda i: (not groups[i].kept, -groups[i].count * groups[i].similar))
     rows = [_group(groups[i]) for i in order[:SHOWN]]
@@ -93,7 +89,7 @@ def _group(group: FoldGroup) -> Drawing:
     squares = "".join(f'<rect x="{x:.1f}" y="{y}" width="{side:.1f}" height="14" fill="{colour}"/>' for x, y in where)
     high = 16.0 * (1 + (shown - 1) // 64)
     wide = Drawing(min(group.count, 64) * (side + 2), high, squares)
-    word = f"×{group.count}, {_plural(group.similar, 'weight')} each" + ("" if group.kept else ", not kept")
+    word = f"×{group.count}, {plural(group.similar, 'weight')} each" + ("" if group.kept else ", not kept")
     name = group.pattern if len(group.pattern) < 60 else "…" + group.pattern[-58:]
     return column(
         row(text(name or "(model)", 14, 600), text(word, 13, muted=True), gap=10, align=1),
