@@ -19,6 +19,7 @@ from typing import Any
 
 from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError
+from planner_core.core.graph import join_name
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Partial, Placement, Placements, Replicate, Shard, State
 
@@ -293,6 +294,18 @@ class Plan:
     def chunks(self) -> int:
         """The largest number of parts in which an operator makes a result that is sent part by part; 1 if all are made at once."""
         return max((e.chunks for b in self.blocks.values() for s in b.sites.values() for e in s.outputs), default=1)
+
+    def site_plans(self) -> dict[str, SitePlan]:
+        """How every operator of the unfolded model runs, by its call site."""
+        return {join_name(p, n): s for b in self.blocks.values() for p in b.prefixes for n, s in b.sites.items()}
+
+    def param_plans(self) -> dict[str, ParamPlan]:
+        """The plan of every parameter of the unfolded model, by its name."""
+        return {join_name(p, n): s for b in self.blocks.values() for p in b.prefixes for n, s in b.params.items()}
+
+    def kept_sites(self) -> frozenset[str]:
+        """The call sites of the unfolded model whose results are kept although their block is recomputed."""
+        return frozenset(join_name(p, n) for b in self.blocks.values() for p in b.prefixes for n in b.kept)
 
     @property
     def data_axes(self) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.runtime.initialize import Init, initializer
     from planner_core.runtime.library import apply
+    from planner_core.runtime.mismatch import PlanMismatch
     from planner_core.runtime.parallel import Parallel
-    from planner_core.runtime.plan_reader import PlanMismatch, read_data_axes
     from planner_core.runtime.program.collectives import Trace
     from planner_core.runtime.program.collectives.counter import CountCollectives, sent_in_exchange, table_of
     from planner_core.runtime.program.operators.chances import drawing, seed_of
@@ -43,7 +43,6 @@ __all__ = [
     "initializer",
     "load",
     "make_optimizer",
-    "read_data_axes",
     "save",
     "seed_of",
     "sent_in_exchange",
@@ -69,8 +68,7 @@ _HOME = {
     "initializer": "planner_core.runtime.initialize",
     "make_optimizer": "planner_core.runtime.training.optimizers",
     "Init": "planner_core.runtime.initialize",
-    "PlanMismatch": "planner_core.runtime.plan_reader",
-    "read_data_axes": "planner_core.runtime.plan_reader",
+    "PlanMismatch": "planner_core.runtime.mismatch",
 }
 
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner_core.core import InputError, Plan, plan_to_json, refuse_stages
+from planner_core.core import InputError, Plan, refuse_stages
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import refuse_silent_faults
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.plan_reader import PlanMismatch
 from planner_core.runtime.program.collectives import check_torch
 from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
@@ -65,9 +65,7 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    parallel = Parallel(
-        module, plan_to_json(plan), _mesh(module, plan), data_axes=plan.data_axes, init=init, seed=seed, written=written
-    )
+    parallel = Parallel(module, plan, _mesh(module, plan), init=init, seed=seed, written=written)
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
     return _guarded(module, parallel)

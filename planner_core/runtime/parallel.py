@@ -10,29 +10,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from planner_core.core import Placements, Plan, Replicate, Shard, leading
 from planner_core.models.hooks import makes_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement, refuse_gradient_hooks
-from planner_core.runtime.plan_reader import (
-    Placements,
-    PlanMismatch,
-    Stored,
-    other_versions,
-)
+from planner_core.runtime.mismatch import PlanMismatch, other_versions
 from planner_core.runtime.program.collectives import check_torch, take
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
-from planner_core.runtime.program.setup import axes_of, leading, place, shard_model
+from planner_core.runtime.program.setup import axes_of, place, shard_model, steps_of
 from planner_core.runtime.program.weights import Weight, owner_of
 from planner_core.runtime.ready import Ready, script_of
 from planner_core.runtime.record.frozen import hooked_parameter
@@ -47,30 +43,37 @@ MOST_VARIANTS = 8
 class Parallel:
     """One model under a plan. `programs` has one program for each way in which the model was called.
 
-    `data_axes`: the mesh axes along which callers hold different samples. `seed`: that of dropout. `written`: the functions of an
-    exported script.
+    `seed`: that of dropout. `written`: the functions of an exported script.
     """
 
     def __init__(
-        self, model: nn.Module, plan: Mapping[str, Any], mesh: DeviceMesh, *, data_axes: Sequence[int] = (), init: Init | None = None,
-        seed: int = 0, written: EditableFunctions | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        plan: Plan,
+        mesh: DeviceMesh,
+        *,
+        init: Init | None = None,
+        seed: int = 0,
+        written: EditableFunctions | None = None,
+    ) -> None:
         check_torch()
         refuse_gradient_hooks(model)
         if name := next((n for n, p in model.named_parameters() if owner_of(p)), ""):
             raise PlanMismatch(
                 f"{name} is under a plan already; apply a plan once, to a module that holds all that is trained together"
             )
-        if tuple(mesh.shape) != tuple(plan["mesh"]["sizes"]):
+        if tuple(mesh.shape) != plan.mesh.axis_sizes:
             raise PlanMismatch(
-                f"the plan is for a mesh of sizes {tuple(plan['mesh']['sizes'])}, the mesh here has {tuple(mesh.shape)}"
+                f"the plan is for a mesh of sizes {plan.mesh.axis_sizes}, the mesh here has {tuple(mesh.shape)}"
             )
         self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
-        self.planned = PlannedForward(model, plan, self.axes, data_axes)
+        self.planned = PlannedForward(model, plan, self.axes)
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device(mesh)
-        self.agreement = Agreement(mesh, self.data_axes, self.planned.names, exchanges=_exchanges(plan))
+        self.agreement = Agreement(
+            mesh, self.data_axes, self.planned.names, exchanges=any(t.phase == "forward" for t in plan.cost.traffic)
+        )
         self.agreement.model(model)
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
@@ -209,18 +212,22 @@ class Parallel:
         groups = self.mesh.get_all_groups()
         return DeviceMesh.from_group(groups, self.mesh.device_type, self.mesh.mesh, mesh_dim_names=names)
 
-    def stored_as(self, weight: Weight) -> Stored:
-        """The placements of a parameter; Replicate if the plan does not name it."""
-        plain, stored = (Replicate(),) * len(self.axes), self.planned.stored
-        return next((stored[n] for n in weight.names if n in stored), Stored(plain, plain, plain, {}))
+    @property
+    def whole(self) -> Placements:
+        """Replicate on every axis."""
+        return (Replicate(),) * len(self.axes)
+
+    def stored_as(self, weight: Weight) -> Placements:
+        """The placements in which a parameter is stored; Replicate if the plan does not name it."""
+        stored = self.planned.stored
+        return next((stored[n].stored for n in weight.names if n in stored), self.whole)
 
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
         """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = weight.parameter.detach() if part is None else part
         own = held.to_local() if isinstance(held, DTensor) else held
-        placements = self.stored_as(weight).placements
-        return take(own, leading(placements, (Replicate(),) * len(self.axes), self.axes), weight.segments)
+        return take(own, steps_of(leading(self.stored_as(weight), self.whole), self.axes), weight.segments)
 
     @torch.no_grad()
     def gather_buffers(self) -> None:
@@ -228,7 +235,7 @@ class Parallel:
         for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
             own = place(buffer, placements, self.axes).contiguous()
-            buffer.copy_(take(own, leading(placements, (Replicate(),) * len(self.axes), self.axes)))
+            buffer.copy_(take(own, steps_of(leading(placements, self.whole), self.axes)))
 
     def split_buffers(self) -> dict[str, Placements]:
         """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""
@@ -291,12 +298,6 @@ class Parallel:
         training = torch.is_grad_enabled() and self.model.training
         script = script_of(made, self.engine.written if training else None, other_versions(self.plan))
         return Ready(made, self.engine, self.mesh, self.data_axes, script)
-
-
-def _exchanges(plan: Mapping[str, Any]) -> bool:
-    """Whether ranks exchange tensors in the forward pass of a plan."""
-    traffic = (plan.get("cost") or {}).get("traffic", ())
-    return any(phase == "forward" for phase, *_ in traffic)
 
 
 def _device(mesh: DeviceMesh) -> torch.device:

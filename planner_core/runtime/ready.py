@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from planner_core.runtime.plan_reader import Placements, PlanMismatch
+from planner_core.core import Placements, Replicate, Shard
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.engine import Bound, Engine
 from planner_core.runtime.program.names import EditableFunctions
 from planner_core.runtime.program.operators.chances import drawing
 from planner_core.runtime.program.outputs import Deliver, delivery, single, unplanned
+from planner_core.runtime.program.setup import torch_placements
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
 from planner_core.runtime.write.planned import Prepared, own_part
@@ -122,11 +124,8 @@ class Ready:
         return lambda x: own_part(unplanned(x, what), dim, rest, axes) if dim is not None else unplanned(x, what)
 
     def _parts(self, number: int) -> Deliver:
-        placements, mesh, what = (
-            self._placements(number),
-            self.mesh,
-            f"{self._named(number)}, of which each rank has a part",
-        )
+        placements, mesh = torch_placements(self._placements(number)), self.mesh
+        what = f"{self._named(number)}, of which each rank has a part"
         return lambda x: DTensor.from_local(unplanned(x, what), mesh, placements, run_check=False)
 
     def _named(self, number: int) -> str:
@@ -173,5 +172,5 @@ def _gradient(layout: PlannedTape, number: int) -> Placements:
     """The placements in which the gradient of a delivered tensor must come back."""
     for call in layout.ops:
         if number in call.outputs:
-            return layout.row(call).outputs[call.outputs.index(number)].gradient
+            return layout.row(call).outputs[call.outputs.index(number)].dst.gradient
     return (Replicate(),) * len(layout.sizes)

@@ -7,7 +7,6 @@ There are no weights, no values and no other processes. So it takes seconds to s
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core import Graph, InputError, Plan, plan_to_json
+from planner_core.core import Graph, InputError, Plan
 from planner_core.cost import cost_model_of, differs, price
 from planner_core.verification.fake_program import program_step
 from planner_core.verification.memory_tracker import IN_FLIGHT
@@ -52,12 +51,12 @@ def verify_fake_all(
                 f"the plan's mesh has {plan.mesh.num_devices:,} devices, but a fake process group is made for at most {MOST_RANKS:,}; "
                 "plan for fewer GPUs, or check it with --rules"
             )
-    (found,) = run_ranks(_fake_steps, 1, ([plan_to_json(p) for p in plans],), timeout_s=timeout_s, backend=None)
+    (found,) = run_ranks(_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
     graphs = graphs or [None] * len(plans)
     return [_report(plan, rows, graph) for plan, rows, graph in zip(plans, found, graphs, strict=True)]
 
 
-def _fake_steps(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fake_steps(plans: list[Plan]) -> list[dict[str, Any]]:
     return [fake_step(plan) for plan in plans]
 
 
@@ -94,14 +93,13 @@ def _as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
     return price(plan.blocks, graph, model).memory_bytes
 
 
-def fake_step(plan: Mapping[str, Any]) -> dict[str, Any]:
+def fake_step(plan: Plan) -> dict[str, Any]:
     """One training step of rank 0, after the first: collectives by phase, kind and axis, and memory at its peak."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
-    sizes, names = tuple(plan["mesh"]["sizes"]), tuple(plan["mesh"]["axes"])
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(sizes))
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.mesh.num_devices)
     try:
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
         # torch's own checks of values: on meta there is nothing to check
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None):
             found = program_step(plan, mesh)

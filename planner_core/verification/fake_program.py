@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.core import Plan
 from planner_core.models.capture import FlashAttention
 from planner_core.models.hooks import RECURRENT
-from planner_core.runtime import Parallel, Trace, initializer, make_optimizer, read_data_axes
+from planner_core.runtime import Parallel, Trace, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import takes_meta
@@ -32,14 +33,14 @@ from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
 _COMPARING = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
 
 
-def program_step(plan: Mapping[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
+def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     """The second step of rank 0, when optimizer states are there: collectives, memory at its peak, and the order of events."""
-    load = plan["workload"]
-    model, parsed = build_model(plan["model"]["config"], load["dtype"])
+    load = plan.workload
+    model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
     inputs = example_inputs(model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True)
-    with_planned_loss(model, plan["model"])
-    parallel = Parallel(model, plan, mesh, data_axes=read_data_axes(plan))
+    with_planned_loss(model, plan.model)
+    parallel = Parallel(model, plan, mesh)
     model.__dict__["forward"] = parallel.forward
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Graph, Plan, VerificationFailed, plan_to_json
+from planner_core.core import Graph, Plan, VerificationFailed
 from planner_core.cost import Event, scheduled
 from planner_core.runtime import (
     HostStates,
@@ -22,7 +23,6 @@ from planner_core.runtime import (
     PlanMismatch,
     Trace,
     drawing,
-    read_data_axes,
     seed_of,
     sent_in_exchange,
     table_of,
@@ -69,7 +69,7 @@ def verify_all(
 ) -> list[dict[str, Any]]:
     """Reports of several plans for the same number of ranks, run by the same processes."""
     ranks = plans[0].mesh.num_devices
-    found = run_ranks(_run_all, ranks, ([plan_to_json(p) for p in plans], seed), timeout_s=timeout_s)
+    found = run_ranks(_run_all, ranks, (plans, seed), timeout_s=timeout_s)
     joined = [over_ranks(rows, p.mesh.axis_sizes) for rows, p in zip(zip(*found, strict=True), plans, strict=True)]
     return [report(p, rows, g) for p, rows, g in zip(plans, joined, graphs or [None] * len(plans), strict=True)]
 
@@ -132,11 +132,11 @@ def _used(kinds: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: dict(row) for kind, row in kinds.items() if row["count"]}
 
 
-def _run_all(plans: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+def _run_all(plans: list[Plan], seed: int) -> list[dict[str, Any]]:
     return [judge(plan, seed) for plan in plans]
 
 
-def judge(plan: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+def judge(plan: Plan, seed: int = 0) -> dict[str, Any]:
     """`compare` in float32. If rounding alone may be the difference (batch norms amplify it), float64 decides. Weights whose gradients
     are rounding even there are left out, if they are few, and named."""
     found = compare(plan, seed, "float32")
@@ -181,18 +181,16 @@ def _close(single: float, parallel: float) -> bool:
     return abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
 
 
-def _alone(
-    plan: Mapping[str, Any], seed: int, dtype: str, nudge: float = 0.0
-) -> tuple[nn.Module, torch.Tensor, DropNothing]:
+def _alone(plan: Plan, seed: int, dtype: str, nudge: float = 0.0) -> tuple[nn.Module, torch.Tensor, DropNothing]:
     """A step in one process: the model with its gradients, the loss, and whether it would drop. Weights are changed by `nudge` of their
     size, up or down."""
-    model, parsed = whole_model(plan["model"]["config"], dtype, seed)
+    model, parsed = whole_model(plan.model["config"], dtype, seed)
     if nudge:
         made = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for param in model.parameters():
                 param.mul_(1 + nudge * torch.randn(param.shape, generator=made))
-    inputs = example_inputs(model, parsed, {**plan["workload"], "dtype": dtype}, seed)
+    inputs = example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, seed)
     chance = DropNothing()
     # a model that draws numbers draws those of the plan's first step
     with drawing(seed_of(0, 0), torch.device("cpu")), chance:
@@ -201,7 +199,7 @@ def _alone(
     return model, loss, chance
 
 
-def _unsteady(plan: Mapping[str, Any], seed: int) -> frozenset[str]:
+def _unsteady(plan: Plan, seed: int) -> frozenset[str]:
     """The weights whose gradients are rounding even in float64, since a change of all weights by `NUDGE` moves them. None if they are
     many."""
     grads, moved = (
@@ -213,18 +211,18 @@ def _unsteady(plan: Mapping[str, Any], seed: int) -> frozenset[str]:
     return frozenset(found if len(found) <= MOST_UNSTEADY * len(grads) else ())
 
 
-def compare(plan: Mapping[str, Any], seed: int, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
+def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
     """On this rank: the errors between one step under the plan and one step in a single process; those of `unsteady` weights do not
     count."""
-    mesh = init_device_mesh("cpu", tuple(plan["mesh"]["sizes"]), mesh_dim_names=tuple(plan["mesh"]["axes"]))
-    workload, config, data_axes = plan["workload"], plan["model"]["config"], read_data_axes(plan)
+    mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
+    workload, config = plan.workload, plan.model["config"]
     whole, single, chance = _alone(plan, seed, dtype)
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
     turned = _turned(inputs)
-    plan = {**plan, "workload": {**workload, "dtype": dtype, "gradient_dtype": dtype}}
+    plan = replace(plan, workload={**workload, "dtype": dtype, "gradient_dtype": dtype})
     model.__dict__["forward"] = chance.around(model.forward)
-    parallel = Parallel(with_planned_loss(model, plan["model"]), plan, mesh, data_axes=data_axes)
+    parallel = Parallel(with_planned_loss(model, plan.model), plan, mesh)
     model.__dict__["forward"] = parallel.forward
     trace = Trace()
     parallel.engine.trace(trace)

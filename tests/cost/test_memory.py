@@ -62,7 +62,6 @@ def _ways(shape: tuple[int, ...], segments: dict[int, tuple[int, ...]]) -> list[
 
 def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
     """Bytes that `take` ends with and uses at most, beside the tensor it is given, of every job."""
-    from planner_core.runtime.plan_reader import _steps
     from planner_core.runtime.program.collectives import take
     from planner_core.runtime.program.setup import axes_of, steps_of
 
@@ -73,7 +72,7 @@ def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
         memory = TrackMemory()
         x = torch.empty(local, device="meta")
         with memory:
-            y = take(x, steps_of(_steps(steps), axes), {int(d): tuple(s) for d, s in segments.items()})
+            y = take(x, steps_of(steps, axes), segments)
         found.append((0 if y is x or y.untyped_storage()._cdata == x.untyped_storage()._cdata else y.untyped_storage().nbytes(),
                       sum(memory.peak.values())))  # fmt: skip
     dist.destroy_process_group()
@@ -83,10 +82,7 @@ def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
 def test_redistributions_take_what_was_predicted() -> None:
     cases = [(s, {}) for s in SHAPES] + [((4, 16), FUSED)]
     ways = [(shape, seg, start, steps) for shape, seg in cases for start, steps in _ways(shape, seg)]
-    jobs = [
-        (local_shape(shape, start, SIZES), " ".join(map(str, steps)), {str(d): list(p) for d, p in seg.items()})
-        for shape, seg, start, steps in ways
-    ]
+    jobs = [(local_shape(shape, start, SIZES), steps, seg) for shape, seg, start, steps in ways]
     (found,) = run_ranks(_measured, 1, (jobs,), backend=None)
     assert len(ways) > 1000
     for (shape, seg, start, steps), (result, peak) in zip(ways, found, strict=True):

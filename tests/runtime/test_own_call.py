@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import planner_core as shardscope
-from planner_core.core import Plan, plan_from_json, plan_to_json
+from planner_core.core import Plan
 from planner_core.runtime import Parallel
 from planner_core.runtime.training.data import own_place
 from planner_core.verification import scaled, verify
@@ -66,15 +66,14 @@ def _bytes(x: Any) -> int:
     return sum(map(_bytes, x)) if isinstance(x, (list, tuple)) else int(x.nbytes)
 
 
-def _step(plan: dict[str, Any]) -> dict[str, int]:
+def _step(plan: Plan) -> dict[str, int]:
     """What the second step of rank 0 sends: the first one is recorded, too."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
-        read_plan = plan_from_json(plan)
-        model, parsed = whole_model(plan["model"]["config"], "float32", 0)
-        inputs = example_inputs(model, parsed, plan["workload"], 0)
-        model = shardscope.apply(model, read_plan)
-        own = BATCH // own_place(read_plan, 0)[1]
+        model, parsed = whole_model(plan.model["config"], "float32", 0)
+        inputs = example_inputs(model, parsed, plan.workload, 0)
+        model = shardscope.apply(model, plan)
+        own = BATCH // own_place(plan, 0)[1]
         for _ in range(2):
             with _Sent() as sent:
                 out = model(**{name: x[:own] for name, x in inputs.items()})
@@ -87,7 +86,7 @@ def _step(plan: dict[str, Any]) -> dict[str, int]:
 def test_a_loop_sends_what_the_plan_says_beside_its_tokens() -> None:
     plan = _best()
     assert plan.data_axes, "the test wants a plan whose ranks have samples of their own"
-    (sent,) = run_ranks(_step, 1, (plan_to_json(plan),), timeout_s=300.0, backend=None)
+    (sent,) = run_ranks(_step, 1, (plan,), timeout_s=300.0, backend=None)
     said: Counter[str] = Counter()
     for part in ("forward", "backward"):
         said.update({kind: row["bytes"] for kind, row in plan.cost.collectives()[part].items()})
@@ -112,8 +111,8 @@ def test_a_run_on_one_gpu_gathers_and_keeps_nothing() -> None:
     assert not any(found["collectives"]["measured"].values())
 
 
-def _alone(plan: dict[str, Any]) -> list[float]:
-    model: Any = shardscope.apply(OwnGPT(), plan_from_json(plan))
+def _alone(plan: Plan) -> list[float]:
+    model: Any = shardscope.apply(OwnGPT(), plan)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(6):
         loss = model(*own_model.batch(0))
@@ -126,20 +125,19 @@ def _alone(plan: dict[str, Any]) -> list[float]:
 
 def test_weights_that_are_cast_for_each_use_learn_as_masters_do() -> None:
     plan = own_planned(1, dtype="bfloat16", optimizer="adamw-fp32").best
-    (found,) = run_ranks(_alone, 1, (plan_to_json(plan),))
+    (found,) = run_ranks(_alone, 1, (plan,))
     assert found == pytest.approx(mixed_alone(), rel=0.02)
 
 
-def _logits(plan: dict[str, Any]) -> float:
+def _logits(plan: Plan) -> float:
     """How far the logits of this rank are from those of one process."""
-    made = plan_from_json(plan)
-    single, parsed = whole_model(plan["model"]["config"], "float32", 0)
-    model, _ = whole_model(plan["model"]["config"], "float32", 0)
-    inputs = example_inputs(model, parsed, plan["workload"], 0)
+    single, parsed = whole_model(plan.model["config"], "float32", 0)
+    model, _ = whole_model(plan.model["config"], "float32", 0)
+    inputs = example_inputs(model, parsed, plan.workload, 0)
     wanted = single(**inputs).logits.detach()
-    mesh = init_device_mesh("cpu", made.mesh.axis_sizes, mesh_dim_names=made.mesh.axis_names)
-    model.__dict__["forward"] = Parallel(model, plan, mesh, data_axes=made.data_axes).forward
-    place, places = own_place(made, dist.get_rank())
+    mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
+    model.__dict__["forward"] = Parallel(model, plan, mesh).forward
+    place, places = own_place(plan, dist.get_rank())
     logits = model(**{name: x.chunk(places)[place] for name, x in inputs.items()}).logits
     if isinstance(logits, DTensor):
         return float((logits.full_tensor() - wanted).abs().max())
@@ -149,4 +147,4 @@ def _logits(plan: dict[str, Any]) -> float:
 def test_logits_that_are_read_are_those_of_the_ranks_own_samples() -> None:
     small = scaled(_best(), 2)
     assert small.data_axes
-    assert max(run_ranks(_logits, 2, (plan_to_json(small),))) < 1e-4
+    assert max(run_ranks(_logits, 2, (small,))) < 1e-4

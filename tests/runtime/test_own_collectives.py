@@ -12,7 +12,7 @@ import torch.distributed.nn.functional as dist_nn
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.verification.processes import run_ranks
 
 HOW = ("in place", "with gradient", "of the data", "gathered", "as an operator", "of a constant")

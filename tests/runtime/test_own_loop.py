@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
-from planner_core.core import plan_to_json
+from planner_core.core import DeviceMesh
 from planner_core.runtime import CountCollectives, Parallel, PlanMismatch
 from planner_core.runtime.library import applied
 from planner_core.runtime.program import names
@@ -262,8 +263,8 @@ def _dropped_alone(files: list[str], split: list[bool]) -> list[Any]:
         return torch.cat(parts)
 
     for file, halves in zip(files, split, strict=True):
-        plan = plan_to_json(shardscope.load_plan(file))
-        plan["mesh"]["sizes"] = [1]
+        plan = shardscope.load_plan(file)
+        plan = replace(plan, mesh=DeviceMesh(plan.mesh.axis_names, (1,)))
         names.dropout = of_both if halves else plain
         model = Dropping()
         parallel = Parallel(model, plan, init_device_mesh("cpu", (1,), mesh_dim_names=("world",)), seed=3)

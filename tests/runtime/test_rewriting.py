@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.core import Plan, plan_to_json
+from planner_core.core import Plan
 from planner_core.ops import Local
 from planner_core.ops.catalog import OPERATORS
 from planner_core.planning.pipeline import plan_model
@@ -272,11 +272,11 @@ def test_changes_that_generated_code_would_pass_by_are_refused(tmp_path: Any) ->
 
 
 def test_a_plan_for_another_mesh_is_refused() -> None:
-    plan = plan_to_json(own_plans()["data parallel"])
+    plan = own_plans()["data parallel"]
     assert run_ranks(_other_mesh, 2, (plan,))[0] == "the plan is for a mesh of sizes (2,), the mesh here has (1, 2)"
 
 
-def _other_mesh(plan: dict[str, Any]) -> str:
+def _other_mesh(plan: Plan) -> str:
     mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2))
     try:
         Parallel(OwnGPT(), plan, mesh)

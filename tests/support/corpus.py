@@ -100,8 +100,8 @@ def run(
 ) -> dict[str, list[dict[str, Any]]]:
     """The reports of every module's plans, all run by the same processes; `error` where a run failed. `fakes`: how many plans of each
     module also run on a fake process group (None: all)."""
-    jobs = [plan_to_json(p) for group in plans.values() for p in group]
-    walked = [plan_to_json(p) for group in plans.values() for p in group[:fakes]]
+    jobs = [p for group in plans.values() for p in group]
+    walked = [p for group in plans.values() for p in group[:fakes]]
     numbers = zip(*run_ranks(_numbers, ranks, (jobs,), timeout_s=timeout_s), strict=True)
     fake = iter(run_ranks(_fakes, 1, (walked,), timeout_s=timeout_s, backend=None)[0])
     return {
@@ -126,15 +126,15 @@ def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any] | N
     return {"ok": not wrong, "error": repr(wrong), "messages": messages}
 
 
-def _numbers(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _numbers(plans: list[Plan]) -> list[dict[str, Any]]:
     return [_guarded(judge, plan) for plan in plans]
 
 
-def _fakes(plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fakes(plans: list[Plan]) -> list[dict[str, Any]]:
     return [_guarded(fake_step, plan) for plan in plans]
 
 
-def _guarded(step: Any, plan: dict[str, Any]) -> dict[str, Any]:
+def _guarded(step: Any, plan: Plan) -> dict[str, Any]:
     """What a step found; a failure as words, so that the modules after it are run too."""
     try:
         found: dict[str, Any] = step(plan)

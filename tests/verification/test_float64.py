@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import plan_to_json
+from planner_core.core import Plan
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, plan_model
 from planner_core.verification import numerics
@@ -31,7 +31,7 @@ def make() -> tuple[nn.Module, tuple[torch.Tensor]]:
     return Casts(), (torch.randn(8, 32),)
 
 
-def _judged(plan: dict[str, Any]) -> dict[str, Any]:
+def _judged(plan: Plan) -> dict[str, Any]:
     numerics.TOLERANCE = 0.0  # so float32 is never enough
     return numerics.judge(plan)
 
@@ -40,7 +40,7 @@ def test_casts_of_the_model_do_nothing_there_as_in_float32() -> None:
     source = f"{__file__}:make"
     plans = plan_model(Request(source, cluster=cluster(2), mesh="2"), capture_file(source)).plans
     (plan,) = (p for p in plans if p.name == "FSDP")
-    for found in run_ranks(_judged, 2, (plan_to_json(plan),)):
+    for found in run_ranks(_judged, 2, (plan,)):
         assert found["dtype"] == "float64"
         assert found["float32"]["grad"][0] > 0 and found["grad"][0] < 1e-13 and found["param"][0] < 1e-13
         assert abs(found["loss"][0] - found["loss"][1]) < 1e-13 * abs(found["loss"][0])

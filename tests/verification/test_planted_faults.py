@@ -11,7 +11,7 @@ from typing import Any
 
 import planner_core as shardscope
 import planner_core.runtime.program.setup as setup
-from planner_core.core import Block, Graph, Op, Plan, plan_to_json
+from planner_core.core import Block, Graph, Op, Plan
 from planner_core.cost import cost_model_of
 from planner_core.cost.memory import walk
 from planner_core.models import graph_of
@@ -42,7 +42,7 @@ def plan_of(model: str, which: str, layers: int) -> Plan:
 @cache
 def measured() -> tuple[Plan, Graph, dict[str, Any]]:
     plan = plan_of("llama-3-8b", "Megatron-LM + sequence parallel", 2)
-    (found,) = run_ranks(fake_group.fake_step, 1, (plan_to_json(plan),), backend=None)
+    (found,) = run_ranks(fake_group.fake_step, 1, (plan,), backend=None)
     return plan, graph_of(plan), found
 
 
@@ -79,7 +79,7 @@ def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
     assert report["memory_bytes"]["rel_error"] > 0.02
 
 
-def _dealt_right_and_as_one(plan: dict[str, Any]) -> list[dict[str, Any]]:
+def _dealt_right_and_as_one(plan: Plan) -> list[dict[str, Any]]:
     """The second run deals fused weights as if q, k and v were one: what each rank stores is another part of them."""
     right = numerics.compare(plan, 0, "float32")
     share = setup.own_share
@@ -102,6 +102,6 @@ def test_a_fused_weight_dealt_in_the_wrong_order_is_found() -> None:
     planned_here = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=8, seq=16, dtype="float32")
     small = next(p for p in planned_here.plans if p.name == "Megatron-LM")
     assert any(len(s) > 1 for b in small.blocks.values() for p in b.params.values() for s in p.segments.values())
-    right, wrong = run_ranks(_dealt_right_and_as_one, 2, (plan_to_json(small),))[0]
+    right, wrong = run_ranks(_dealt_right_and_as_one, 2, (small,))[0]
     assert numerics.within(right), right["grad"]
     assert not numerics.within(wrong), wrong["grad"]

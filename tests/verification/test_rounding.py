@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from planner_core.core import plan_to_json
 from planner_core.planning import Request
 from planner_core.verification import verify_text
 from planner_core.verification.numerics import Widened, _default_dtype, _unsteady
@@ -42,7 +41,7 @@ def _unsteady_of(tmp_path: Path, odd: int) -> frozenset[str]:
     (tmp_path / f"odd{odd}.py").write_text(MODULE.replace("ODD", str(odd)))
     plan = planned(Request(f"{tmp_path}/odd{odd}.py:make", cluster="1x8-h100:gpus=2")).best
     with _default_dtype(torch.float64), Widened():
-        return _unsteady(plan_to_json(plan), 0)
+        return _unsteady(plan, 0)
 
 
 def test_gradients_that_turn_with_the_last_digits_are_told_from_others(tmp_path: Path) -> None:

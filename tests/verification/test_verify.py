@@ -30,7 +30,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.runtime import plan_reader as reading
+from planner_core.runtime.mismatch import PlanMismatch, other_versions
 from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake_group import verify_fake
@@ -92,11 +92,11 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
     )
     (found,) = verify_all([plan])
     assert found["ok"], found
-    (left,) = run_ranks(_without_gathering, 2, (plan_to_json(plan),))[:1]
+    (left,) = run_ranks(_without_gathering, 2, (plan,))[:1]
     assert left["param"][0] > 0.1 and "running" in left["param"][1]
 
 
-def _without_gathering(plan: dict[str, Any]) -> dict[str, Any]:
+def _without_gathering(plan: Plan) -> dict[str, Any]:
     from planner_core.runtime import Parallel
     from planner_core.verification.numerics import compare
 
@@ -432,17 +432,17 @@ def test_ranks_must_suit() -> None:
 
 
 def test_another_torch_is_told() -> None:
-    plan = plan_to_json(small("llama-3-8b", "Megatron-LM"))
-    assert plan["model"]["versions"]["torch"].startswith("2.")
-    old = {**plan, "model": {**plan["model"], "versions": {"torch": "1.2.3"}}}
-    assert reading.other_versions(plan) == ""
-    assert "planned with torch 1.2.3, here is" in reading.other_versions(old)
+    plan = small("llama-3-8b", "Megatron-LM")
+    assert plan.model["versions"]["torch"].startswith("2.")
+    old = replace(plan, model={**plan.model, "versions": {"torch": "1.2.3"}})
+    assert other_versions(plan) == ""
+    assert "planned with torch 1.2.3, here is" in other_versions(old)
     for version in ("2.6.0+cu124", "2.13.0", "3.0.0a0"):
         check_torch(version)
-    with pytest.raises(reading.PlanMismatch, match=r"torch 2\.5\.1 is older than 2\.6, the oldest"):
+    with pytest.raises(PlanMismatch, match=r"torch 2\.5\.1 is older than 2\.6, the oldest"):
         check_torch("2.5.1")
     check_torch("2.11.0+cu130", compiled=True)
-    with pytest.raises(reading.PlanMismatch, match=r"torch 2\.6\.0 cannot compile"):
+    with pytest.raises(PlanMismatch, match=r"torch 2\.6\.0 cannot compile"):
         check_torch("2.6.0", compiled=True)
 
 

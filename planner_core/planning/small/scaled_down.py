@@ -75,12 +75,8 @@ class _Retarget:
     def __init__(self, plan: Plan, graph: Graph, model: CostModel) -> None:
         self.graph, self.model = graph, model
         self.whole = State((R,) * len(model.sizes), (R,) * len(model.sizes))
-        self.sites = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.sites.items()}
-        self.params = {
-            join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()
-        }
+        self.sites, self.params, self.kept = plan.site_plans(), plan.param_plans(), plan.kept_sites()
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
-        self.kept = {join_name(p, n) for b in plan.blocks.values() for p in b.prefixes for n in b.kept}
         self.others = _other_layers(_forms_of(graph), ((name, _form_in(site)) for name, site in self.sites.items()))
         self.segments: dict[str, SegmentMap] = {
             name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()

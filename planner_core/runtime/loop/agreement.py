@@ -25,10 +25,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from planner_core.core import join_name
+from planner_core.core import Plan, join_name, plan_to_json
 from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 
 _PATIENCE_S, _BRIEFLY_S = 1800, 60
 """So long a rank may be late where all ranks must come, if their group does not say; and where one may come alone."""
@@ -101,9 +101,9 @@ class Agreement:
         if not self.alone:
             self.values |= {n: _digest(_sampled(x)) for n, x in values if _readable(x)}
 
-    def start(self, plan: Mapping[str, Any], seed: int) -> None:
+    def start(self, plan: Plan, seed: int) -> None:
         """All ranks start from one plan and seed. Values that differ may be loaded until the first call."""
-        said = zlib.crc32(json.dumps(plan, sort_keys=True, default=str).encode())
+        said = zlib.crc32(json.dumps(plan_to_json(plan), sort_keys=True, default=str).encode())
         self.apart = self._differ("start", (), {_PLAN: said, _SEED: seed, **self.values})
         for name, what in _START.items():
             if name in self.apart:

@@ -78,7 +78,11 @@ def _taken(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if isinstance(value, DTensor) and value.device_mesh == param.device_mesh:
         return value
     if not isinstance(value, DTensor):
-        own = place(value.to(param.device), param.placements, parallel.axes, weight.segments).contiguous().clone()
+        own = (
+            place(value.to(param.device), parallel.stored_as(weight), parallel.axes, weight.segments)
+            .contiguous()
+            .clone()
+        )
         return part_like(param, own)
     made = part_like(param, torch.empty_like(value.to_local()))
     deal(parallel, weight, value, made)

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.loop.optimizer_states import in_model_order
 from planner_core.runtime.loop.whole_tensors import keep_model_order
-from planner_core.runtime.plan_reader import REPLACED, PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.gradients import forget, pending
 from planner_core.runtime.program.operators.chances import draw_whole
+from planner_core.runtime.program.setup import REPLACED
 from planner_core.runtime.program.weights import owner_of
 
 _ATEN = torch.ops.aten

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint import state_dict as loading
 from torch.distributed.tensor import DTensor, Shard
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.model_order import LOADS, orders_of, part_like
 
 _ATEN = torch.ops.aten

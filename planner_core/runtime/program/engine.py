@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.collectives.counter import CountCollectives

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.cost import SMALL_BYTES
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.buckets import (
     Member,
     Way,

@@ -25,9 +25,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import own_share
-from planner_core.runtime.program.setup import place
+from planner_core.runtime.program.setup import place, torch_placements
 from planner_core.runtime.program.weights import OWNERS, Weight
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def dealt(parallel: Parallel, weight: Weight) -> bool:
     """Whether a fused dim of a parameter is sharded, so that a rank's part is not one piece of the model's tensor."""
     return any(
         isinstance(p, Shard) and a.size > 1 and len(weight.segments.get(p.dim, ())) > 1
-        for p, a in zip(parallel.stored_as(weight).placements, parallel.axes, strict=True)
+        for p, a in zip(parallel.stored_as(weight), parallel.axes, strict=True)
     )
 
 
@@ -59,7 +59,7 @@ def portable(
     if not isinstance(tensor, DTensor):
         return tensor
     if dealt(parallel, weight):
-        own = place(parallel.full(weight, here(tensor)), tensor.placements, parallel.axes).contiguous().clone()
+        own = place(parallel.full(weight, here(tensor)), parallel.stored_as(weight), parallel.axes).contiguous().clone()
     elif any(_form(w.parameter) == _form(weight.parameter) for w in _ORDERS):
         own = tensor.to_local()
     else:
@@ -74,7 +74,7 @@ def deal(parallel: Parallel, weight: Weight, loaded: torch.Tensor, into: torch.T
     if not dealt(parallel, weight):
         into.to_local().copy_(loaded.to_local())
     else:
-        into.to_local().copy_(place(loaded.full_tensor(), into.placements, parallel.axes, weight.segments))
+        into.to_local().copy_(place(loaded.full_tensor(), parallel.stored_as(weight), parallel.axes, weight.segments))
 
 
 def show_in_model_order(parallel: Parallel) -> None:
@@ -99,7 +99,7 @@ def show_in_model_order(parallel: Parallel) -> None:
             if isinstance(given, DTensor) and given.device_mesh == held.device_mesh and not dealt(parallel, weight):
                 continue
             whole = given.full_tensor() if isinstance(given, DTensor) else given.to(held.device)
-            own = place(whole, held.placements, parallel.axes, weight.segments).contiguous()
+            own = place(whole, parallel.stored_as(weight), parallel.axes, weight.segments).contiguous()
             state[name] = part_like(held, own)
 
     for weight in parallel.engine.weights.values():
@@ -173,7 +173,7 @@ def _where(local: torch.Tensor) -> tuple[int, int]:
 
 
 def _orders(parallel: Parallel, weight: Weight) -> dict[int, torch.Tensor]:
-    placements, found = parallel.stored_as(weight).placements, {}
+    placements, found = parallel.stored_as(weight), {}
     for dim, sizes in weight.segments.items():
         if len(sizes) < 2:
             continue
@@ -194,7 +194,7 @@ def _show_buffers(parallel: Parallel, state: MutableMapping[str, Any], prefix: s
     for name, placements in parallel.split_buffers().items():
         if prefix + name in state:
             own = place(state[prefix + name], placements, parallel.axes).contiguous().clone()
-            state[prefix + name] = DTensor.from_local(own, parallel.mesh, placements, run_check=False)
+            state[prefix + name] = DTensor.from_local(own, parallel.mesh, torch_placements(placements), run_check=False)
 
 
 def _take_buffers(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:

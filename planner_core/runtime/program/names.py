@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.core import Plan, plan_to_json
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
 from planner_core.runtime.program.operators.chances import attention, dropout, masked
@@ -51,7 +52,7 @@ class EditableFunctions:
     inputs: Mapping[str, tuple[int, ...]]
     names: MutableMapping[str, Any]
 
-    def check(self, plan: Mapping[str, Any]) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise PlanMismatch if the functions were written for another plan."""
         if self.plan != plan_digest(plan):
             raise PlanMismatch(
@@ -68,9 +69,10 @@ class EditableFunctions:
         return own
 
 
-def plan_digest(plan: Mapping[str, Any]) -> str:
+def plan_digest(plan: Plan) -> str:
     """A digest of what a plan file says about a run: its mesh, and how each block lies and runs."""
-    said = json.dumps([plan["mesh"], plan["blocks"]], sort_keys=True)
+    data = plan_to_json(plan)
+    said = json.dumps([data["mesh"], data["blocks"]], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 

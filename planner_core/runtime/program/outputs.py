@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor
 
-from planner_core.runtime.plan_reader import Placements, PlanMismatch
+from planner_core.core import Partial, Placements, Shard
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, take
 
 Deliver = Callable[[torch.Tensor], torch.Tensor]

@@ -5,44 +5,71 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, placement_types
 
+from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step
 from planner_core.models.hooks import Replacement
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.plan_reader import REPLACED, Placements, Stored, read_precision
-from planner_core.runtime.plan_reader import Step as PlanStep
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
 
-DTypes = tuple[torch.dtype, torch.dtype, torch.dtype]
-"""The dtypes of the stored parameter, of the working copy and of gradients."""
+REPLACED = "_replaced_by_a_plan"
+"""The attribute of a parameter that this rank's part has taken the place of: its name."""
 
 
-def dtypes_of(
-    model: nn.Module, plan: Mapping[str, Any], stored: Mapping[str, Stored]
-) -> Callable[[nn.Parameter], DTypes]:
+@dataclass(frozen=True)
+class Precision:
+    """The dtypes of a stored parameter, of its working copy, and of the gradient that accumulates."""
+
+    stored: torch.dtype
+    working: torch.dtype
+    gradient: torch.dtype
+
+
+def precision_of(plan: Plan) -> Precision:
+    """The dtypes of a plan's workload. Master weights are float32, unless the optimizer does not keep any."""
+    load = plan.workload
+    working: torch.dtype = getattr(torch, load["dtype"])
+    masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
+    stored = torch.float32 if masters and working.itemsize < 4 else working
+    return Precision(stored, working, getattr(torch, load.get("gradient_dtype") or "", stored))
+
+
+def torch_placements(placements: Placements) -> tuple[placement_types.Placement, ...]:
+    """The same placements in torch's types, which a DTensor takes."""
+    return tuple(
+        placement_types.Shard(p.dim)
+        if isinstance(p, Shard)
+        else placement_types.Replicate()
+        if p == Replicate()
+        else placement_types.Partial()
+        for p in placements
+    )
+
+
+def dtypes_of(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan]) -> Callable[[nn.Parameter], Precision]:
     """A function that returns the dtypes of a parameter of `model` under a plan.
 
     A parameter with a dtype of its own keeps it: a layer in float64 is cast to and from, however large it is. One that is not trained,
     since it is frozen or the planned loss sends it no gradient, has no master copy.
     """
-    precision, sizes = read_precision(plan), Counter[torch.dtype]()
+    precision, sizes = precision_of(plan), Counter[torch.dtype]()
     for param in model.parameters():
         sizes[param.dtype] += param.numel()
     still = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in stored and not stored[n].trained}
     usual = max(sizes, key=lambda d: (d != torch.float64, sizes[d]), default=torch.float32)
 
-    def dtypes(param: nn.Parameter) -> DTypes:
+    def dtypes(param: nn.Parameter) -> Precision:
         if param.dtype != usual or not param.is_floating_point():
-            return param.dtype, param.dtype, param.dtype
+            return Precision(param.dtype, param.dtype, param.dtype)
         if not param.requires_grad or id(param) in still:
-            return precision.working, precision.working, precision.gradient
-        return precision.stored, precision.working, precision.gradient
+            return replace(precision, stored=precision.working)
+        return precision
 
     return dtypes
 
@@ -53,14 +80,14 @@ def axes_of(mesh: DeviceMesh) -> list[Axis]:
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
-def step_of(step: PlanStep, axes: Sequence[Axis]) -> AxisMove:
+def step_of(step: Step, axes: Sequence[Axis]) -> AxisMove:
     """A plan's step on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
     dst = step.dst.dim if isinstance(step.dst, Shard) else None
     return AxisMove(axes[step.axis], _kind(step), src, dst)
 
 
-def _kind(step: PlanStep) -> str:
+def _kind(step: Step) -> str:
     if isinstance(step.dst, Replicate):
         return "all_gather" if isinstance(step.src, Shard) else "all_reduce"
     if isinstance(step.dst, Shard):
@@ -74,17 +101,9 @@ def _kind(step: PlanStep) -> str:
     return "pad" if isinstance(step.src, Shard) else "divide"
 
 
-def steps_of(steps: Iterable[PlanStep], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
+def steps_of(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
     """A plan's steps without those on axes of one rank."""
     return tuple(step_of(s, axes) for s in steps if axes[s.axis].size > 1)
-
-
-def leading(src: Placements, dst: Placements, axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
-    """The steps from some placements to others: sums go from the outermost axis inwards, gathers from the innermost outwards."""
-    changed = [PlanStep(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
-    gathers = [s for s in changed if isinstance(s.src, Shard)]
-    others = [s for s in changed if not isinstance(s.src, Shard)]
-    return steps_of([*reversed(gathers), *others], axes)
 
 
 def place(
@@ -100,7 +119,7 @@ def place(
 
 
 def shard_model(
-    model: nn.Module, stored: Mapping[str, Stored], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], DTypes],
+    model: nn.Module, stored: Mapping[str, ParamPlan], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], Precision],
     init: Init | None,
 ) -> dict[str, Weight]:  # fmt: skip
     """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied, and lists
@@ -112,10 +131,10 @@ def shard_model(
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
     whole: Placements = (Replicate(),) * len(axes)
-    plain = Stored(whole, whole, whole, {})
+    plain = ParamPlan(whole, whole, whole)
     plans = {key: next((stored[n] for n in found if n in stored), plain) for key, found in names.items()}
     split = any(
-        isinstance(p, Shard) and a.size > 1 for s in plans.values() for p, a in zip(s.placements, axes, strict=True)
+        isinstance(p, Shard) and a.size > 1 for s in plans.values() for p, a in zip(s.stored, axes, strict=True)
     )
     made: dict[int, Weight] = {}
     replaced: dict[int, torch.Tensor] = {}
@@ -125,7 +144,7 @@ def shard_model(
                 continue
             if id(old) not in made:
                 plan = plans[id(old)]
-                new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old)[0], init, split)
+                new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old).stored, init, split)
                 if new is not old:
                     setattr(old, REPLACED, names[id(old)][0])
                     replaced[id(old)] = new
@@ -138,7 +157,7 @@ def shard_model(
 def _part(
     name: str,
     old: nn.Parameter,
-    plan: Stored,
+    plan: ParamPlan,
     mesh: DeviceMesh,
     axes: Sequence[Axis],
     dtype: torch.dtype,
@@ -148,25 +167,28 @@ def _part(
     with torch.no_grad():
         full = old.detach() if init is None else init(name, old)
         full = full if full.is_meta else full.to(mesh.device_type)
-        local = place(full, plan.placements, axes, plan.segments).to(dtype).contiguous()
+        local = place(full, plan.stored, axes, plan.segments).to(dtype).contiguous()
         if not split and local.data_ptr() == old.data_ptr() and not old.is_meta:
             return old
         if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == old.data_ptr():
             local = local.clone()  # a slice would keep the whole alive
     if split:
         local = DTensor.from_local(
-            local, mesh, plan.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+            local,
+            mesh,
+            torch_placements(plan.stored),
+            run_check=False,
+            shape=full.shape,
+            stride=full.contiguous().stride(),
         )
     return nn.Parameter(local, requires_grad=old.requires_grad)
 
 
 def weight_of(
-    names: tuple[str, ...], param: nn.Parameter, plan: Stored, axes: Sequence[Axis], dtypes: DTypes
+    names: tuple[str, ...], param: nn.Parameter, plan: ParamPlan, axes: Sequence[Axis], dtypes: Precision
 ) -> Weight:
     """A parameter with the steps between its stored form, its working copy and its accumulated gradient."""
-    _, working, gradients = dtypes
-    refresh = leading(plan.placements, plan.working, axes) if plan.refresh is None else steps_of(plan.refresh, axes)
-    final = leading(plan.gradient, plan.placements, axes) if plan.reduce is None else steps_of(plan.reduce, axes)
+    refresh, final = steps_of(plan.refreshed(), axes), steps_of(plan.reduced(), axes)
     # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
     casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
-    return Weight(names, param, working, gradients, refresh, final, plan.segments, casts=casts)
+    return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, casts=casts)

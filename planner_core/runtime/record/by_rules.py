@@ -9,29 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
-
-from planner_core.core import Op, Value
+from planner_core.core import Op, SitePlan, Value
 from planner_core.ops import rows
-from planner_core.runtime.plan_reader import PlanMismatch, Row
+from planner_core.runtime.mismatch import PlanMismatch
 
 
-def check_by_rules(op: Op, values: Sequence[Value], row: Row, sizes: Sequence[int]) -> None:
+def check_by_rules(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
     """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values`: with global shapes, or those of some samples."""
     known = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
     for axis, size in enumerate(sizes):
-        taken = [_short(e.dst[axis]) for e in row.inputs]
-        made = [_short(e.src[axis]) for e in row.outputs]
+        taken = [str(e.dst.forward[axis]) for e in row.inputs]
+        made = [str(e.src.forward[axis]) for e in row.outputs]
         if size > 1 and [*taken, *made] not in known:
             raise PlanMismatch(
                 f"{op.name} is planned to take {', '.join(taken) or 'nothing'} and make {', '.join(made)} on mesh axis {axis}, which is "
                 f"not one of the ways in which {op.fn} can run with the arguments and shapes that the model gives it now; set the model "
                 "as it was when it was planned, or plan it again"
             )
-
-
-def _short(placement: Placement) -> str:
-    if isinstance(placement, Shard):
-        return f"S({placement.dim})"
-    return "R" if isinstance(placement, Replicate) else "P"

@@ -29,7 +29,7 @@ from planner_core.models.hooks import (
     tensors,
 )
 from planner_core.ops import operator
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.results import know
 from planner_core.runtime.record.source_names import no_own_collectives, running_statement

@@ -18,7 +18,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 
 Statement = tuple[int, tuple[str, ...]]
 """First line of a statement, and the names that it assigns."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Plan, plan_to_json
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.core import Plan
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import Axis, plan_digest
 from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.training.start import Start, model_of, positional
@@ -38,7 +38,7 @@ def blocks_of(plan: Plan) -> Blocks:
     here."""
     start = model_of(plan)
     axes = [Axis(n, None, size) for n, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True)]
-    forward = PlannedForward(start.model, plan_to_json(plan), axes, plan.data_axes)
+    forward = PlannedForward(start.model, plan, axes)
     parts = 1
     for axis in forward.data_axes:
         parts *= axes[axis].size
@@ -51,7 +51,7 @@ def blocks_of(plan: Plan) -> Blocks:
     source = program.source.partition("\n")[2].strip("\n")
     before = program.source[: program.source.index(source)].count("\n")
     lines = program.lines[before : before + source.count("\n") + 1]
-    return Blocks(source, plan_digest(plan_to_json(plan)), made.inputs, tuple(program.foreign), lines=lines)
+    return Blocks(source, plan_digest(plan), made.inputs, tuple(program.foreign), lines=lines)
 
 
 def example(start: Start) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.model_order import OF
 from planner_core.runtime.program.weights import owner_of

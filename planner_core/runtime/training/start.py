@@ -22,7 +22,7 @@ from planner_core.models.capture import own_loss
 from planner_core.models.sources import build, limits, python_source, training_inputs
 from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.loop.stand_in import with_planned_loss
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variables that say how GPU memory is allocated; torch before 2.10 reads the second."""

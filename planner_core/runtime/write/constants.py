@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from planner_core.core import Placements
 from planner_core.models.hooks import is_inplace
-from planner_core.runtime.plan_reader import Placements
 from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.functions import constant_text

@@ -7,9 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.distributed.tensor import Shard
-
-from planner_core.runtime.plan_reader import Edge, Placements, Step
+from planner_core.core import Edge, Placements, Shard, Step
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
 from planner_core.runtime.write import operators
@@ -137,7 +135,7 @@ class FunctionWriter:
         return kept or not views.isdisjoint(self.saved)
 
     def _constant(self, number: int, edge: Edge) -> None:
-        cut = (number, edge.dst)
+        cut = (number, edge.dst.forward)
         if self.tape.tensors[number].kind != BUFFER:
             self.cuts += [cut] * (cut not in self.cuts)
         elif cut not in self.buffers:
@@ -238,9 +236,11 @@ class FunctionWriter:
             forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
             return self._moved(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
         if tensor.kind == BUFFER:
-            return _divided(f"w.{self.buffers[number, edge.dst].argument}", self.layout, self.moves, edge.dst)
+            return _divided(
+                f"w.{self.buffers[number, edge.dst.forward].argument}", self.layout, self.moves, edge.dst.forward
+            )
         if tensor.kind != COMPUTED:
-            return self.cut_names[self.cuts.index((number, edge.dst))]
+            return self.cut_names[self.cuts.index((number, edge.dst.forward))]
         return self._moved(now, number, self._value(number), edge)
 
     def _moved(self, now: int, number: int, text: str, edge: Edge) -> str:

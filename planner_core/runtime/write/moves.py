@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.distributed.tensor import Replicate, Shard
-
-from planner_core.runtime.plan_reader import Edge, Placements, Segments, Step
+from planner_core.core import Edge, Placement, Placements, Replicate, Shard, Step
+from planner_core.runtime.program.collectives import Segments
 
 KINDS = {("S", "R"): "all_gather", ("P", "R"): "all_reduce", ("P", "S"): "reduce_scatter", ("R", "S"): "slice",
          ("S", "S"): "all_to_all", ("S", "P"): "pad", ("R", "P"): "divide"}  # fmt: skip
@@ -15,7 +14,7 @@ CONSTRUCTORS = {"slice": "shard"}
 LOCAL = ("slice", "pad", "divide")
 
 
-def letter(placement: object) -> str:
+def letter(placement: Placement) -> str:
     """`S`, `R` or `P`."""
     return "S" if isinstance(placement, Shard) else "R" if isinstance(placement, Replicate) else "P"
 
@@ -33,10 +32,10 @@ def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tu
     """
     axes = sorted({step.axis for step in (*ahead, *back)})
     for gather in (last_collective(ahead), 0):
-        here = edge.src
+        here = edge.src.forward
         for step in ahead[:gather]:
             here = _after(here, step)
-        gradient = edge.gradient
+        gradient = edge.dst.gradient
         for number in range(len(back) + 1):
             if _split(gradient, axes) == _split(here, axes):
                 return tuple(ahead[:gather]), tuple(back[number:])

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Shard
 
+from planner_core.core import Placements, Shard, SitePlan
 from planner_core.models.hooks import RECURRENT, drops
 from planner_core.ops import Local, known_functions, operator
-from planner_core.runtime.plan_reader import Placements, Row
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.write.planned_tape import PlannedTape
 from planner_core.runtime.write.spelling import Write, call, literal
@@ -35,18 +34,18 @@ class LocalCall:
 
     layout: PlannedTape
     call: TapeCall
-    row: Row
+    row: SitePlan
     texts: list[str]
     axis: Callable[[int], str]
     foreign: Write
 
     def operand(self, i: int) -> Placements:
         """Placements with which the operator takes its i-th tensor operand."""
-        return self.row.inputs[i].dst
+        return self.row.inputs[i].dst.forward
 
     def shape(self, i: int = 0) -> tuple[int, ...]:
         """This rank's shape of the i-th result."""
-        return self.layout.local(self.call.outputs[i], self.row.outputs[i].src)
+        return self.layout.local(self.call.outputs[i], self.row.outputs[i].src.forward)
 
     def given(self, i: int = 0) -> tuple[int, ...]:
         """This rank's shape of the i-th operand."""
@@ -235,7 +234,7 @@ def _conv(local: LocalCall) -> str:
 def _mean(local: LocalCall) -> str:
     """If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided by n."""
     split = local.axes(local.operand(0))
-    parts = [a for a in local.layout.partial(local.row.outputs[0].src) if a in split]
+    parts = [a for a in local.layout.partial(local.row.outputs[0].src.forward) if a in split]
     if not parts or local.call.kwargs.get("reduction", "mean") != "mean":
         return local.plain()
     return f"{local.plain()} / {math.prod(local.layout.sizes[a] for a in parts)}"

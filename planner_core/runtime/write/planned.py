@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,21 +22,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, Op
+from planner_core.core import CaptureError, Op, Plan
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import is_new, is_table, positional, spelled
-from planner_core.runtime.plan_reader import (
-    PlanMismatch,
-    kept_sites,
-    other_model,
-    other_versions,
-    read_params,
-    read_precision,
-    read_rows,
-    refuse_gradient,
-)
+from planner_core.runtime.mismatch import PlanMismatch, other_model, other_versions, refuse_gradient
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.setup import dtypes_of
+from planner_core.runtime.program.setup import dtypes_of, precision_of
 from planner_core.runtime.record import MixesSamples, Tape, record
 from planner_core.runtime.record.batch import (
     batch_dims,
@@ -106,22 +97,20 @@ class Prepared:
 class PlannedForward:
     """The forward pass of a model under a plan. Make it before the model's parameters are sharded.
 
-    `data_axes`: the mesh axes along which callers hold different samples.
+    `data_axes`: the mesh axes of more than one rank along which callers hold different samples.
     """
 
-    def __init__(
-        self, model: nn.Module, plan: Mapping[str, Any], axes: Sequence[Axis], data_axes: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis]) -> None:
         self.plan, self.axes = plan, list(axes)
-        self.data_axes = tuple(a for a in data_axes if axes[a].size > 1)
+        self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
         self.names = positional(model.forward)
-        self.config = plan["model"]["config"] or {}
+        self.config = plan.model["config"] or {}
         self.is_table = functools.partial(is_table, config=self.config)
-        self.rows, self.stored, self.places = read_rows(plan), read_params(plan), places(plan)
-        self.recompute = {label: str(block["recompute"]) for label, block in plan["blocks"].items()}
-        self.dtypes, self.precision = dtypes_of(model, plan, self.stored), read_precision(plan)
+        self.rows, self.stored, self.places = plan.site_plans(), plan.param_plans(), places(plan)
+        self.recompute = {label: block.recompute for label, block in plan.blocks.items()}
+        self.dtypes, self.precision = dtypes_of(model, plan, self.stored), precision_of(plan)
         self.recorded = False
-        self.frozen = FrozenModel(model, lambda param: self.dtypes(param)[1])
+        self.frozen = FrozenModel(model, lambda param: self.dtypes(param).working)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
@@ -209,7 +198,7 @@ class PlannedForward:
 
     def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
         own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
-        workload, ranks = self.plan["workload"], math.prod(self.axes[a].size for a in self.data_axes)
+        workload, ranks = self.plan.workload, math.prod(self.axes[a].size for a in self.data_axes)
         planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
         if own is not None and ranks > 1 and len(own) == planned:
             warnings.warn(
@@ -230,7 +219,7 @@ class PlannedForward:
         return hold_samples(args, kwargs, self.names, self.is_table)
 
     def _written(self, layout: PlannedTape) -> Program:
-        return write_program(layout, self._title(), self.recompute, kept=kept_sites(self.plan))
+        return write_program(layout, self._title(), self.recompute, kept=self.plan.kept_sites())
 
     def _check(self, layout: PlannedTape, tape: Tape) -> None:
         """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
@@ -261,8 +250,7 @@ class PlannedForward:
 
     def _title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)
-        plan = self.plan
-        return f"{plan['model']['name']} under the plan {plan['name']!r} on a mesh of {sizes}: one rank's program."
+        return f"{self.plan.model['name']} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
 
 
 def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:

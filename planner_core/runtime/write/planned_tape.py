@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
 
-from planner_core.core import Op
+from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
 from planner_core.models.hooks import is_inplace
 from planner_core.ops import Local, operator, rows
-from planner_core.runtime.plan_reader import Edge, PlanMismatch, Row, Stored, check_gradient, other_model
-from planner_core.runtime.plan_reader import Placements as Placements
+from planner_core.runtime.mismatch import PlanMismatch, other_model
 from planner_core.runtime.program.collectives import not_even
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
 from planner_core.runtime.record.reach import reached, trained_on
@@ -38,8 +36,8 @@ class PlannedTape:
 
     tape: Tape
     samples: Sequence[int | None]
-    rows: Mapping[str, Row]
-    stored: Mapping[str, Stored]
+    rows: Mapping[str, SitePlan]
+    stored: Mapping[str, ParamPlan]
     places: Mapping[str, Place]
     sizes: tuple[int, ...]
     axis_names: tuple[str, ...]
@@ -76,7 +74,7 @@ class PlannedTape:
         """The calls that have a row in the plan."""
         return [c for c in self.tape.calls if c.kind == "op"]
 
-    def row(self, call: TapeCall) -> Row:
+    def row(self, call: TapeCall) -> SitePlan:
         """The row of a call; raises PlanMismatch."""
         row = self.rows.get(call.site)
         if row is None:
@@ -87,14 +85,14 @@ class PlannedTape:
         """Whether a call takes samples whole of which a rank has a part, and is not written by the shapes that it has on a rank."""
         if call.kind != "op" or operator(call.fn).local is Local.SIZES:
             return False
-        ends = [(self.samples[n], edge.dst) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
+        ends = [(self.samples[n], edge.dst.forward) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
         return any(dim is not None and dst[a] != Shard(dim) for dim, dst in ends for a in self.data_axes)
 
     def place(self, call: TapeCall) -> Place:
         """The block copy that a call belongs to."""
         return self.places.get(call.site, ("", ""))
 
-    def _check(self, call: TapeCall, row: Row) -> None:
+    def _check(self, call: TapeCall, row: SitePlan) -> None:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
             told = f"has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
@@ -113,14 +111,14 @@ class PlannedTape:
             row = self.row(call)
             for number, edge in zip(call.inputs, row.inputs, strict=True):
                 kind = self.tape.tensors[number].kind
-                if kind == COMPUTED and self.delivered[number] != edge.src:
+                if kind == COMPUTED and self.delivered[number] != edge.src.forward:
                     raise other_model(call.site, "takes another operand than in the plan", self.versions, call.line)
                 if kind not in (COMPUTED, PARAMETER):
                     self._constant(number, edge)
                 if kind == COMPUTED and self.tape.tensors[number].grad:
-                    check_gradient(call.site, edge, summed[number])
+                    _check_gradient(call.site, edge, summed[number])
             for number, edge in zip(call.outputs, row.outputs, strict=True):
-                self.delivered[number], summed[number] = edge.dst, edge.gradient
+                self.delivered[number], summed[number] = edge.dst.forward, edge.dst.gradient
         if not self.batches:  # no operator of the plan takes samples, as of `x[0]`
             self.data_axes = ()
 
@@ -129,8 +127,8 @@ class PlannedTape:
         if number in self.inner:  # a part of this dim is no part of the samples
             self.data_axes = ()
         if dim is not None:
-            self.data_axes = tuple(a for a in self.data_axes if edge.dst[a] == Shard(dim))
-            self.batches.append((Shard(dim), edge.dst))
+            self.data_axes = tuple(a for a in self.data_axes if edge.dst.forward[a] == Shard(dim))
+            self.batches.append((Shard(dim), edge.dst.forward))
 
     def _outermost(self) -> tuple[int, ...]:
         """The data axes that cut samples before any other axis does. A mesh cuts a dim by its outer axis first: of 8 samples on 2 x 2
@@ -164,8 +162,8 @@ class PlannedTape:
         taken = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
         made = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
         return all(
-            all(e.differentiable(a) for e in (*taken, *made))
-            and not (any(e.whole(a) for e in taken) and any(not isinstance(e.src[a], Replicate) for e in made))
+            all(_differentiable(e, a) for e in (*taken, *made))
+            and not (any(_whole(e, a) for e in taken) and any(e.src.forward[a] != Replicate() for e in made))
             for a, size in enumerate(self.sizes)
             if size > 1
         )
@@ -254,16 +252,36 @@ class PlannedTape:
         return found
 
 
-def places(plan: Mapping[str, object]) -> dict[str, Place]:
+def _check_gradient(site: str, edge: Edge, summed: Placements) -> None:
+    """Raise PlanMismatch if an operator gives the gradient of an operand in other placements than those in which it is summed: the
+    operand is another one than when it was planned."""
+    if edge.src.gradient != summed:
+        raise other_model(site, "gives an operand another gradient than in the plan", "")
+
+
+def _differentiable(edge: Edge, axis: int) -> bool:
+    """Whether the steps along an axis bring the gradient back as it leaves the edge, and a shard gets the gradient of that shard. Not so
+    if no planned loss sends a gradient here."""
+    ends = [(state.forward[axis], state.gradient[axis]) for state in (edge.src, edge.dst)]
+    (_, leaving), (_, coming) = ends
+    alike = all(not isinstance(placement, Shard) or placement == gradient for placement, gradient in ends)
+    return alike and (coming == leaving or any(s.axis == axis for s in edge.backward))
+
+
+def _whole(edge: Edge, axis: int) -> bool:
+    """Whether each rank takes all of the tensor, and its gradient is not a sum over ranks."""
+    return edge.dst.forward[axis] == edge.dst.gradient[axis] == Replicate()
+
+
+def places(plan: Plan) -> dict[str, Place]:
     """For each call site: the block copy to which it belongs."""
-    found: dict[str, Place] = {}
-    blocks: Mapping[str, Mapping[str, Sequence[str]]] = plan["blocks"]  # type: ignore[assignment]
-    for label, block in blocks.items():
-        if label:
-            for prefix in block["prefixes"]:
-                for name in block["sites"]:
-                    found[prefix + name if name.startswith("/") else f"{prefix}.{name}"] = (label, prefix)
-    return found
+    return {
+        join_name(prefix, name): (label, prefix)
+        for label, block in plan.blocks.items()
+        if label
+        for prefix in block.prefixes
+        for name in block.sites
+    }
 
 
 def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
@@ -296,7 +314,7 @@ def read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
             ends = zip(call.inputs, planned.row(call).inputs, strict=True)
             for number, edge in ends:
                 dim = planned.samples[number]
-                if dim is None or any((edge.dst[a] == Shard(dim)) != (a in axes) for a in live):
+                if dim is None or any((edge.dst.forward[a] == Shard(dim)) != (a in axes) for a in live):
                     read |= made_of.get(number, set())
             continue
         given: set[int] = set().union(*(made_of.get(n, set()) for n in call.inputs))

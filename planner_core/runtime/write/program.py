@@ -6,10 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch.distributed.tensor import Shard
-
+from planner_core.core import Edge, Shard, Step
 from planner_core.models.hooks import draws, is_inplace
-from planner_core.runtime.plan_reader import Edge, Step
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import Calls

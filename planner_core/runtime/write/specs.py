@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from planner_core.runtime.plan_reader import Placements, Step
+from planner_core.core import Placements, Step
 from planner_core.runtime.record import TapeCall
 
 Cut = tuple[int, Placements]

@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed import tensor as dtensor
 
-from planner_core.core import P, Placement, Shard
+from planner_core.core import Edge, Placement, R, Shard, SitePlan, State
 from planner_core.ops import Row
-from planner_core.runtime import plan_reader
 from planner_core.runtime.program import names
 from planner_core.runtime.record import Ref, Tape, TapeCall, Tensor
 from planner_core.runtime.record.tape import COMPUTED, INPUT
@@ -138,7 +136,7 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
 
 
 def _written(
-    case: Case, fn: str, want: list[torch.Tensor], row: plan_reader.Row, sizes: tuple[int, ...]
+    case: Case, fn: str, want: list[torch.Tensor], row: SitePlan, sizes: tuple[int, ...]
 ) -> tuple[str, dict[str, Any]]:
     """The code of one rank, whose operands are x0, x1, ... and whose axes AXIS0, AXIS1, ...; and the objects that it names."""
     count = len(case.tensors)
@@ -164,15 +162,12 @@ def _written(
     return text.replace(".new_empty(", ".new_zeros("), objects  # what a new tensor holds is any
 
 
-def _row(chosen: Sequence[Row], num_inputs: int, num_outputs: int) -> plan_reader.Row:
-    def edge(placements: list[Placement]) -> plan_reader.Edge:
-        own = tuple(
-            dtensor.Shard(p.dim) if isinstance(p, Shard) else dtensor.Partial() if p == P else dtensor.Replicate()
-            for p in placements
-        )
-        return plan_reader.Edge(own, own)
+def _row(chosen: Sequence[Row], num_inputs: int, num_outputs: int) -> SitePlan:
+    def edge(placements: list[Placement]) -> Edge:
+        state = State(tuple(placements), (R,) * len(placements))
+        return Edge(state, state)
 
-    return plan_reader.Row(
+    return SitePlan(
         tuple(edge([r.inputs[i][0] for r in chosen]) for i in range(num_inputs)),
         tuple(edge([r.outputs[i][0] for r in chosen]) for i in range(num_outputs)),
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 
 Segments = Mapping[int, tuple[int, ...]]
 NO_SEGMENTS: Segments = {}

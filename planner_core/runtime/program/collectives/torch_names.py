@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner_core.runtime.plan_reader import PlanMismatch
+from planner_core.runtime.mismatch import PlanMismatch
 
 OLDEST = (2, 6)
 """The first torch with the public FSDP2, and the oldest with which plans are run in the tests."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner_core.runtime.plan_reader import check_order, unplanned
+from planner_core.runtime.mismatch import check_order, unplanned
 from planner_core.runtime.program.buckets import Member, aligned
 from planner_core.runtime.program.collectives import AxisMove, Segments
 

@@ -1,0 +1,60 @@
+"""The error of a model that is not the one that was planned, and the sentences that several modules raise it with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from planner_core.core import Plan, PlannerError
+
+
+class PlanMismatch(PlannerError, RuntimeError):
+    """The running model is not the one for which the plan was made. The message names the operator."""
+
+
+def other_model(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
+    """The error for an operator that is not as it was planned. `line`: the place in the model's code; `versions`: see `other_versions`."""
+    at = f" at {line.rpartition('/')[2]}" if line else ""
+    return PlanMismatch(
+        f"{site}{at} {what}: the model does other operations than when it was planned (in eval mode, with other attributes, lengths, "
+        f"inputs or values); set it as it was, or plan it again{versions}"
+    )
+
+
+def refuse_gradient(name: str) -> None:
+    """Raise PlanMismatch: nothing would sum the gradient over ranks."""
+    raise PlanMismatch(
+        f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
+        "it again"
+    )
+
+
+def unplanned(name: str) -> PlanMismatch:
+    """The error for a gradient of a weight in a unit that has no use for it."""
+    return PlanMismatch(
+        f"{name} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
+        "plan the model with the loss that is trained on"
+    )
+
+
+def check_order(name: str, segments: Mapping[int, tuple[int, ...]]) -> None:
+    """Raise PlanMismatch for a weight with a fused dim, if a term of the loop has a gradient that torch made of it as a whole."""
+    if any(len(sizes) > 1 for sizes in segments.values()):
+        raise PlanMismatch(
+            f"a term of the loop (a penalty) takes {name} whole, but several parts of it (q, k and v) are one tensor, whose rows the plan "
+            "keeps in another order; take .full_tensor() of the weight first"
+        )
+
+
+def other_versions(plan: Plan) -> str:
+    """The end of a sentence: which libraries have another version now than when the plan was made. Empty if none has."""
+    planned = plan.model.get("versions", {})
+    here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}
+    changed = [
+        f"{name} {planned[name]}, here is {version}"
+        for name, version in here.items()
+        if version and name in planned and planned[name].partition("+")[0] != version.partition("+")[0]
+    ]
+    return f" (it was planned with {' and '.join(changed)}: plan it again)" if changed else ""
