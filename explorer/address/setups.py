@@ -3,6 +3,7 @@
 fsdp=16                                  FSDP over 16 GPUs, in as many micro-batches as the recommended plan
 dp=2,fsdp=8,accumulate=4,recompute=full  HSDP in four micro-batches, every block recomputed
 fsdp=2,cp=8,cp_type=ulysses              FSDP over 16 GPUs, of which eight share the tokens of a sample
+dp=2,tp=8,pp=4,vp=2,zero=1               four pipeline ranks of two stages each
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import RECOMPUTE, InputError, short
+from planner_core.core import RECOMPUTE, SCHEDULES, InputError, short
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
 
@@ -44,11 +45,12 @@ class Stated:
         """As people write it, for a step of `batch` samples: `FSDP 8 × TP 8, mbs 1, selective`."""
         x = self.layout
         data = f"ZeRO-{x.zero}" if x.zero in (1, 2) else "DP"
-        degrees = [(data, x.dp), ("FSDP", x.fsdp), ("CP", x.cp), ("TP", x.tp)]
+        degrees = [("PP", x.pp), (data, x.dp), ("FSDP", x.fsdp), ("CP", x.cp), ("TP", x.tp)]
         parts = [" × ".join(f"{word} {n}" for word, n in degrees if n > 1) or "DP 1"]
         parts += [f"EP {x.ep}"] if x.ep > 1 else []
         parts += ["SP"] if x.sp else []
         parts += [x.cp_type] if x.cp > 1 and x.cp_type != "ring" else []
+        parts += [x.order + (f" {x.vp}" if x.vp > 1 else "")] if x.schedule or x.vp > 1 else []
         if self.accumulate:
             each = batch / (x.dp * x.fsdp * self.accumulate)
             parts += [f"mbs {each:g}" if each == int(each) else f"{self.accumulate} micro-batches"]
@@ -59,8 +61,6 @@ def read(words: Sequence[str]) -> Stated:
     """The inverse of `Stated.write`. Raises InputError."""
     own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
     layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
-    if layout.pp > 1:
-        raise InputError(f"pp={layout.pp} is priced by the command price alone so far; leave pp out here")
     times, again = own.get("accumulate"), own.get("recompute", PLAIN)
     if times is not None and not (times.isdecimal() and 1 <= int(times) <= MOST_PARTS):
         raise InputError(f"accumulate is {short(times)}, but must be a whole number from 1; give e.g. accumulate=4")
@@ -71,10 +71,12 @@ def read(words: Sequence[str]) -> Stated:
 
 
 DEGREE = re.compile(
-    r"(hsdp|fsdp2?|zero-?3|zero-?[12]|ddp|dp|tp|cp|ep|mbs|accumulate)[ =-]*(\d+)(?:x(\d+))?|(\d+) *micro-?batch(?:es)?"
+    r"(hsdp|fsdp2?|zero-?3|zero-?[12]|ddp|dp|tp|pp|vp|cp|ep|mbs|accumulate)[ =-]*(\d+)(?:x(\d+))?|(\d+) *micro-?batch(?:es)?"
 )
 """One part of a line, in small letters: a kind and its ranks."""
 RANKS = {"ddp": "dp", "fsdp2": "fsdp", "zero3": "fsdp"}
+ORDER = re.compile(rf"({'|'.join(SCHEDULES)}|zero[ -]bubble)(?: +(\d+))?")
+"""How stages run their micro-batches, and the stages of a rank: `interleaved 2`."""
 PARTS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
 NONE = ("no recomputation", "none", "no recompute")
 
@@ -103,6 +105,9 @@ def _part(part: str) -> dict[str, Any]:
         return {"recompute": PLAIN if part in NONE else part}
     if part == "sp" or part in CP_TYPES:
         return {"sp": True} if part == "sp" else {"cp_type": part}
+    if order := ORDER.fullmatch(part):
+        name = order[1] if order[1] in SCHEDULES else "zb"
+        return {"schedule": name, **({"vp": int(order[2])} if order[2] else {"vp": 2} if name == "zbv" else {})}
     match = DEGREE.fullmatch(part)
     if match is None:
         raise InputError(f"{short(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")

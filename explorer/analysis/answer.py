@@ -11,13 +11,16 @@ from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
+from planner_core.planning.pricing import stage_parts
 
 OWN = "layout"
 """The method of a plan whose layout somebody stated."""
 COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
+BUBBLE = "bubble"
+"""Seconds in which a rank of a pipeline waits for others, in the mean over all ranks."""
 OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are a part of a step, and the same in all plans, so they are no reason."""
-REASONS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER)
+REASONS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER, BUBBLE)
 PARTS = (*REASONS, OUTSIDE)
 LESS = {
     COMPUTE: ("computes {} less", "computes {} longer"),
@@ -25,6 +28,7 @@ LESS = {
     WAITS: ("waits {} less for data that the next operation needs", "waits {} longer for data that the next operation needs"),
     WEIGHTS: ("is held up {} less by weights and gradients on their way", "is held up {} longer by weights and gradients on their way"),
     OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
+    BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
 }  # fmt: skip
 """The cause in a plan why a part of its step is shorter, or longer."""
 FIGURES = 3
@@ -55,12 +59,15 @@ def fastest(shown: Mapping[str, Plan], first: str) -> str:
 
 def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
     """Seconds of a step by what they go to; they add up to the step's time."""
+    if plan.pipeline:  # of the rank that works longest; what it computes again counts as compute
+        return dict.fromkeys(PARTS, 0.0) | stage_parts(plan)
     again = _recomputed_s(plan, graph)
     shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s - again, AGAIN: again, WAITS: waits,
         WEIGHTS: sum(e.seconds for e in shown) - waits, OPTIMIZER: plan.cost.optimizer_time_s, OUTSIDE: plan.cost.outside_time_s,
+        BUBBLE: 0.0,
     }  # fmt: skip
 
 

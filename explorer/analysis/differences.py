@@ -32,7 +32,7 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWe
     """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
     at ops that use none. The waits of a plan add up to its exposed communication."""
     places = {name: words.by_weight(plan) for name, plan in plans.items()}
-    waits = {name: waited(plan, graphs[name]) for name, plan in plans.items()}
+    waits = {name: {} if plan.pipeline else waited(plan, graphs[name]) for name, plan in plans.items()}
     keys = dict.fromkeys(key for table in places.values() for key in table)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for block, weight, prefix in keys:
@@ -45,6 +45,8 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWe
         same = len({_unnamed(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
         found.append(AlikeWeights(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
     rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
+    # of a plan with stages no wait is known weight by weight: where a rank waits follows from the simulated step
+    rest |= {name: plan.cost.exposed_comm_time_s for name, plan in plans.items() if plan.pipeline}
     return [*found, AlikeWeights(NO_WEIGHT, 1, {}, rest, True)]
 
 

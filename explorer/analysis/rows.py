@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from explorer.analysis.filters import LETTERS
-from explorer.analysis.timeline import Timeline
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import Plan
-from planner_core.planning import METHODS, Result
-from planner_core.planning.analysis import AblationStep
+from planner_core.cost.communication import sent_per_gpu
+from planner_core.planning import METHODS, Result, stage_trace
+from planner_core.planning.analysis import AblationStep, TraceWork
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.pricing import model_flops, speed_of
 from planner_core.search.candidates import Candidates
@@ -28,7 +28,7 @@ def _plan(name: str, plan: Plan) -> dict[str, object]:
         "plan": name, "method": plan.method, "mesh": "x".join(map(str, plan.mesh.axis_sizes)), "recipe": recipe.recipe(plan),
         "fits": plan.fits, "proven": plan.optimal, "step_time_s": c.step_time_s, "compute_time_s": c.compute_time_s,
         "communication_s": c.comm_time_s, "exposed_communication_s": c.exposed_comm_time_s, "optimizer_time_s": c.optimizer_time_s,
-        "sent_bytes": sum(t.wire_bytes for t in c.traffic), **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
+        "sent_bytes": sent_per_gpu(plan), **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
     }  # fmt: skip
 
 
@@ -51,15 +51,19 @@ def candidates(found: Candidates) -> list[Row]:
     ]  # fmt: skip
 
 
-def bars(lines: Mapping[str, Timeline]) -> list[Row]:
-    """The bars of every plan's step."""
-    return [
-        {
-            "plan": name, "lane": b.lane, "phase": b.phase, "part": b.part, "copy": b.copy, "copies": b.copies,
-            "start_s": b.start_s, "seconds": b.seconds,
-        }
-        for name, line in lines.items() for b in line.bars
-    ]  # fmt: skip
+def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -> list[Row]:
+    """The work of every plan's step: of a GPU, or of a plan with stages that of each rank of its pipeline."""
+    found: list[Row] = []
+    for name, plan in plans.items():
+        if plan.pipeline:
+            events = [e for e in stage_trace(plan)["traceEvents"] if e["ph"] == "X"]
+            found += [
+                {"plan": name, "rank": e["tid"], "kind": e["cat"], **e["args"], "start_s": e["ts"] / 1e6, "seconds": e["dur"] / 1e6}
+                for e in events
+            ]  # fmt: skip
+        else:
+            found += [{"plan": name, **asdict(w)} for w in steps[name]]
+    return found
 
 
 def rungs(found: Sequence[AblationStep]) -> list[Row]:

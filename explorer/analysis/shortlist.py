@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from explorer.analysis.answer import OWN
 from explorer.text import recipe, units
 from planner_core.core import Plan
+from planner_core.planning import STAGES
 from planner_core.planning.analysis import Choice
 from planner_core.planning.methods import BASELINES
 
 MOST = 5
 NEAR = 0.02
 """Steps, and memory, that differ by less than this share are nearly the same."""
+LEAST_GAIN = 0.001
+"""The exact optimum that gains a smaller share, by a layout of the same name, is not listed beside it."""
 MEGATRON = ("megatron", "megatron-sp")
 
 
@@ -37,10 +40,13 @@ def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[Liste
         told[run] = "recommended: stock tools run it as it is"
     if fastest != run:
         gain = plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1
-        told[fastest] = "the exact optimum" + (
-            f"; {units.percent(gain)} faster is less than the doubt" if gain >= 0.001 else ""
-        )
+        if gain >= LEAST_GAIN or recipe.short(plans[run]) != recipe.short(plans[fastest]):
+            less = f"; {units.percent(gain)} faster is less than the doubt" if gain >= LEAST_GAIN else ""
+            told[fastest] = "the exact optimum" + less
+        else:
+            told[run] += ", as fast as the exact optimum"
     told |= {n: "what you run now" for n, p in plans.items() if p.method == OWN}
+    told |= {n: _deep(p, plans[fastest]) for n, p in plans.items() if p.name == STAGES and n not in told}
     stock = [n for n, p in plans.items() if p.method in MEGATRON]
     if stock:
         told.setdefault(
@@ -53,13 +59,21 @@ def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[Liste
             if p.method in ("fsdp", "data-parallel") and n not in told
         }
     )
-    told.update({n: "other trade-off" for n, p in plans.items() if p.method == "exact" and n not in told})
+    told.update({n: "other trade-off" for n, p in plans.items() if p.method == "exact" and n not in (*told, fastest)})
     kept: dict[str, str] = {}
     for name, what in told.items():
         alike = any(same(plans[name], plans[k]) for k in kept)
-        if len(kept) < MOST and (not alike or name in (run, fastest) or plans[name].method == OWN):
+        if len(kept) < MOST and (
+            not alike or name in (run, fastest) or plans[name].method == OWN or plans[name].name == STAGES
+        ):
             kept[name] = what
     return [Listed(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in kept.items()]
+
+
+def _deep(plan: Plan, best: Plan) -> str:
+    """What a plan with pipeline stages gains over the fastest without."""
+    gain = 1 - plan.cost.step_time_s / best.cost.step_time_s
+    return f"with pipeline stages: {units.percent(gain)} less time" if best.fits else "with pipeline stages it fits"
 
 
 def same(one: Plan, other: Plan) -> bool:

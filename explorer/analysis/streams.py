@@ -1,51 +1,75 @@
-"""The steps of plans as streams of work, in the form that the browser draws. Pure."""
+"""The steps of plans as lanes of work, in the form that the browser draws. Pure.
+
+A plan of one stage has a lane for each stream of its GPUs; one with stages has a lane for each rank of its pipeline.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer.text import units
+from explorer.text import recipe, units
 from planner_core.core import Plan
+from planner_core.planning import stage_trace
 from planner_core.planning.analysis import STREAMS, TraceWork
 
 NAMES = {"parts": "model", "compute": "compute", "collectives": "collectives", "weights": "weights"}
 """What the lanes are called."""
+MOST_ROWS = 16
+"""Ranks of a pipeline that are drawn: of more, some that lie as far apart, the first and the last among them."""
+ONCE = "once"
 Look = Mapping[str, Any]
 """How one kind of work is drawn: see `explorer.figures.palette.WORK`."""
+
+
+class _Texts:
+    """The numbers of texts and of kinds, as the browser gets them."""
+
+    def __init__(self, looks: Sequence[Look]) -> None:
+        self.kinds = {str(k["kind"]): i for i, k in enumerate(looks)}
+        self.words: dict[str, int] = {"": 0}
+        self.used: set[str] = set()
+
+    def kind(self, name: str) -> int:
+        self.used.add(name)
+        return self.kinds[name]
+
+    def text(self, text: str) -> int:
+        return self.words.setdefault(text, len(self.words))
 
 
 def streams(
     steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look], lit: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Data for `streams.js`: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
-    stands out; everything is drawn alike without it."""
-    number = {str(k["kind"]): i for i, k in enumerate(looks)}
-    words: dict[str, int] = {"": 0}
-    shown = [
-        {
-            "name": name, "told": units.seconds(plans[name].cost.step_time_s), "step_s": plans[name].cost.step_time_s,
-            "works": [[*_row(w, words, number), int(not lit or is_lit(w, lit))] for w in step],
-        }
-        for name, step in steps.items()
-    ]  # fmt: skip
-    there = {w.kind for step in steps.values() for w in step}
+    stands out; everything is drawn alike without it. A plan with stages needs no `steps`."""
+    texts = _Texts(looks)
+    shown, told = [], []
+    for name, plan in plans.items():
+        step = steps.get(name, ())
+        lanes, works = _ranks(plan, texts) if plan.pipeline else ([NAMES[s] for s in STREAMS], _works(step, texts, lit))
+        cost = plan.cost
+        head = {"name": name, "told": units.seconds(cost.step_time_s), "step_s": cost.step_time_s}
+        shown.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
+        told.append(f"{name}: {recipe.bubble(plan) if plan.pipeline else _told(step)}")
     kinds = [
-        {k: v for k, v in kind.items() if k != "kind"} | ({} if kind["kind"] in there else {"words": ""})
+        {k: v for k, v in kind.items() if k != "kind"} | ({} if kind["kind"] in texts.used else {"words": ""})
         for kind in looks
     ]
-    alt = "; ".join(f"{name}: {_told(step)}" for name, step in steps.items())
-    lanes = [NAMES[s] for s in STREAMS]
-    return {"plans": shown, "streams": lanes, "kinds": kinds, "words": list(words), "alt": f"One step in time. {alt}"}
+    return {"plans": shown, "kinds": kinds, "words": list(texts.words), "alt": f"One step in time. {'; '.join(told)}"}
 
 
-def _row(w: TraceWork, words: dict[str, int], kinds: Mapping[str, int]) -> list[float]:
+def _works(step: Sequence[TraceWork], texts: _Texts, lit: Sequence[str]) -> list[list[float]]:
+    return [[*_row(w, texts), int(not lit or is_lit(w, lit)), w.micro_batch] for w in step]
+
+
+def _row(w: TraceWork, texts: _Texts) -> list[float]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     batch = f", micro-batch {w.micro_batch}" if w.micro_batch else ""
     kind = "sends now" if w.stream == "collectives" else w.kind
     where = f"{part}, {w.phase}{batch}"
-    texts = [words.setdefault(text, len(words)) for text in (where, w.name, w.note)]
-    return [STREAMS.index(w.stream), kinds[kind], texts[0], w.start_s, w.seconds, texts[1], texts[2], w.copy % 2]
+    words = [texts.text(text) for text in (where, w.name, w.note)]
+    return [STREAMS.index(w.stream), texts.kind(kind), words[0], w.start_s, w.seconds, words[1], words[2], w.copy % 2]
 
 
 def is_lit(w: TraceWork, lit: Sequence[str]) -> bool:
@@ -61,3 +85,44 @@ def _told(step: Sequence[TraceWork]) -> str:
         if w.stream == "compute":
             sums[w.kind] = sums.get(w.kind, 0.0) + w.seconds
     return ", ".join(f"{kind} {units.seconds(seconds)}" for kind, seconds in sums.items())
+
+
+# --- pipeline stages ---------------------------------------------------------------------------------
+
+
+def ranks_shown(plan: Plan) -> list[int]:
+    """The ranks of a pipeline that have a lane."""
+    n = plan.pipeline.ranks if plan.pipeline else 0
+    if n <= MOST_ROWS:
+        return list(range(n))
+    return sorted({round(k * (n - 1) / (MOST_ROWS - 1)) for k in range(MOST_ROWS)})
+
+
+def _ranks(plan: Plan, texts: _Texts) -> tuple[list[str], list[list[float]]]:
+    """The lanes of a plan with stages, and the simulated work of each, bubbles among it."""
+    cut, shown = plan.pipeline, ranks_shown(plan)
+    assert cut is not None
+    lanes = [f"rank {r}" if cut.virtual > 1 else f"stage {r}" for r in shown]
+    works: list[list[float]] = []
+    for event in stage_trace(plan)["traceEvents"]:
+        if event["ph"] != "X" or event["tid"] not in shown:
+            continue
+        args, kind = event["args"], event["cat"]
+        number = args["micro-batch"] + 1 if args else 0
+        copies = f"stage {args['stage']}, {cut.copies[args['stage']]} copies" if args else ""
+        name = str(number) if number else {ONCE: "updates weights"}.get(kind, "")
+        note = f"micro-batch {number} of {plan.workload['accumulate']}" if number else ""
+        words = [texts.text(text) for text in (copies, name, note)]
+        at = [texts.kind("optimizer" if kind == ONCE else kind), words[0], event["ts"] / 1e6, event["dur"] / 1e6]
+        works.append([shown.index(event["tid"]), *at, words[1], words[2], args.get("stage", 0) % 2, 1, number])
+    return lanes, works
+
+
+def stages_told(plan: Plan) -> str:
+    """How the model is cut, in a sentence."""
+    cut = plan.pipeline
+    assert cut is not None
+    each = sorted(set(cut.copies))
+    copies = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    some = f" {len(ranks_shown(plan))} of {cut.ranks} ranks are drawn." if len(ranks_shown(plan)) < cut.ranks else ""
+    return f"{len(cut.copies)} stages of {copies} copies, {', '.join(recipe.order(plan))}; {recipe.bubble(plan)}.{some}"

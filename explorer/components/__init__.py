@@ -43,8 +43,7 @@ def plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]
 
 def streams(data: dict[str, Any], *, key: str) -> None:
     """Draw the steps of plans in time (see streams.js and `explorer.analysis.streams`)."""
-    lanes, plans = len(data["streams"]), len(data["plans"])
-    _STREAMS(key=key, data=data, height=120 + plans * (34 + 24 * lanes))
+    _STREAMS(key=key, data=data, height=120 + sum(34 + 24 * len(plan["lanes"]) for plan in data["plans"]))
 
 
 def svg(text: str, *, key: str) -> None:

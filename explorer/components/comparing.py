@@ -6,12 +6,13 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
 from explorer import components
 from explorer.address import settings
-from explorer.analysis import answer, differences, rows, streams, timeline
+from explorer.analysis import answer, differences, rows, streams
 from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
@@ -20,8 +21,9 @@ from explorer.session import state
 from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Graph, Plan
 from planner_core.cost import cost_model_of
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
-from planner_core.planning import Request, Result, prepare
+from planner_core.planning import Request, Result, prepare, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork, ablation_steps, chrome_trace, step_work
 from planner_core.planning.pricing import model_flops, speed_of
 
@@ -30,19 +32,17 @@ Plans = Mapping[str, Plan]
 
 def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     """The step of each plan in time; `homes`: what each plan is one of."""
-    lines = {words.title(p): timeline.timeline(p, homes[n].graph) for n, p in shown.items()}
-    steps = {words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph) for n, p in shown.items()}
-    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
-    first, *others = {p.mesh.num_devices for p in shown.values()}
-    all_of, last = (
-        ("All GPUs of a plan", "all its ranks") if others else (f"All {first} GPUs", f"ranks 0 to {first - 1}")
-    )
-    st.caption(
-        f"{all_of} do the same: every rank holds an equal share and runs the same operations, so these lanes stand for {last}. "
-        "The lane “compute” adds up to the step: operators, what shows of communication, and the optimizer. Weights on their way "
-        "beside it cost time only where they hold it up."
-    )
     titled = {words.title(p): p for p in shown.values()}
+    steps = {
+        words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
+        for n, p in shown.items() if not p.pipeline
+    }  # fmt: skip
+    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
+    if steps:
+        st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
+    for name, plan in titled.items():
+        if plan.pipeline:
+            st.caption(f"{frame.text(name)}: {streams.stages_told(plan)} A click shows one micro-batch on its way.")
     lit = state.value("lit")
     if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
         lit = ()
@@ -55,12 +55,20 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
             st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
     components.streams(streams.streams(steps, titled, WORK, lit), key="streams")
     with st.container(horizontal=True):
-        frame.data("the bars of these steps", "steps", lambda: rows.bars(lines))
+        frame.data("the work of these steps", "steps", lambda: rows.works(steps, titled))
         st.download_button(
-            "Chrome trace", lambda: json.dumps(chrome_trace(steps)), file_name="steps.trace.json", mime="application/json",
+            "Chrome trace", lambda: json.dumps(_trace(steps, titled)), file_name="steps.trace.json", mime="application/json",
             on_click="ignore", key="trace", type="tertiary", icon=":material/download:",
-            help="For Perfetto: a process a plan, a thread a stream",
+            help="For Perfetto: a process a plan, a thread a stream or a rank of the pipeline",
         )  # fmt: skip
+
+
+def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
+    """The steps as one trace; plans with stages are processes behind the others."""
+    made = chrome_trace(steps)
+    for pid, plan in enumerate((p for p in titled.values() if p.pipeline), start=len(steps)):
+        made["traceEvents"] += [{**event, "pid": pid} for event in stage_trace(plan)["traceEvents"]]
+    return made
 
 
 STEPS, ROW = 63, 41
@@ -95,6 +103,7 @@ PART_WORDS = {
     answer.WAITS: "The next operation needs data of other GPUs",
     answer.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
     answer.OPTIMIZER: "Gradients are clipped and weights updated",
+    answer.BUBBLE: "A stage waits for another, in the mean over the ranks of the pipeline",
     answer.OUTSIDE: "The GPU has no work: loader, logging",
 }
 
@@ -226,6 +235,9 @@ HOLDERS = 10
 
 def made_of(home: Result, plan: Plan, kind: str) -> None:
     """What a part of a bar of memory is made of: its largest tensors."""
+    if plan.pipeline:
+        st.caption("Of a plan with stages the tensors of one rank are not listed.")
+        return
     found = [h for h in tensors_at_peak(plan.blocks, home.graph, cost_model_of(plan)) if h.kind == kind]
     total = units.memory(plan.cost.memory_bytes.get(kind, 0))
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -375,7 +387,7 @@ def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
     return [
         says,
         html.escape(words.mesh_words(step.plan.mesh)),
-        units.traffic(sum(t.wire_bytes for t in c.traffic)),
+        units.traffic(sent_per_gpu(step.plan)),
         units.seconds(c.comm_time_s) + _change(c.comm_time_s, old.comm_time_s if old else 0),
         units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),
         units.memory(c.memory_bytes["peak"]),

@@ -12,7 +12,7 @@ import streamlit as st
 from explorer.address import settings
 from explorer.components.asking import sentence
 from explorer.figures.palette import Theme, theme_of
-from explorer.session import state
+from explorer.session import staged, state
 from explorer.text.glossary import GLOSSARY, axis_told, define
 from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, mesh_words, title
@@ -33,6 +33,10 @@ def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
     state.begin(name)
     sentence.sentence()
     result = state.result(short)
+    if staged.named() and staged.open_question():
+        place = st.empty()
+        staged.look(result, state.request(), state.waiting(place, lambda: state.change(plan="", compare=())))
+        place.empty()
     if result.unknown_ops:
         st.warning(unknown_ops(result))
     return result

@@ -12,7 +12,7 @@ from explorer.figures.palette import DEVICES
 from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
-from explorer.graph.stripes import stripes
+from explorer.graph.stripes import stage_marks, stripes
 from explorer.session import state, stated
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
@@ -35,10 +35,10 @@ def _canvas(
     if show in ("memory", "flops"):
         more |= loads.to_json(loads.loads(_plan, drawing, _home.graph))
     if show in ("forward", "backward"):
-        more["messages"] = overlay.communication(_plan, drawing, _home.graph, _home.cluster, _home.workload)
+        more["messages"] = overlay.communication(_plan, drawing, _home.graph)
     return {
         "key": f"{hash(request)}", "scene": _scene(request), "devices": DEVICES,
-        "overlay": {"split": stripes(_plan, drawing), **more, "words": overlay.legends(_plan)},
+        "overlay": {"split": stripes(_plan, drawing), "stages": stage_marks(_plan, drawing), **more, "words": overlay.legends(_plan)},
         "bare": overlay.without_rule(drawing, _home.unknown_ops),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import units, words
 from planner_core.core import Plan
 from planner_core.cost import cost_model_of
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
 from planner_core.planning.pricing import Reserved, reserved_of
@@ -66,14 +67,35 @@ def _step_title(plan: Plan) -> str:
 
 
 def _sent_title(plan: Plan) -> str:
-    return f"Communication {units.traffic(sum(t.wire_bytes for t in plan.cost.traffic))} sent per GPU"
+    return f"Communication {units.traffic(sent_per_gpu(plan))} sent per GPU"
 
 
 def _memory_title(plan: Plan) -> str:
     return f"Memory {units.memory(plan.cost.memory_bytes['peak'])} per GPU at its peak"
 
 
+def _stages(plan: Plan) -> None:
+    """A row for each stage, and how they add up."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    assert cut is not None and cost is not None
+    times = int(plan.workload["accumulate"])
+    st.markdown(
+        f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. A rank waits "
+        f"{units.seconds(cost.bubble_s)} in the mean; no order of this schedule takes less than {units.seconds(cost.bound_s)}."
+    )
+    rows = []
+    for k, s in enumerate(cost.stages):
+        times_s = [units.seconds(t) for t in (s.forward_s, s.backward_s, s.step_s)]
+        sent = f"{units.traffic(s.send_bytes)}, {units.seconds(s.send_s)}" if s.send_bytes else ""
+        rows.append([str(k), str(cut.rank_of(k)), str(cut.copies[k]), *times_s, sent, units.memory(s.peak_bytes)])
+    head = ["stage", "rank", "copies", "forward", "backward", "once a step", "handed on", "memory of its rank"]
+    frame.table(head, rows, "stages, a micro-batch each")
+
+
 def _step(plan: Plan, result: Result) -> None:
+    if plan.pipeline:
+        _stages(plan)
+        return
     c = plan.cost
     outside = f" + {units.seconds(c.outside_time_s)} without work for the GPU" if c.outside_time_s else ""
     st.markdown(
@@ -121,6 +143,9 @@ def _sent(plan: Plan, result: Result) -> None:
     frame.table(
         ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic"
     )
+    if plan.pipeline:
+        st.caption("Of the rank that works longest; what a stage hands to the next stands under its step time.")
+        return
     st.caption(
         "A ring of n sends 2 (n – 1) / n of the bytes for all_reduce, (n – 1) / n for all_gather and "
         "reduce_scatter, (n – 1) / n² for all_to_all. One collective takes fixed + bytes ÷ rate: the line of the cheapest "
@@ -168,6 +193,8 @@ def _memory(plan: Plan, result: Result) -> None:
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
     if plan.fits:
         st.markdown(_reserved(reserved_of(plan, result.cluster)))
+    if plan.pipeline:  # the walk below is that of a whole model, and a rank holds some stages of it
+        return
     st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")
     st.dataframe(
         [

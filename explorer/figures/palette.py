@@ -71,6 +71,11 @@ WORK: tuple[dict[str, Any], ...] = (
     {"kind": "optimizer", "words": "optimizer", "told": "updates", "colour": _UPDATE, "ink": _DARK, "pale": False},
     {"kind": "sends", "words": "hidden traffic", "told": "sends", "colour": _HELD, "ink": "", "pale": True},
     {"kind": "sends now", "words": "", "told": "sends, an operator waits", "colour": COMMUNICATION, "ink": _DARK, "pale": False},
+    {"kind": "forward", "words": "forward", "told": "forward", "colour": COMPUTE, "ink": _LIGHT, "pale": False},
+    {"kind": "backward", "words": "backward", "told": "backward", "colour": "#009E73", "ink": _DARK, "pale": False},
+    {"kind": "input", "words": "gradients of operands", "told": "gradients of operands", "colour": "#009E73", "ink": _DARK, "pale": False},
+    {"kind": "weight", "words": "gradients of weights", "told": "gradients of weights", "colour": "#CC79A7", "ink": _DARK, "pale": False},
+    {"kind": "bubble", "words": "bubble", "told": "waits for other stages", "colour": "", "ink": "", "pale": False, "hatch": True},
 )  # fmt: skip
 """How the streams of a step are drawn, by kind of work: words of the legend and of a card, colour, ink on it. Without a colour it is
 drawn in the page's ink."""

@@ -1,4 +1,4 @@
-"""Figures of the printed report as SVG: memory by kind, and the step in three lanes. Pure: values in, SVG out.
+"""Figures of the printed report as SVG: memory by kind, and the step in lanes. Pure: values in, SVG out.
 
 Drawn for white paper; hatching and words stand beside every colour, so that a black-and-white print still tells.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from explorer.analysis.timeline import LANES, Bar, Timeline
-from explorer.figures.palette import COMMUNICATION, COMPUTE, LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.style import LIMIT
 from explorer.figures.svg_tensors import on_colour
 from explorer.text import units
@@ -21,12 +22,10 @@ WIDTH, NAME_W, END = 520.0, 92.0, 56.0
 """Pixels of a figure, of the names on its left, and of the figures on its right."""
 SPAN = WIDTH - NAME_W - END
 LANE_H, BAR_H, NAME_H = 13.0, 26.0, 18.0
-LANE_NAMES = {"compute": "compute", "exposed": "waits for data", "hidden": "hidden traffic"}
 HATCH = (
     '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="5" height="5" fill="{LIGHT.surface}"/><rect width="2" height="5" fill="{COMMUNICATION}"/></pattern></defs>'
+    f'<rect width="5" height="5" fill="{LIGHT.surface}"/><rect width="2" height="5" fill="{LIGHT.faint}"/></pattern></defs>'
 )
-FILLS = {"compute": COMPUTE, "exposed": COMMUNICATION, "hidden": "url(#hatch)"}
 
 
 def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
@@ -73,49 +72,67 @@ def _held(plan: Plan) -> int:
     return max(kinds, plan.cost.memory_bytes["peak"])
 
 
-def timeline(lines: Mapping[str, Timeline]) -> str:
-    """One step of each plan: compute, what it waits for, and what hides; forward and backward."""
-    widest = max((t.step_s for t in lines.values()), default=0.0) or 1.0
-    y, parts = 0.0, [HATCH]
-    for name, line in lines.items():
-        parts.append(_text(0, y + 11, name, bold=True))
+def timeline(drawn: Mapping[str, Any]) -> str:
+    """One step of each plan, in the lanes of the page (`explorer.analysis.streams`); work that is too short to see stands together."""
+    widest = max((plan["step_s"] for plan in drawn["plans"]), default=0.0) or 1.0
+    y, parts, used = 0.0, [HATCH], set()
+    for plan in drawn["plans"]:
+        parts.append(_text(0, y + 11, f"{plan['name']}: {plan['told']}", bold=True))
         y += NAME_H
-        for lane in LANES:
-            parts.append(_text(0, y + 9.5, LANE_NAMES[lane], muted=True))
-            for bar in line.bars:
-                if bar.lane == lane:
-                    parts.append(_bar(bar, widest, y))
-            if lane == "compute":
-                parts.append(_spans(line, widest, y))
-                parts.append(_text(NAME_W + line.step_s / widest * SPAN + 5, y + 9.5, units.seconds(line.step_s)))
+        for at, lane in enumerate(plan["lanes"]):
+            parts.append(_text(0, y + 9.5, lane, muted=True))
+            for work in _together([w for w in plan["works"] if w[0] == at], widest / SPAN):
+                used.add(work.kind)
+                parts.append(_work(work, drawn, widest, y))
             y += LANE_H
         y += 5
     parts.append(_axis(widest, y))
-    return _svg(y + 26, "".join(parts), "One training step in time")
+    legend, high = _legend([k for i, k in enumerate(drawn["kinds"]) if i in used and k["words"]], y + 24)
+    return _svg(high, "".join([*parts, *legend]), "One training step in time")
 
 
-def _bar(bar: Bar, widest: float, y: float) -> str:
-    x, wide = NAME_W + bar.start_s / widest * SPAN, bar.seconds / widest * SPAN
-    told = f"{bar.phase}, {bar.part}" + (f" {bar.copy} of {bar.copies}" if bar.copies > 1 else "")
-    return _rect(
-        x, y, wide, LANE_H - 2.5, FILLS[bar.lane], f"{told}: {LANE_NAMES[bar.lane]} {units.seconds(bar.seconds)}"
-    )
+@dataclass(slots=True)
+class _Together:
+    """Neighbours of one kind in a lane. `text`: the number of the words about the first."""
+
+    kind: int
+    text: int
+    start_s: float
+    end_s: float
+    number: int = 1
 
 
-def _spans(line: Timeline, widest: float, y: float) -> str:
-    """The two phases' names over their compute."""
-    turn, parts = line.start_of("backward"), []
-    for phase, start, end in (("forward", 0.0, turn), ("backward", turn, line.step_s)):
-        middle = NAME_W + (start + end) / 2 / widest * SPAN
-        if (end - start) / widest * SPAN > 60 and not line.dense(phase):
-            if phase == "backward":
-                parts.append(_text(NAME_W + start / widest * SPAN, y - 4, "backward", muted=True))
-        elif (end - start) / widest * SPAN > 60:
-            parts.append(
-                f'<rect x="{middle - 26:.1f}" y="{y:.1f}" width="52" height="{LANE_H - 2.5}" fill="{COMPUTE}"/>'
-            )
-            parts.append(_inside(middle, y + 9, phase, "#ffffff"))
-    return "".join(parts)
+def _together(works: Sequence[Sequence[Any]], least_s: float) -> Iterator[_Together]:
+    """Works in order; those of one kind that touch, of which one is shorter than `least_s`, as one."""
+    now: _Together | None = None
+    for _, kind, text, start, seconds, *_ in works:
+        if now and now.kind == kind and start - now.end_s < least_s and min(seconds, now.end_s - now.start_s) < least_s:
+            now.end_s, now.number = start + seconds, now.number + 1
+            continue
+        if now:
+            yield now
+        now = _Together(kind, text, start, start + seconds)
+    if now:
+        yield now
+
+
+def _work(work: _Together, drawn: Mapping[str, Any], widest: float, y: float) -> str:
+    kind, seconds = drawn["kinds"][work.kind], work.end_s - work.start_s
+    x, wide = NAME_W + work.start_s / widest * SPAN, seconds / widest * SPAN
+    more = f" and {work.number - 1} more" if work.number > 1 else ""
+    told = f"{drawn['words'][work.text]}{more}: {kind['told']} {units.seconds(seconds)}"
+    fill = "url(#hatch)" if kind.get("hatch") else kind["colour"] or LIGHT.grid
+    return _rect(x, y, wide, LANE_H - 2.5, fill, told)
+
+
+def _legend(kinds: Sequence[Mapping[str, Any]], y: float) -> tuple[list[str], float]:
+    """Colours in words, three in a row; and where the next line would stand."""
+    parts = []
+    for i, kind in enumerate(kinds):
+        x, line = (i % 3) * WIDTH / 3, y + i // 3 * 14
+        parts.append(_rect(x, line, 9, 9, "url(#hatch)" if kind.get("hatch") else kind["colour"]))
+        parts.append(_text(x + 13, line + 8.5, kind["words"]))
+    return parts, y + -(-len(kinds) // 3) * 14 + 4
 
 
 def _axis(widest: float, y: float) -> str:

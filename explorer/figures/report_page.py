@@ -19,14 +19,15 @@ import planner_core
 from explorer.address.settings import STAGE_NAMES
 from explorer.analysis import differences
 from explorer.analysis.answer import fastest, limit_bytes
-from explorer.analysis.timeline import timeline
+from explorer.analysis.streams import stages_told, streams
 from explorer.figures import print_figures, topology
-from explorer.figures.palette import LIGHT
+from explorer.figures.palette import LIGHT, WORK
 from explorer.static import filled, style
 from explorer.text import commands, recipe, spending, units, words
 from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import USABLE_MEMORY, Result
-from planner_core.planning.analysis import unknown_ops
+from planner_core.planning.analysis import step_work, unknown_ops
 from planner_core.planning.pricing import LEFT_OUT, Budget, model_flops, published_runs, speed_of
 
 GROUP_OUT = LEFT_OUT[1]
@@ -70,8 +71,9 @@ def report(
         "described": "".join(
             f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
         ),
-        "timeline": print_figures.timeline({words.title(p): timeline(p, graphs[n]) for n, p in plans.items()}),
-        "ranks": f"All {first.mesh.num_devices} GPUs do the same; compute and waiting add up to the step.",
+        "timeline": _timeline(plans, graphs),
+        "ranks": " ".join(stages_told(p) for p in plans.values() if p.pipeline)
+        or f"All {first.num_gpus} GPUs do the same; the lane “compute” adds up to the step.",
         "memory": print_figures.memory(plans, limits or dict.fromkeys(plans, limit_bytes(result))),
         "traffic": _traffic(first), "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
         "links": html.escape(_links(first)), "placements": _placements(plans, graphs),
@@ -108,6 +110,13 @@ def notes(plans: Iterable[Plan], result: Result) -> list[str]:
     )
 
 
+def _timeline(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
+    """The steps in time, as the page draws them."""
+    titled = {words.title(p): p for p in plans.values()}
+    steps = {words.title(p): step_work(p, graphs[n]) for n, p in plans.items() if not p.pipeline}
+    return print_figures.timeline(streams(steps, titled, WORK))
+
+
 # --- parts --------------------------------------------------------------------------------------------
 
 
@@ -142,7 +151,7 @@ def _plans(plans: Iterable[Plan]) -> str:
         c = p.cost
         rows.append([
             words.title(p), words.mesh_words(p.mesh), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
-            units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sum(t.wire_bytes for t in c.traffic)),
+            units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sent_per_gpu(p)),
             units.memory(c.memory_bytes["peak"]), "yes" if p.fits else "no", "yes" if p.optimal else "no",
         ])  # fmt: skip
     return _table(head, rows)

@@ -15,7 +15,7 @@ import numpy as np
 from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
 from planner_core.core import PHASES, Cluster, Plan
-from planner_core.cost.communication import Floats, axis_links, leaving, route, sent
+from planner_core.cost.communication import Floats, leaving, links_of, route, sent
 
 MAX_GPUS = 16
 MAX_RANKS = 64
@@ -57,7 +57,7 @@ def capacity(plan: Plan) -> int:
 def loads(plan: Plan) -> list[Load]:
     """Every load that is not zero."""
     cluster = cluster_of(plan)
-    links = axis_links(cluster, plan.mesh)
+    links = links_of(plan, cluster)
     found: dict[tuple[int, int, str], Floats] = {}
     for t in plan.cost.traffic:
         if not t.wire_bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 from explorer.graph.scene import Node, Scene
 from explorer.text import units, words
-from planner_core.core import BlockPlan, Cluster, Graph, Plan, Workload
-from planner_core.cost import Message, MessageSource, cost_model, messages
+from planner_core.core import BlockPlan, Graph, Plan
+from planner_core.cost import Message, MessageSource, cost_model_of, messages
 
 
 def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:
@@ -41,16 +41,9 @@ def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
     return f"{len(places)} of {len(order)} copies: {told}"
 
 
-def itemised(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload) -> tuple[Message, ...]:
-    """Every collective of the plan: the parts of its totals."""
-    return tuple(messages(plan.blocks, graph, cost_model(cluster, plan.mesh, workload)))
-
-
-def communication(
-    plan: Plan, drawing: Scene, graph: Graph, cluster: Cluster, workload: Workload, way: str = ""
-) -> dict[str, list[dict[str, Any]]]:
+def communication(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> dict[str, list[dict[str, Any]]]:
     """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
-    model = cost_model(cluster, plan.mesh, workload)
+    model = cost_model_of(plan)
     found: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
         which = variant(plan, drawing, scope, way)

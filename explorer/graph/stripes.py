@@ -90,5 +90,25 @@ def stripes(plan: Plan, drawing: Scene, way: str = "") -> dict[str, dict[str, An
     return found
 
 
+def stage_marks(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
+    """By node of the top: (stage, copies of it) in order, of a plan with pipeline stages. A node that is no run has one stage: what
+    stands before the first copy belongs to the first stage, what stands behind a copy to the stage of that copy."""
+    cut = plan.pipeline
+    if cut is None:
+        return {}
+    stages = [stage for stage, copies in enumerate(cut.copies) for _ in range(copies)]
+    found: dict[str, list[list[int]]] = {}
+    ends = []  # where a run stands, and the stage of its last copy
+    for k, run in enumerate(drawing.runs):
+        mine, stages = stages[: len(run.calls)], stages[len(run.calls) :]
+        found[f"run:{k}"] = [[stage, mine.count(stage)] for stage in dict.fromkeys(mine)]
+        ends.append((next(p.y for p in drawing.scopes[""].nodes if p.node.id == f"run:{k}"), mine[-1]))
+    for placed in drawing.scopes[""].nodes:
+        if placed.node.kind not in ("port", "block"):
+            above = [stage for y, stage in ends if y < placed.y]
+            found[placed.node.id] = [[above[-1] if above else 0, 1]]
+    return found
+
+
 def _stripe(lie: Lie) -> dict[str, Any]:
     return {"n": lie.parts, "kind": lie.kind, "words": lie.words}

@@ -10,7 +10,7 @@ from explorer.address import settings
 from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, ways_out
 from explorer.components.overview import launch, node, table
-from explorer.session import state, stated
+from explorer.session import staged, state, stated
 from explorer.text import units
 from planner_core.core import Plan
 from planner_core.planning import Result, copies
@@ -46,7 +46,19 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     with right:
         table.draw(result, plans, listed, chosen)
         launch.bar(result, chosen, plan)
+        if staged.open_question():
+            _stages(result)
         node.panel(result, chosen, plan)
+
+
+@st.fragment(run_every=1.0)
+def _stages(result: Result) -> None:
+    """A line while stages are looked for beside the page; once that is known the page shows it."""
+    job = staged.begin(result)
+    if job.done and not staged.open_question():
+        st.rerun()
+    told = f": {job.said.replace(' world', ' GPUs')}" if job.said else ""
+    st.caption("" if job.done else f"Looking at pipeline stages{told}")
 
 
 def folded(result: Result) -> str:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.address import settings, setups
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import state
+from explorer.session import staged, state
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import Request, Result, prepare
 
@@ -32,37 +32,38 @@ def _priced(result: Result, text: tuple[str, ...]) -> Result | str:
     stated = setups.read(text)
     # a model's own batch would count for each micro-batch: said, it counts for the step
     batch = None if result.request.model.startswith(settings.EXPORTED) else result.workload.batch
+    layout, whole = stated.layout, result.workload
+    # stages are of use with many micro-batches: as many as there are samples, where no number is stated
+    usual = max(1, whole.batch // layout.data) if layout.pp > 1 else whole.accumulate
     asked = replace(
-        result.request, layout=str(stated.layout), recompute=stated.recompute, tool=None, mesh=None, batch=batch,
-        accumulate=stated.accumulate or result.workload.accumulate,
-    )  # fmt: skip
+        result.request,
+        layout=str(layout),
+        recompute=stated.recompute,
+        tool=None,
+        mesh=None,
+        batch=batch,
+        accumulate=stated.accumulate or usual,
+    )
     try:
         planner = prepare(asked, state.own_graph(asked))
-        plans = tuple(planner.stated())
+        (plan,) = planner.stated()
     except PlannerError as error:
         return state.in_words(str(error))
-    return replace(
-        result, request=asked, graph=planner.graph, coarse=planner.coarse, workload=planner.workload, plans=plans
-    )
-
-
-def plans(result: Result) -> dict[str, Plan]:
-    """Every plan of a page by its name in the address, the stated one after the first."""
-    return beside(state.plan_ids(result.plans), result)
+    return staged.of_planner(result, planner, plan)
 
 
 def beside(plans: Mapping[str, Plan], result: Result) -> dict[str, Plan]:
-    """The plans, the stated one after the first; why it cannot be is told in place."""
-    own = found(result)
+    """The plans, those with stages and what is run now after the first; why the latter cannot be is told in place."""
+    own, deep = found(result), staged.found()
     if isinstance(own, str):
         st.warning(f"Your current setup cannot be priced. {own}")
-    if own is None or isinstance(own, str):
-        return dict(plans)
     first = next(iter(plans))
-    return {first: plans[first], setups.NAME: own.best, **plans}
+    more = {setups.NAME: own.best} if isinstance(own, Result) else {}
+    more |= {staged.NAME: deep.best} if deep else {}
+    return {first: plans[first], **more, **plans}
 
 
 def home(name: str, result: Result) -> Result:
-    """What a plan is one of: as `state.home`, also for the stated one."""
-    own = found(result) if name == setups.NAME else None
+    """What a plan is one of: as `state.home`, also for the stated one and the one with stages."""
+    own = found(result) if name == setups.NAME else staged.found() if name == staged.NAME else None
     return own if isinstance(own, Result) else state.home(name, result)

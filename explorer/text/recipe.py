@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from explorer.text import words
+from explorer.text import units, words
 from planner_core.core import Partial, Plan, Shard
 from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
 
@@ -45,6 +45,7 @@ def short(plan: Plan) -> str:
 
 
 DEGREES = (
+    ("pipeline parallel ", "PP "),
     ("data parallel over ", "DP "), ("FSDP over ", "FSDP "), ("tensor parallel ", "TP "), ("context parallel ", "CP "),
     ("expert parallel over ", "EP "), ("ZeRO-1 over ", "ZeRO-1 "), ("ZeRO-2 over ", "ZeRO-2 "),
     ("the same work on ", "same work on "),
@@ -64,14 +65,31 @@ def brief_work(plan: Plan) -> str:
     mixed = sum("recomputation" in p for p in parts)
     if mixed > 1:
         parts = [p for p in parts if "recomputation" not in p] + ["mixed recomputation"]
-    return ", ".join(parts)
+    return "; ".join(filter(None, (", ".join(parts), bubble(plan))))
+
+
+def bubble(plan: Plan) -> str:
+    """`bubble 7 %`: the share of a step in which a rank of the pipeline waits for others; empty where there is one stage."""
+    cost = plan.cost.pipeline
+    return f"bubble {units.percent(cost.bubble_s / plan.cost.step_time_s)}" if cost else ""
 
 
 def work(plan: Plan) -> str:
     """What a step does: its micro-batches, what it recomputes, whether it makes products in chunks, and where its moments are."""
     parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
     parts += ["moments in the host’s memory"] if plan.workload.get("offload") else []
-    return ", ".join([_micro_batches(plan), _recomputation(plan), *parts])
+    return ", ".join([*order(plan), _micro_batches(plan), _recomputation(plan), *parts])
+
+
+ORDERS = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb": "zero bubble", "zbv": "zero bubble in a V",
+}  # fmt: skip
+
+
+def order(plan: Plan) -> list[str]:
+    """In which order pipeline stages run, with the stages of a rank: `interleaved 2`; none where there is one stage."""
+    cut = plan.pipeline
+    return [ORDERS[cut.schedule] + (f" {cut.virtual}" if cut.virtual > 1 else "")] if cut else []
 
 
 def layout(plan: Plan) -> str:
@@ -110,14 +128,15 @@ def _axes(plan: Plan) -> list[str]:
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
         found.append(f"the same work on {repeated} GPUs")
-    found = found or ["one GPU"]
+    found = found or ([] if plan.pipeline else ["one GPU"])
     apart = {
         axis: _apart(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
     }
     told = _by_axis({axis: CONTEXT if axis in context else roles[axis] for axis in apart}, apart)
-    return [*found[:-1], f"{found[-1]} with {', '.join(told)}"] if told else found
+    found = [*found[:-1], f"{found[-1]} with {', '.join(told)}"] if told and found else found
+    return [f"pipeline parallel {plan.pipeline.ranks}", *found] if plan.pipeline else found
 
 
 AXIS = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
-from planner_core.planning import FASTEST, leads
+from planner_core.cost.communication import sent_per_gpu
+from planner_core.planning import FASTEST, STAGES, leads
 from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import BASELINES, METHODS
 
@@ -50,6 +51,8 @@ def title(plan: Plan) -> str:
         return TITLES[plan.name]
     if plan.name == FASTEST:
         return "Fastest plan"
+    if plan.name == STAGES:
+        return "Plan with stages"
     if leads(plan):
         return "Simpler plan"
     if plan.name == "best":
@@ -196,7 +199,7 @@ def headline(a: Plan, b: Plan) -> str:
 
 def sizes(a: Plan, b: Plan) -> str:
     """What `a` sends and needs against `b`."""
-    sent = _difference([sum(t.wire_bytes for t in p.cost.traffic) for p in (a, b)], "sends", units.traffic)
+    sent = _difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
     held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     silent = not any(p.cost.traffic for p in (a, b))
     return f"{held} memory" if silent else f"{sent} per GPU and {held} memory"

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Cluster, DeviceMesh, Plan, Software, Stack, Timing, Workload, timing
-from planner_core.cost.communication.links import AxisLink, axis_links
+from planner_core.cost.communication.links import PIPE as PIPE
+from planner_core.cost.communication.links import AxisLink, axis_links, rank_links
+from planner_core.cost.communication.links import whole_mesh as whole_mesh
 from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
 
 Array = NDArray[np.float64]
-PIPE = "pipe"
-"""The name of the axis of the stages' ranks."""
 SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""
 
@@ -77,14 +77,9 @@ class CostModel:
 
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, ranks: int = 1) -> CostModel:
     """The prices on one mesh of one cluster; or on the mesh of one of the `ranks` of a pipeline, of which all are at work."""
-    links = axis_links(cluster, whole_mesh(mesh, ranks))[1 if ranks > 1 else 0 :]
+    links = rank_links(cluster, mesh, ranks)
     stages = searched_stages(workload.zero)
     return CostModel(cluster, mesh, workload, links, stages=stages, software=workload.resolved())
-
-
-def whole_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
-    """The mesh of a whole pipeline, whose ranks lie one behind the other: the axis `pipe` is the first."""
-    return mesh if ranks == 1 else DeviceMesh((PIPE, *mesh.axis_names), (ranks, *mesh.axis_sizes))
 
 
 def pipe_link(cluster: Cluster, mesh: DeviceMesh, ranks: int) -> AxisLink:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from planner_core.exporters.targets import TARGETS, Target
+from planner_core.exporters.targets import TARGETS, WITH_STAGES, Target
 
 if TYPE_CHECKING:
     from planner_core.exporters.api import export, export_text, nearest_text, write_export
 
-__all__ = ["TARGETS", "Target", "export", "export_text", "nearest_text", "write_export"]
+__all__ = ["TARGETS", "WITH_STAGES", "Target", "export", "export_text", "nearest_text", "write_export"]
 _HOME = {
     "export": "planner_core.exporters.api",
     "export_text": "planner_core.exporters.api",

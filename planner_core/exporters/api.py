@@ -12,11 +12,8 @@ from pathlib import Path
 
 from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
-from planner_core.exporters.targets import TARGETS, Target
+from planner_core.exporters.targets import TARGETS, WITH_STAGES, Target
 from planner_core.planning.methods import CannotHold
-
-WITH_STAGES = ("json", "megatron", "torchtitan")
-"""The forms that hold pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from planner_core.exporters.nearest import Nearest
     from planner_core.planning.methods import TpLayout
 
+WITH_STAGES = ("json", "megatron", "torchtitan")
+"""The forms that hold pipeline stages."""
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of one file, remarks for the user (FILE means its path), and the layout that it has."""
 PricedForm = tuple[Plan, "Nearest"]

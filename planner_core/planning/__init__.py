@@ -40,7 +40,7 @@ from planner_core.planning.session import (
     usable_bytes,
 )
 from planner_core.planning.small import retarget, shrink, shrinks, small_mesh
-from planner_core.planning.stages import STAGES, plan_with_stages, with_stages
+from planner_core.planning.stages import STAGES, may_win, plan_with_stages, stage_trace, with_stages
 
 __all__ = [
     "FASTEST",
@@ -72,6 +72,7 @@ __all__ = [
     "fold",
     "front",
     "leads",
+    "may_win",
     "meshes",
     "plan",
     "plan_model",
@@ -84,6 +85,7 @@ __all__ = [
     "shrink",
     "shrinks",
     "small_mesh",
+    "stage_trace",
     "usable_bytes",
     "with_stages",
 ]

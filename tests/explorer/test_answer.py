@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
-from explorer.analysis import answer, rows, timeline, ways_out
+from explorer.analysis import answer, rows, ways_out
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, tables
 from planner_core.core import Cluster, Plan, load_cluster
 from planner_core.planning import Request, Result
+from planner_core.planning.analysis import step_work
 from tests.support.plans import planned
 
 QUICK = Request("gpt2-xl", cluster="1x8-h100", layers=4)
@@ -84,8 +85,22 @@ def test_the_rival_is_the_fastest_usual_layout_that_fits(result: Result) -> None
 
 
 def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
-    mine = {answer.COMPUTE: 50, answer.AGAIN: 0, answer.WAITS: 30, answer.WEIGHTS: 5, answer.OPTIMIZER: 10}
-    other = {answer.COMPUTE: 70, answer.AGAIN: 0, answer.WAITS: 20, answer.WEIGHTS: 5, answer.OPTIMIZER: 11}
+    mine = {
+        answer.COMPUTE: 50,
+        answer.AGAIN: 0,
+        answer.WAITS: 30,
+        answer.WEIGHTS: 5,
+        answer.OPTIMIZER: 10,
+        answer.BUBBLE: 0,
+    }
+    other = {
+        answer.COMPUTE: 70,
+        answer.AGAIN: 0,
+        answer.WAITS: 20,
+        answer.WEIGHTS: 5,
+        answer.OPTIMIZER: 11,
+        answer.BUBBLE: 0,
+    }
     told = answer.causes(answer.Shown("ms", 0, {"a": mine, "b": other}), "a", "b")
     assert told == "computes 20 ms less, but waits 10 ms longer for data that the next operation needs"
 
@@ -179,7 +194,6 @@ def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
     for found in result.candidates:
         drawn = rows.candidates(found)
         assert len(drawn) == int((np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)).sum())
-    line = timeline.timeline(result.best, result.graph)
-    assert sum(float(str(r["seconds"])) for r in rows.bars({"best": line})) == pytest.approx(
-        sum(b.seconds for b in line.bars)
-    )
+    work = step_work(result.best, result.graph)
+    made = rows.works({"best": work}, {"best": result.best})
+    assert [r["seconds"] for r in made] == [w.seconds for w in work]

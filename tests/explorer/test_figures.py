@@ -59,7 +59,7 @@ def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, P
     exposed = [i for i, told in enumerate(kinds) if told.startswith("exposed")]
     assert json.loads(json.dumps(drawn)) == drawn
     for shown, plan in zip(drawn["plans"], two.values(), strict=True):
-        compute = [w for w in shown["works"] if w[0] == drawn["streams"].index("compute")]
+        compute = [w for w in shown["works"] if w[0] == shown["lanes"].index("compute")]
         assert sum(w[4] for w in compute) == pytest.approx(plan.cost.step_time_s)
         assert sum(w[4] for w in compute if w[1] in exposed) == pytest.approx(plan.cost.exposed_comm_time_s)
         assert shown["told"] == units.seconds(plan.cost.step_time_s)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.graph import overlay
 from explorer.graph import scene_json as graph_json
 from explorer.graph.layered import Box, layered, ranks
 from explorer.graph.loads import loads, to_json
@@ -20,6 +19,7 @@ from planner_core.cost.memory.peak import block_memories
 from planner_core.cost.model import cost_model_of
 from planner_core.cost.resolved_ops import split_parts
 from planner_core.cost.step import block_of
+from planner_core.cost.step_messages import messages
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.grouping import coarsen
 from planner_core.planning.pipeline import Result
@@ -161,7 +161,7 @@ def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
 
 def test_parts_of_the_traffic_add_up_to_the_plans_totals(result: Result) -> None:
     for plan in result.plans:
-        parts = overlay.itemised(plan, result.graph, result.cluster, result.workload)
+        parts = tuple(messages(plan.blocks, result.graph, cost_model_of(plan)))
         assert sum(m.count for m in parts) == sum(t.count for t in plan.cost.traffic)
         assert sum(m.count * m.num_bytes for m in parts) == sum(t.num_bytes for t in plan.cost.traffic)
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from explorer.analysis.answer import fastest, limit_bytes
-from explorer.analysis.timeline import timeline
 from explorer.figures import report_page
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import commands, spending, units, words
 from planner_core.core.plan import Plan
+from planner_core.planning.analysis import step_work
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Budget, model_flops, published_runs, speed_of
 from planner_core.planning.request import Request
@@ -86,12 +86,12 @@ def test_the_memory_bars_and_the_timeline_are_to_scale(page: str, shown: dict[st
     for r in root.iter(f"{SVG}rect"):
         (said,) = [t.text for t in r.iter(f"{SVG}title")] or [""]
         widths.setdefault(str(said), []).append(float(r.attrib["width"]))
-    line = timeline(shown["best"], result.graph)
-    bars = [(k, w) for k, ws in widths.items() if ": compute " in k for w in ws]
-    first = [(k, w) for k, w in bars if k.startswith("forward, LlamaDecoderLayer 1 of 32")]
-    layer = next(b for b in line.bars if b.lane == "compute" and b.part == "LlamaDecoderLayer" and b.copy == 1)
+    steps = [step_work(p, result.graph) for p in shown.values()]
     widest = max(p.cost.step_time_s for p in shown.values())
-    assert first[0][1] == pytest.approx(layer.seconds / widest * (520 - 92 - 56), abs=0.01)
+    for kind, told in (("optimizer", ": updates "), ("part", ": lasts ")):
+        seconds = sum(w.seconds for step in steps for w in step if w.kind == kind)
+        drawn = sum(w for k, ws in widths.items() if told in k for w in ws)
+        assert drawn == pytest.approx(seconds / widest * (520 - 92 - 56), rel=0.01), kind
     held = [sum(p.cost.memory_bytes[k] for k in MEMORY_KINDS) for p in shown.values()]
     names = tuple(f"{n} " for n in MEMORY_NAMES.values())
     drawn = sum(w for k, ws in widths.items() if k.startswith(names) for w in ws)

@@ -12,7 +12,7 @@ from explorer.static import script, style, template
 DRAW = """
 async ([source, scene, open]) => {
   const { default: mount } = await import("data:text/javascript;base64," + source);
-  const data = { key: "k", scene: JSON.parse(scene), overlay: { split: {}, messages: {} }, devices: [], selected: "", open, show: "split", asked: 1 };
+  const data = { key: "k", scene: JSON.parse(scene), overlay: { split: {}, stages: {}, messages: {} }, devices: [], selected: "", open, show: "split", asked: 1 };
   const root = document.getElementById("root");
   window.update = () => mount({ parentElement: root, data, setStateValue: () => {} });
   const start = performance.now();

@@ -15,8 +15,8 @@ from planner_core.planning.methods import check_layout
 
 FILES = ["toml", "json", "yaml", "yml", "sh", "txt"]
 LINE_HELP = (
-    "Degrees (DP, FSDP, ZeRO-1, TP, SP, CP, EP), the samples of a micro-batch (mbs), and recomputation (none, selective, full); "
-    "DP beside FSDP is HSDP"
+    "Degrees (DP, FSDP, ZeRO-1, TP, SP, CP, EP, PP), the samples of a micro-batch (mbs), how stages run (1f1b, interleaved 2, zb), and "
+    "recomputation (none, selective, full); DP beside FSDP is HSDP"
 )
 
 
@@ -52,9 +52,8 @@ def setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
 def _check(stated: setups.Stated, cluster: Cluster) -> None:
     """Raise InputError unless the layout takes all GPUs of the cluster; the words are those of the page."""
     if stated.layout.num_gpus != cluster.num_gpus:
-        degrees = " × ".join(
-            str(n) for n in (stated.layout.dp, stated.layout.fsdp, stated.layout.tp, stated.layout.cp) if n > 1
-        )
+        x = stated.layout
+        degrees = " × ".join(str(n) for n in (x.pp, x.dp, x.fsdp, x.tp, x.cp) if n > 1)
         raise InputError(f"{degrees or 1} is {stated.layout.num_gpus} GPUs, but there are {cluster.num_gpus}")
     check_layout(stated.layout, cluster)
 

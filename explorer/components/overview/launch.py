@@ -14,16 +14,18 @@ from explorer.jobs import export as exporting
 from explorer.session import state, stated
 from explorer.text import commands, recipe, units
 from planner_core.core import Plan
-from planner_core.exporters import TARGETS, Target
+from planner_core.exporters import TARGETS, WITH_STAGES, Target
 from planner_core.planning import Request, Result
 
 OWN_SCRIPT = "torchrun"
 PREVIEW_LINES = 40
 
 
-def form_of(tool: str) -> Target:
-    """The form that runs what is planned: the tool's, else the training script, which runs every plan."""
-    return TARGETS[tool or OWN_SCRIPT]
+def form_of(tool: str, plan: Plan) -> Target:
+    """The form that runs what is planned: the tool's, else the training script, if it runs such a plan."""
+    if tool or not plan.pipeline or OWN_SCRIPT in WITH_STAGES:
+        return TARGETS[tool or OWN_SCRIPT]
+    return TARGETS[next(name for name in WITH_STAGES if name in settings.TOOLS)]
 
 
 def title(target: Target) -> str:
@@ -38,7 +40,7 @@ def file_name(target: Target) -> str:
 
 def bar(result: Result, name: str, plan: Plan) -> None:
     """The button and the launch line. Nothing is written yet."""
-    target = form_of(state.value("tool") if state.value("method") == "exact" else "")
+    target = form_of(state.value("tool") if state.value("method") == "exact" else "", plan)
     with st.container(horizontal=True, vertical_alignment="center", key="export_bar"):
         st.button(
             f"Export to {title(target)}" if target.name != OWN_SCRIPT else "Export as a script", type="primary", key="export",

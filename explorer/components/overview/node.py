@@ -97,7 +97,7 @@ def _work(result: Result, node: graph_view.Node) -> None:
 def _messages(
     request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _home: Result
 ) -> dict[str, list[dict[str, object]]]:
-    return overlay.communication(_plan, state.drawing(request), _home.graph, _home.cluster, _home.workload)
+    return overlay.communication(_plan, state.drawing(request), _home.graph)
 
 
 def _traffic(result: Result, node: graph_view.Node, name: str, plan: Plan) -> None:

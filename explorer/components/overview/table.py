@@ -15,13 +15,14 @@ from explorer.components import frame
 from explorer.session import state, stated
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pricing import model_flops, reserved_of, speed_of
 
 KEYS = {
     answer.COMPUTE: "compute", answer.AGAIN: "computed again", answer.WAITS: "waits for data", answer.WEIGHTS: "weight traffic that shows",
-    answer.OPTIMIZER: "optimizer", answer.OUTSIDE: "the GPU has no work",
+    answer.OPTIMIZER: "optimizer", answer.BUBBLE: "bubble of the pipeline", answer.OUTSIDE: "the GPU has no work",
 }  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def _row(plan: Plan, one: Listed, parts: Mapping[str, float], longest: float, re
     return {
         "id": one.name, "name": recipe.short(plan), "what": f"{one.what}; {work}" if work else one.what, "fits": plan.fits,
         "step": units.seconds(s.step_time_s), "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",
-        "parts": _bar(parts, longest), "sent": units.traffic(sum(t.wire_bytes for t in plan.cost.traffic)), "shows": f"{shows} of it show",
+        "parts": _bar(parts, longest), "sent": units.traffic(sent_per_gpu(plan)), "shows": f"{shows} of it show",
         "memory": units.memory(held), "filled": min(1.0, held / most), "over": over,
         "range": f"of {units.memory(most)}" if not plan.fits else f"would reserve all {most / units.GIB:.3g}" if kept.short else bounds,
         "likely": max(held / most, min(1.0, kept.high_bytes / most)) if plan.fits else 1.0,

@@ -17,6 +17,7 @@ from explorer.session import state, stated
 from explorer.text import glossary, recipe, units, words
 from explorer.text.notebook import notebook
 from planner_core.core import Plan
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
 from planner_core.planning.pricing import Speed, model_flops, speed_of
@@ -160,7 +161,7 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
             "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
-            "sent, GB": figure(sum(t.wire_bytes for t in p.cost.traffic) / 1e9),
+            "sent, GB": figure(sent_per_gpu(p) / 1e9),
             "minimises": minimises(p),
             "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
             "MFU, %": figure(100 * speeds[n].mfu),

@@ -65,6 +65,8 @@ export interface Heat {
 
 export interface Overlay {
   split: Record<string, Stripe>;
+  /** Pipeline stages of a node of the top, in order, each with its copies. */
+  stages: Record<string, [stage: number, copies: number][]>;
   messages: Record<string, Message[]>;
   memory?: Heat;
   flops?: Heat;
@@ -150,13 +152,14 @@ export type StreamWork = [
   note: number,
   odd: number,
   lit: number,
+  group: number,
 ];
 
-/** The steps of plans (explorer/analysis/streams.py). A kind without a colour is drawn in the page's ink; `words` of the legend. */
+/** The steps of plans (explorer/analysis/streams.py). A kind without a colour is drawn in the page's ink; `words` of the
+ * legend. A plan with stages has a lane for each rank of its pipeline, and `group` is the number of a work's micro-batch, 0 for none. */
 export interface StreamsData {
-  plans: { name: string; told: string; step_s: number; works: StreamWork[] }[];
-  streams: string[];
-  kinds: { words: string; told: string; colour: string; ink: string; pale: boolean }[];
+  plans: { name: string; told: string; step_s: number; lanes: string[]; staged: boolean; works: StreamWork[] }[];
+  kinds: { words: string; told: string; colour: string; ink: string; pale: boolean; hatch?: boolean }[];
   words: string[];
   alt: string;
 }

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from planner_core.core import Cluster, DeviceMesh, InputError, Level
 
 _Ranks: TypeAlias = NDArray[np.int64]
+PIPE = "pipe"
+"""The name of the axis of the stages' ranks."""
 SWITCH_GPUS = 8
 """NCCL lets the switch add the terms of a sum if a node has at least this many GPUs (measured: with 8, but not with 2 and 4;
 aiconfigurator's tables)."""
@@ -88,6 +90,16 @@ def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
             f"sizes must multiply to {cluster.num_gpus}"
         )
     return tuple(_axis_link(cluster, mesh.axis_sizes[axis], mesh.stride(axis)) for axis in range(len(mesh.axis_sizes)))
+
+
+def whole_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
+    """The mesh of a whole pipeline, whose ranks lie one behind the other: the axis `pipe` is the first."""
+    return mesh if ranks == 1 else DeviceMesh((PIPE, *mesh.axis_names), (ranks, *mesh.axis_sizes))
+
+
+def rank_links(cluster: Cluster, mesh: DeviceMesh, ranks: int) -> tuple[AxisLink, ...]:
+    """One link per axis of a mesh; or of the mesh of one of the `ranks` of a pipeline."""
+    return axis_links(cluster, whole_mesh(mesh, ranks))[1 if ranks > 1 else 0 :]
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ ranks send more than leaves.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import PHASES, Cluster, DeviceMesh, Plan, Traffic
-from planner_core.cost.communication.links import AxisLink, axis_links
+from planner_core.cost.communication.links import AxisLink, rank_links
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,17 +37,49 @@ class Hops:
 
 
 def sent(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats:
-    """[from, to]: bytes that each rank sends to each rank in one step, in these phases."""
-    n = plan.mesh.num_devices
+    """[from, to]: bytes that each GPU sends to each GPU in one step, in these phases. With pipeline stages the groups of all ranks send
+    among themselves what that of the busiest rank does."""
+    n, ranks = plan.mesh.num_devices, plan.pipeline.ranks if plan.pipeline else 1
     matrix = np.zeros((n, n))
     for src, dst, num_bytes in routes(plan, cluster, phases):
         np.add.at(matrix, (src, dst), num_bytes)
-    return matrix
+    whole: Floats = np.kron(np.eye(ranks), matrix)
+    each = np.arange(n)
+    for rank, other, handed_on in _between_stages(plan, phases):
+        whole[rank * n + each, other * n + each] += handed_on
+    return whole
+
+
+def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, int, float]]:
+    """(from, to, bytes) by rank of the pipeline: results on their way to the next stage, and gradients on their way back."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    if cut is None or cost is None:
+        return
+    for stage, made in enumerate(cost.stages[:-1]):
+        here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
+        sent = float(made.send_bytes * int(plan.workload["accumulate"]))
+        if here != there:
+            yield from (
+                (a, b, sent) for p, a, b in (("forward", here, there), ("backward", there, here)) if p in phases
+            )
+
+
+def sent_per_gpu(plan: Plan) -> int:
+    """Bytes that one GPU sends in a step: in collectives, and of a plan with stages what it hands to others at most."""
+    out = Counter[int]()
+    for src, _, num_bytes in _between_stages(plan, PHASES):
+        out[src] += int(num_bytes)
+    return sum(t.wire_bytes for t in plan.cost.traffic) + max(out.values(), default=0)
+
+
+def links_of(plan: Plan, cluster: Cluster) -> tuple[AxisLink, ...]:
+    """One link per axis of a plan's mesh, which may be that of one rank of a pipeline."""
+    return rank_links(cluster, plan.mesh, plan.pipeline.ranks if plan.pipeline else 1)
 
 
 def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:
     """(from, to, bytes) over all groups of an axis, for each row of the plan's traffic."""
-    links = axis_links(cluster, plan.mesh)
+    links = links_of(plan, cluster)
     for t in plan.cost.traffic:
         if t.wire_bytes and t.phase in tuple(phases):
             yield route(t, plan.mesh, links[t.axis])

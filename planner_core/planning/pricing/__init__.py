@@ -10,7 +10,7 @@ from planner_core.planning.pricing.bands import (
 )
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
-from planner_core.planning.pricing.price import Pricer
+from planner_core.planning.pricing.price import Pricer, stage_parts
 from planner_core.planning.pricing.published import (
     FITTED,
     LEFT_OUT,
@@ -58,5 +58,6 @@ __all__ = [
     "sigma_of",
     "software_text",
     "speed_of",
+    "stage_parts",
     "suggestions",
 ]

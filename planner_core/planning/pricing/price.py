@@ -200,13 +200,9 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
 
 
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
-    """Seconds of a step by the resource for which it waits. They add up to the step's time. Of a plan with stages the time in which a rank
-    waits for others is apart."""
-    if plan.cost.pipeline:
-        cost, bubble = plan.cost, plan.cost.pipeline.bubble_s
-        waits = max(0.0, cost.exposed_comm_time_s - bubble)
-        parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s, **_outside(plan)}
-        return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
+    """Seconds of a step by the resource for which it waits. They add up to the step's time."""
+    if plan.pipeline:
+        return stage_parts(plan)
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
@@ -214,6 +210,15 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
         COMPUTE: plan.cost.compute_time_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s, **_outside(plan),
     }  # fmt: skip
+
+
+def stage_parts(plan: Plan) -> dict[str, float]:
+    """The same of a plan with stages, on the rank that works longest: the time in which it waits for other stages is apart."""
+    cost = plan.cost
+    bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
+    waits = max(0.0, cost.exposed_comm_time_s - bubble)
+    parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s, **_outside(plan)}
+    return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
 
 
 def _outside(plan: Plan) -> dict[str, float]:

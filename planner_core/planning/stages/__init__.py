@@ -5,7 +5,14 @@ search   degrees, micro-batches and cuts
 trace    the simulated step as rows of ranks
 """
 
-from planner_core.planning.stages.search import STAGES, Found, best_with_stages, plan_with_stages, with_stages
+from planner_core.planning.stages.search import (
+    STAGES,
+    Found,
+    best_with_stages,
+    may_win,
+    plan_with_stages,
+    with_stages,
+)
 from planner_core.planning.stages.trace import stage_trace
 
-__all__ = ["STAGES", "Found", "best_with_stages", "plan_with_stages", "stage_trace", "with_stages"]
+__all__ = ["STAGES", "Found", "best_with_stages", "may_win", "plan_with_stages", "stage_trace", "with_stages"]

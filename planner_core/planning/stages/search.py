@@ -48,6 +48,7 @@ from planner_core.cost import (
     price_pipeline,
     rank_orders,
 )
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model
@@ -126,17 +127,21 @@ class Found:
     bound: float
 
 
-def with_stages(request: Request, chosen: Plan, say: Progress = lambda text: None) -> Plan | None:
-    """The best plan with stages, of as many samples a step, if it is quicker than the `chosen` one of one stage; else None."""
+def with_stages(
+    request: Request, chosen: Plan, say: Progress = lambda text: None, source: GraphSource = None
+) -> Found | None:
+    """The best plan with stages, of as many samples a step, if it is quicker than the `chosen` one of one stage; else None. `source`: the
+    graph of a model that no zoo has, for each size of a micro-batch."""
     asked = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1, zero=ZERO_STAGE)
     if not may_win(request, load_cluster(request.cluster)):
         return None
+    graph = source if callable(source) else None
     try:
-        planner = prepare(asked)
+        planner = prepare(asked, graph(asked) if graph else None)
     except InputError:  # the model has no such micro-batch
         return None
     known = chosen.cost.step_time_s if chosen.fits else math.inf
-    found = best_with_stages(planner, say, below=known)
+    found = best_with_stages(planner, say, graph, below=known)
     if found is None:
         return None
     step = found.plan.cost.step_time_s
@@ -145,14 +150,14 @@ def with_stages(request: Request, chosen: Plan, say: Progress = lambda text: Non
         if chosen.fits
         else "it fits"
     )
-    return replace(found.plan, notes=(gains, *found.plan.notes))
+    return replace(found, plan=replace(found.plan, notes=(gains, *found.plan.notes)))
 
 
 def plan_with_stages(request: Request, say: Progress) -> Result:
     """`plan_model`, with the best plan with stages as the last of its plans, if it is quicker."""
     result = plan_model(request, progress=say)
     staged = with_stages(request, result.best, say)
-    return replace(result, plans=(*result.plans, staged)) if staged else result
+    return replace(result, plans=(*result.plans, staged.plan)) if staged else result
 
 
 def may_win(request: Request, cluster: Cluster) -> bool:
@@ -188,6 +193,7 @@ class _Search:
     def run(self) -> Found | None:
         every = list(self.degrees())
         for d in sorted(every, key=lambda d: -d.ranks):  # with many ranks memory does not matter
+            self.say("degrees of pipeline stages")
             if (d.tensor, d.samples) not in self.micro and (quickest := self.of_any_memory(d)) is not None:
                 self.micro[d.tensor, d.samples] = quickest
         hopeful = [(about, d) for d in every if (about := self.about(d)) < math.inf]
@@ -285,6 +291,7 @@ class _Search:
         """Seconds that the whole model takes at least on the mesh of a rank, for all micro-batches, in the memory of all ranks."""
         at = d.ranks, d.tensor, d.samples
         if at not in self.known:
+            self.say(f"the whole model on {d.ranks} x {d.mesh}")
             problem = self.problem(d, self.first.request.recompute, uniform=False)
             with self.first.clock("search"):
                 self.known[at] = search(problem, budget=self.room(d), prove=False).bound if problem else math.inf

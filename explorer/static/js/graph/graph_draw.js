@@ -13,7 +13,7 @@ const PAD = 16;
 const EMPTY = {
   key: "nothing yet",
   scene: { title: "", scopes: { "": { w: 0, h: 0, nodes: [], wires: [] } } },
-  overlay: { split: {}, messages: {} },
+  overlay: { split: {}, stages: {}, messages: {} },
   devices: [],
   selected: "",
   open: [],
@@ -182,6 +182,7 @@ export class Drawing {
     make("text", { class: "title", x: x - w / 2 + 34, y: y + 21 }, g, n.name);
     this.toggle(g, n, x - w / 2 + 17, y + 17, "–");
     this.times(g, n, x + w / 2, y);
+    this.stages(g, n, x + w / 2, y, h);
     /** @type {(point: Point) => Point} */
     const move = ([a, b]) => [a + x - inside.w / 2, b + y + HEADER];
     this.drawWires(inside, move);
@@ -201,6 +202,37 @@ export class Drawing {
     const deep = (n.copies ?? 1) > 1 ? [10, 5] : [];
     for (const d of deep) make("rect", { class: "behind", x: x - w / 2 + d, y: y - d, width: w, height: h, rx: 10 }, g);
     return make("rect", { class: "body", x: x - w / 2, y, width: w, height: h, rx: 10 }, g);
+  }
+
+  /**
+   * The pipeline stages of a node, at its right side: a stack is as many pieces as it has stages, each as long as its copies.
+   * @param {SVGGElement} g
+   * @param {SceneNode} n
+   * @param {number} right
+   * @param {number} top
+   * @param {number} h
+   */
+  stages(g, n, right, top, h) {
+    const known = this.data.overlay.stages[n.id];
+    if (!known) return;
+    const s = make("g", { class: "stages" }, g);
+    if (n.kind !== "block") {
+      make("text", { x: right + 6, y: top + h / 2 + 4 }, s, `stage ${known[0][0]}`);
+      return;
+    }
+    const all = known.reduce((sum, [, copies]) => sum + copies, 0);
+    const from = top + 14;
+    const high = (h - 14) / all;
+    let before = 0;
+    for (const [stage, copies] of known) {
+      const y = from + before * high;
+      const tall = copies * high;
+      const fill = this.data.devices[stage % this.data.devices.length];
+      make("rect", { x: right + 15, y, width: 5, height: Math.max(1, tall - 2), fill, rx: 2 }, s);
+      const words = tall > 28 ? `stage ${stage}: ${copies}` : `${stage}`;
+      if (tall >= 13) make("text", { x: right + 24, y: y + tall / 2 + 4 }, s, words);
+      before += copies;
+    }
   }
 
   /**
@@ -258,6 +290,7 @@ export class Drawing {
       this.toggle(g, n, x - n.w / 2 + 17, top + 17, "+");
       this.times(g, n, x + n.w / 2, top);
     }
+    this.stages(g, n, x + n.w / 2, top, n.h);
     this.bare(g, n, x + n.w / 2 - 3, y + n.h / 2 - 3);
   }
 

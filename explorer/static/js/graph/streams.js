@@ -3,7 +3,7 @@
 
 /** @typedef {import("../types").StreamsData} StreamsData */
 /** @typedef {import("../types").StreamWork} StreamWork */
-/** @typedef {{ top: number, plan: number, works: StreamWork[] }} Lane */
+/** @typedef {{ top: number, plan: number, name: string, first: boolean, works: StreamWork[] }} Lane */
 
 const LEFT = 92;
 const AXIS = 26;
@@ -17,6 +17,7 @@ const DIM = 0.15;
 const LABEL = 34;
 const START = 3;
 const LONG = 4;
+const GROUP = 9;
 
 /** @type {WeakMap<ParentNode, Streams>} */
 const instances = new WeakMap();
@@ -61,6 +62,9 @@ class Streams {
     this.to = 1;
     this.stamp = "";
     this.frame = 0;
+    /** The plan and the micro-batch that stand out.
+     * @type {number[]} */
+    this.marked = [];
     this.press = { on: false, x: 0, from: 0, to: 0, moved: false };
     this.listen();
   }
@@ -99,12 +103,13 @@ class Streams {
     this.draw();
   }
 
-  /** @param {{ words: string, colour: string, pale: boolean }} kind */
+  /** @param {StreamsData["kinds"][number]} kind */
   entry(kind) {
     const item = document.createElement("li");
     const swatch = document.createElement("i");
     swatch.style.background = kind.colour;
     if (kind.pale) swatch.style.opacity = String(PALE);
+    if (kind.hatch) swatch.className = "hatch";
     item.append(swatch, kind.words);
     return item;
   }
@@ -119,8 +124,8 @@ class Streams {
     let top = AXIS;
     (this.data?.plans ?? []).forEach((plan, p) => {
       top += TITLE;
-      (this.data?.streams ?? []).forEach((_, s) => {
-        this.lanes.push({ top, plan: p, works: plan.works.filter((w) => w[0] === s) });
+      plan.lanes.forEach((name, s) => {
+        this.lanes.push({ top, plan: p, name, first: s === 0, works: plan.works.filter((w) => w[0] === s) });
         top += LANE;
       });
       top += GAP;
@@ -146,7 +151,10 @@ class Streams {
 
   /** @param {string} what */
   act(what) {
-    if (what === "whole") this.show(0, this.longest() * 1.02);
+    if (what === "whole") {
+      this.marked = [];
+      this.show(0, this.longest() * 1.02);
+    }
     if (what === "in") this.zoom(0.5);
     if (what === "out") this.zoom(2);
     if (what === "part") {
@@ -154,14 +162,22 @@ class Streams {
       const at = (this.from + this.to) / 2;
       const inside = parts.filter((w) => w[START] >= (this.to - this.from > this.longest() / 2 ? 0 : at));
       const one = inside.find((w) => (this.data?.words[w[2]] ?? "").includes(" of ")) ?? inside[0];
-      if (one) this.open(one);
+      if (one && this.lanes[0]) this.open(one, this.lanes[0].plan);
     }
   }
 
-  /** @param {StreamWork} work */
-  open(work) {
-    const margin = work[LONG] * 0.04;
-    this.show(work[START] - margin, work[START] + work[LONG] + margin);
+  /** Shows one part of the model; of a plan with stages one micro-batch on its way through all of them.
+   * @param {StreamWork} work @param {number} plan
+   */
+  open(work, plan) {
+    const known = this.data?.plans[plan];
+    const group = known?.staged ? known.works.filter((w) => w[GROUP] === work[GROUP] && w[GROUP] > 0) : [work];
+    const all = group.length ? group : [work];
+    const from = Math.min(...all.map((w) => w[START]));
+    const to = Math.max(...all.map((w) => w[START] + w[LONG]));
+    this.marked = known?.staged && group.length ? [plan, work[GROUP]] : [];
+    const margin = (to - from) * 0.04;
+    this.show(from - margin, to + margin);
   }
 
   width() {
@@ -213,8 +229,9 @@ class Streams {
     this.press.on = false;
     this.canvas.classList.remove("held");
     if (moved) return;
+    const lane = this.laneAt(e.offsetY);
     const found = this.find(e.offsetX, e.offsetY);
-    if (found && this.data?.streams[found[0]] === this.data?.streams[0]) this.open(found);
+    if (lane && found && (lane.first || this.data?.plans[lane.plan]?.staged)) this.open(found, lane.plan);
   }
 
   /** @param {KeyboardEvent} e */
@@ -235,11 +252,16 @@ class Streams {
     act();
   }
 
+  /** @param {number} y */
+  laneAt(y) {
+    return this.lanes.find((l) => y >= l.top && y < l.top + BAR);
+  }
+
   /** The work under a point.
    * @param {number} x @param {number} y
    */
   find(x, y) {
-    const lane = this.lanes.find((l) => y >= l.top && y < l.top + BAR);
+    const lane = this.laneAt(y);
     if (!lane || x < LEFT) return undefined;
     const slack = (this.to - this.from) / this.width();
     const at = this.at(x);
@@ -294,16 +316,15 @@ class Streams {
     ctx.font = `12.5px ${look.fontFamily}`;
     ctx.textBaseline = "middle";
     this.axis(ctx, look.color, h);
-    this.lanes.forEach((lane, i) => {
-      const s = i % data.streams.length;
+    this.lanes.forEach((lane) => {
       const plan = data.plans[lane.plan];
       ctx.fillStyle = look.color;
-      if (s === 0 && plan) {
+      if (lane.first && plan) {
         ctx.font = `600 13.5px ${look.fontFamily}`;
         ctx.fillText(`${plan.name}: ${plan.told}`, 0, lane.top - TITLE / 2);
         ctx.font = `12.5px ${look.fontFamily}`;
       }
-      ctx.fillText(data.streams[s] ?? "", 0, lane.top + BAR / 2);
+      ctx.fillText(lane.name, 0, lane.top + BAR / 2);
       this.works(ctx, lane, look.color);
     });
   }
@@ -315,21 +336,24 @@ class Streams {
     ctx.rect(LEFT, lane.top, this.width(), BAR);
     ctx.clip();
     for (const work of lane.works) {
-      if (work[START] + work[LONG] >= this.from && work[START] <= this.to) this.work(ctx, lane.top, work, ink);
+      if (work[START] + work[LONG] >= this.from && work[START] <= this.to) this.work(ctx, lane, work, ink);
     }
     ctx.restore();
   }
 
-  /** @param {CanvasRenderingContext2D} ctx @param {number} top @param {StreamWork} work @param {string} ink */
-  work(ctx, top, work, ink) {
+  /** @param {CanvasRenderingContext2D} ctx @param {Lane} lane @param {StreamWork} work @param {string} ink */
+  work(ctx, lane, work, ink) {
+    const { top } = lane;
     const kind = this.data?.kinds[work[1]];
     const left = this.x(work[START]);
     const wide = this.x(work[START] + work[LONG]) - left;
     const plain = work[7] ? 0.1 : 0.2;
     const full = kind?.pale ? PALE : 1;
-    const dim = work[8] ? 1 : DIM; // beside what stands out
+    const [plan, group] = this.marked;
+    const dim = work[8] && (plan !== lane.plan || group === work[GROUP]) ? 1 : DIM; // beside what stands out
     ctx.globalAlpha = (kind?.colour ? full : plain) * dim;
-    ctx.fillStyle = kind?.colour || ink;
+    ctx.fillStyle = kind?.hatch ? hatched(ctx, ink) : kind?.colour || ink;
+    if (kind?.hatch) ctx.globalAlpha = 0.35 * dim;
     ctx.fillRect(left, top, wide > 8 ? wide - 0.75 : wide, BAR);
     ctx.globalAlpha = 1;
     const begin = Math.max(left, LEFT);
@@ -372,4 +396,29 @@ class Streams {
     }
     ctx.textAlign = "left";
   }
+}
+
+/** @type {Map<string, CanvasPattern>} */
+const patterns = new Map();
+
+/** Slanted lines in the page's ink: where nothing is done.
+ * @param {CanvasRenderingContext2D} ctx @param {string} ink
+ */
+function hatched(ctx, ink) {
+  const known = patterns.get(ink);
+  if (known) return known;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  if (pen) {
+    pen.strokeStyle = ink;
+    pen.beginPath();
+    pen.moveTo(0, 6);
+    pen.lineTo(6, 0);
+    pen.stroke();
+  }
+  const made = ctx.createPattern(tile, "repeat");
+  if (!made) return ink;
+  patterns.set(ink, made);
+  return made;
 }
