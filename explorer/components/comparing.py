@@ -3,83 +3,35 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import streamlit as st
 
 from explorer import components
 from explorer.address import settings
-from explorer.analysis import answer, differences, rows, streams
+from explorer.analysis import answer, differences, rows
 from explorer.components import frame
 from explorer.figures import compare as charts
 from explorer.figures import topology
-from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES, WORK
+from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.session import state
 from explorer.text import glossary, recipe, spending, units, words
-from planner_core.core import Graph, Plan
+from planner_core.core import Plan
 from planner_core.cost import cost_model_of
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
-from planner_core.planning import Request, Result, prepare, stage_trace
-from planner_core.planning.analysis import AblationStep, TraceWork, ablation_steps, chrome_trace, step_work
+from planner_core.planning import Request, Result, prepare
+from planner_core.planning.analysis import AblationStep, ablation_steps
 from planner_core.planning.pricing import model_flops, speed_of
 
 Plans = Mapping[str, Plan]
-
-
-def step(shown: Plans, homes: Mapping[str, Result]) -> None:
-    """The step of each plan in time; `homes`: what each plan is one of."""
-    titled = {words.title(p): p for p in shown.values()}
-    steps = {
-        words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
-        for n, p in shown.items() if not p.pipeline
-    }  # fmt: skip
-    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
-    if steps:
-        st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
-    for name, plan in titled.items():
-        if plan.pipeline:
-            st.caption(f"{frame.text(name)}: {streams.stages_told(plan)} A click shows one micro-batch on its way.")
-    lit = state.value("lit")
-    if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
-        lit = ()
-    if lit:
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(
-                f"Stands out: {lit[1]} on {lit[2]} in {lit[0]}, chosen in the bars below.".replace("_", "\\_"),
-                width="content",
-            )
-            st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
-    components.streams(streams.streams(steps, titled, WORK, lit), key="streams")
-    with st.container(horizontal=True):
-        frame.data("the work of these steps", "steps", lambda: rows.works(steps, titled))
-        st.download_button(
-            "Chrome trace", lambda: json.dumps(_trace(steps, titled)), file_name="steps.trace.json", mime="application/json",
-            on_click="ignore", key="trace", type="tertiary", icon=":material/download:",
-            help="For Perfetto: a process a plan, a thread a stream or a rank of the pipeline",
-        )  # fmt: skip
-
-
-def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
-    """The steps as one trace; plans with stages are processes behind the others."""
-    made = chrome_trace(steps)
-    for pid, plan in enumerate((p for p in titled.values() if p.pipeline), start=len(steps)):
-        made["traceEvents"] += [{**event, "pid": pid} for event in stage_trace(plan)["traceEvents"]]
-    return made
 
 
 STEPS, ROW = 63, 41
 """Pixels of the table of steps: its first and last row, and one between."""
 HEAD, SPEED_ROW = 34, 37
 """Pixels of the table of speeds: its head, and a row."""
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
-    return step_work(_plan, _graph)
 
 
 def why(shown: Plans, homes: Mapping[str, Result], against: str) -> None:
@@ -274,7 +226,7 @@ def who_to_whom(shown: Plans) -> None:
         columns = st.columns(2, gap="large")
     for k, (name, plan) in enumerate(shown.items()):
         with columns[k % 2]:
-            st.markdown(f"{frame.text(words.title(plan))}, {frame.text(words.mesh_words(plan.mesh))}")
+            st.markdown(f"{frame.text(words.title(plan))}, {frame.text(words.laid_out(plan))}")
             sent = sum(t.wire_bytes for t in plan.cost.traffic if t.phase in phases)
             trees = any(t.algorithm == "tree" and t.wire_bytes for t in plan.cost.traffic if t.phase in phases)
             st.caption(
@@ -386,7 +338,7 @@ def _ablation_row(step: AblationStep, before: AblationStep | None) -> list[str]:
     c, old = step.plan.cost, before.plan.cost if before and before.plan else None
     return [
         says,
-        html.escape(words.mesh_words(step.plan.mesh)),
+        html.escape(words.laid_out(step.plan)),
         units.traffic(sent_per_gpu(step.plan)),
         units.seconds(c.comm_time_s) + _change(c.comm_time_s, old.comm_time_s if old else 0),
         units.seconds(c.step_time_s) + _change(c.step_time_s, old.step_time_s if old else 0),

@@ -15,7 +15,7 @@ from explorer.figures.palette import Theme, theme_of
 from explorer.session import staged, state
 from explorer.text.glossary import GLOSSARY, axis_told, define
 from explorer.text.tables import Row, csv_text, json_text
-from explorer.text.words import WHOLE, mesh_words, title
+from explorer.text.words import WHOLE, laid_out, title
 from explorer.text.words import text as text
 from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
@@ -202,4 +202,4 @@ def how_sure(of_kind: tuple[str, ...]) -> None:
 
 def option(plan: Plan) -> str:
     """A plan in a list: name, mesh, and whether it fits."""
-    return f"{title(plan)}, {mesh_words(plan.mesh)}" + ("" if plan.fits else " (does not fit)")
+    return f"{title(plan)}, {laid_out(plan)}" + ("" if plan.fits else " (does not fit)")

@@ -150,7 +150,7 @@ def _plans(plans: Iterable[Plan]) -> str:
     for p in plans:
         c = p.cost
         rows.append([
-            words.title(p), words.mesh_words(p.mesh), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
+            words.title(p), words.laid_out(p), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
             units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sent_per_gpu(p)),
             units.memory(c.memory_bytes["peak"]), "yes" if p.fits else "no", "yes" if p.optimal else "no",
         ])  # fmt: skip

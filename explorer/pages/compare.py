@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.address import pins, settings
 from explorer.analysis import answer
-from explorer.components import comparing, frame, opened, report
+from explorer.components import comparing, frame, opened, report, step_in_time
 from explorer.session import state, stated
 from explorer.text import glossary, words
 from planner_core.core import Plan
@@ -51,7 +51,7 @@ def page() -> None:
     with st.container(key="labelled_plans"):
         choose(plans, current)
     st.markdown(frame.text(words.headline(current[names[0]], current[against])))
-    comparing.step(current, homes)
+    step_in_time.step(current, homes)
     comparing.why(current, homes, against)
     comparing.speeds(current, homes)
     comparing.memory_and_traffic(current, homes)

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
+from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES, leads
 from planner_core.planning.analysis import doubt_between
@@ -298,6 +299,12 @@ def mesh_words(mesh: DeviceMesh) -> str:
     if len(mesh.axis_sizes) == 1:
         return f"all {mesh.num_devices} GPUs as one axis" if mesh.num_devices > 1 else "one GPU"
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+
+def laid_out(plan: Plan) -> str:
+    """The whole mesh of a plan, with the ranks of its pipeline: `4 pipe × 2 data × 8 tensor`."""
+    cut, mesh = plan.pipeline, plan.mesh
+    return mesh_words(whole_mesh(mesh, cut.ranks) if cut else mesh)
 
 
 def text(value: str) -> str:

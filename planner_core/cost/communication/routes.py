@@ -43,7 +43,7 @@ def sent(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats
     matrix = np.zeros((n, n))
     for src, dst, num_bytes in routes(plan, cluster, phases):
         np.add.at(matrix, (src, dst), num_bytes)
-    whole: Floats = np.kron(np.eye(ranks), matrix)
+    whole = np.kron(np.eye(ranks), matrix).astype(np.float64)
     each = np.arange(n)
     for rank, other, handed_on in _between_stages(plan, phases):
         whole[rank * n + each, other * n + each] += handed_on

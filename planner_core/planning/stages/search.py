@@ -130,8 +130,7 @@ class Found:
 def with_stages(
     request: Request, chosen: Plan, say: Progress = lambda text: None, source: GraphSource = None
 ) -> Found | None:
-    """The best plan with stages, of as many samples a step, if it is quicker than the `chosen` one of one stage; else None. `source`: the
-    graph of a model that no zoo has, for each size of a micro-batch."""
+    """The best plan with stages, of as many samples a step, if it is quicker than the `chosen` one of one stage; else None."""
     asked = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1, zero=ZERO_STAGE)
     if not may_win(request, load_cluster(request.cluster)):
         return None
@@ -144,12 +143,9 @@ def with_stages(
     found = best_with_stages(planner, say, graph, below=known)
     if found is None:
         return None
-    step = found.plan.cost.step_time_s
-    gains = (
-        f"a step of {1e3 * step:.4g} ms, where the best plan of one stage takes {1e3 * known:.4g} ms"
-        if chosen.fits
-        else "it fits"
-    )
+    step, gains = found.plan.cost.step_time_s, "it fits"
+    if chosen.fits:
+        gains = f"a step of {1e3 * step:.4g} ms, where the best plan of one stage takes {1e3 * known:.4g} ms"
     return replace(found, plan=replace(found.plan, notes=(gains, *found.plan.notes)))
 
 

@@ -1,0 +1,67 @@
+"""The step of each plan in time: the streams of a GPU, or the ranks of a pipeline; as data and as a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from explorer import components
+from explorer.analysis import rows, streams
+from explorer.components import frame
+from explorer.figures.palette import WORK
+from explorer.session import state
+from explorer.text import glossary, words
+from planner_core.core import Graph, Plan
+from planner_core.planning import Request, Result, stage_trace
+from planner_core.planning.analysis import TraceWork, chrome_trace, step_work
+
+Plans = Mapping[str, Plan]
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
+    return step_work(_plan, _graph)
+
+
+def step(shown: Plans, homes: Mapping[str, Result]) -> None:
+    """The step of each plan in time; `homes`: what each plan is one of."""
+    titled = {words.title(p): p for p in shown.values()}
+    steps = {
+        words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
+        for n, p in shown.items() if not p.pipeline
+    }  # fmt: skip
+    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
+    if steps:
+        st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
+    for name, plan in titled.items():
+        if plan.pipeline:
+            st.caption(f"{frame.text(name)}: {streams.stages_told(plan)} A click shows one micro-batch on its way.")
+    lit = state.value("lit")
+    if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
+        lit = ()
+    if lit:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.caption(
+                f"Stands out: {lit[1]} on {lit[2]} in {lit[0]}, chosen in the bars below.".replace("_", "\\_"),
+                width="content",
+            )
+            st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
+    components.streams(streams.streams(steps, titled, WORK, lit), key="streams")
+    with st.container(horizontal=True):
+        frame.data("the work of these steps", "steps", lambda: rows.works(steps, titled))
+        st.download_button(
+            "Chrome trace", lambda: json.dumps(_trace(steps, titled)), file_name="steps.trace.json", mime="application/json",
+            on_click="ignore", key="trace", type="tertiary", icon=":material/download:",
+            help="For Perfetto: a process a plan, a thread a stream or a rank of the pipeline",
+        )  # fmt: skip
+
+
+def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
+    """The steps as one trace; plans with stages are processes behind the others."""
+    made = chrome_trace(steps)
+    for pid, plan in enumerate((p for p in titled.values() if p.pipeline), start=len(steps)):
+        made["traceEvents"] += [{**event, "pid": pid} for event in stage_trace(plan)["traceEvents"]]
+    return made
