@@ -1,5 +1,5 @@
-# make app: set up and run the explorer. make quick: the inner loop. make test: set up and run every quick test. All need Python 3.11 or
-# newer only.
+# make app: set up and run the explorer. make quick: the inner loop. make test: set up and run every quick test. make test-all: every
+# test, folder by folder. All need Python 3.11 or newer only.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PORT ?= 8501
@@ -8,7 +8,9 @@ BIN := $(VENV)/bin
 SOURCES := $(wildcard planner_core explorer streamlit_app.py)
 MODULES := $(shell find $(SOURCES) -name '*.py' 2>/dev/null)
 BENCHMARKS := $(filter-out __init__,$(patsubst bench/%.py,%,$(sort $(wildcard bench/*.py))))
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+TESTED := not slow and (sample or not (browser or corpus or lessons))
+FOLDERS ?= $(filter-out tests/support/ tests/__pycache__/,$(sort $(wildcard tests/*/))) $(wildcard tests/test_*.py)
 # What runs in the inner loop: values, rules, costs, small networks, words and drawings; no browser, no process, no zoo.
 QUICK := $(addprefix tests/,core cost ops search/test_network.py search/test_search_page.py planning/test_registry.py models/test_fold.py \
   models/test_callsites.py explorer/test_static.py explorer/test_text.py test_architecture.py)
@@ -47,10 +49,12 @@ test: $(VENV)/.dev-installed
 	@$(MAKE) --no-print-directory -j 2 check tests
 
 tests: browser
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "$(TESTED)" $(ARGS)
 
+# Each folder is a run of its own, and the next one runs whatever came of it: make test-all FOLDERS=tests/search
 test-all: check browser $(VENV)/vision $(VENV)/deepspeed
-	$(PYTEST) $(ARGS)
+	@failed=; for folder in $(FOLDERS); do echo "== $$folder"; $(PYTEST) $$folder $(ARGS) || failed="$$failed $$folder"; done; \
+	  if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 	@$(MAKE) --no-print-directory test-torch
 
 # Plans with another torch, and the oldest of the other packages that pyproject.toml allows. Its environment takes 5 GB: wheels of old

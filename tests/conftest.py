@@ -61,15 +61,21 @@ LONG_FIRST = (
 one, and a browser goes from one file to the next."""
 
 
-LONG = frozenset(line for line in (ROOT / "tests" / "long.txt").read_text().splitlines() if not line.startswith("#"))
-"""Tests that only `make test-all` runs, by their name below `tests/`."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the long tests as slow, and put long files first; within a file nothing changes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put long files first; within a file nothing changes. Mark what needs a browser, and leave `slow` on those cases only that it names."""
+    unmet: dict[str, set[str]] = {}
     for item in items:
-        if item.nodeid.removeprefix("tests/") in LONG:
-            item.add_marker(pytest.mark.slow)
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
+        for mark in [m for m in item.own_markers if m.name == "slow" and m.kwargs]:
+            ids = mark.kwargs.get("only") or mark.kwargs["but"]
+            case = item.callspec.id  # type: ignore[attr-defined]
+            unmet.setdefault(item.nodeid.partition("[")[0], set(ids)).discard(case)
+            if (case in ids) != ("only" in mark.kwargs):
+                item.own_markers.remove(mark)
+    unknown = [f"{test}: {', '.join(sorted(ids))}" for test, ids in unmet.items() if ids]
+    if unknown and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError("no such case, but its mark `slow` names it: " + "; ".join(unknown))
     items.sort(key=_rank)
 
 

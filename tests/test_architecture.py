@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG
-
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "planner_core"
 EXPLORER = ROOT / "explorer"
@@ -276,11 +274,3 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             test_heavy_libraries_stay_at_the_rim(place)
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")
-
-
-def test_the_long_tests_are_tests() -> None:
-    """Each name of `tests/long.txt` is that of a test; a parameter of it may change."""
-    for name in LONG:
-        file, _, rest = name.partition("::")
-        tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
-        assert rest.partition("[")[0] in {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}, name

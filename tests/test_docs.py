@@ -28,6 +28,7 @@ def read(page: Path) -> str:
 # --- snippets -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_snippet_of_the_api_prints_what_the_page_shows(tmp_path: Path) -> None:
     page = read(ROOT / "docs" / "API.md")
     session = Session(tmp_path)

@@ -20,10 +20,10 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 CALLABLE = f"{ROOT / 'tests' / 'support' / 'own_model.py'}:make"

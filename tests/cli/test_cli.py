@@ -147,6 +147,15 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("command", "status", "names"), WRONG, ids=[w[0] for w in WRONG])
+@pytest.mark.slow(
+    only=(
+        "plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1",
+        "plan {decides.py}:make",
+        "plan {empty.pt2}",
+        "plan {exits.py}:make",
+        "plan {wrong.py}:make",
+    )
+)
 def test_wrong_input_is_told_in_one_sentence(
     command: str,
     status: int,

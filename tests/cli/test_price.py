@@ -107,6 +107,7 @@ def test_wrong_input_is_one_sentence(args: list[str], said: str, capsys: pytest.
     assert said in err and len(err.splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_what_runs_now_stands_among_the_baselines(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(
         capsys,

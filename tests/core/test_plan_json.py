@@ -62,6 +62,7 @@ def test_the_schema_is_one() -> None:
 
 
 @pytest.mark.parametrize("request_", CASES, ids=lambda r: f"{r.model} {r.method} {r.mesh}")
+@pytest.mark.slow(but=("llama-3-8b exact None", "llama-3-8b atp 2x8", "gpt2-xl exact None"))
 def test_every_plan_matches_the_schema_and_reads_back(request_: Request) -> None:
     plans = planned(request_).plans
     for plan in plans:

@@ -11,17 +11,12 @@ from planner_core.planning import Request, plan_model
 from tests.support.corpus import Entry, captured, cluster, corner, entries, plans_of, run
 from tests.support.coverage_page import PAGE, page
 
+pytestmark = pytest.mark.corpus
+
+
 ALL = entries()
 PLANNED = [e for e in ALL if e.refused is None]
-TOLD = ("skip_over_layers", "in_vain", "selective_kernels", "functional_dropout", "function_across_the_batch", "learned_start",
-        "start_without_grad", "phases", "signs", "scale_without_grad", "mixed_types", "overlapping_windows", "frozen_between",
-        "shifted_by_a_buffer", "latents_twice", "lstm_with_dropout", "gumbel_softmax", "lstm_of_features", "segmentation_by_rare_kinds",
-        "encoder_of_torch", "detached_judge", "hooks_of_the_model_itself", "teaches_itself", "trunk_without_gradient",
-        "buffer_of_two_calls", "two_tokens_of_each", "values_of_actions", "balance_of_a_switch", "views_in_halves", "layers_over_two_inputs", "weight_norm_three_times",
-        "inputs_and_prompts", "layers_on_a_parameter", "gan_hinge", "weighted_by_place", "all_rows_by_index",
-        "hard_examples")  # fmt: skip
-"""Modules that once ran otherwise than planned, one for each cause."""
-QUICK = [e for i, e in enumerate(PLANNED) if i % 60 == 0 or e.name in TOLD]
+QUICK = PLANNED[::40]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
 Reports = dict[str, list[dict[str, Any]]]
 
@@ -39,11 +34,13 @@ def check(found: Reports) -> None:
     assert all(len(rows) > 0 for rows in found.values())
 
 
+@pytest.mark.sample
 def test_the_corpus_is_large_and_varied() -> None:
     assert len(ALL) >= 120 and len({e.family for e in ALL}) >= 8
     assert len({e.name for e in ALL}) == len(ALL)
 
 
+@pytest.mark.sample
 def test_a_sample_runs_as_predicted_on_two_processes() -> None:
     found = reports(QUICK, 2, fakes=1)  # of each plan, the processes count what is sent
     check(found)
@@ -67,7 +64,12 @@ def test_nearly_every_module_can_be_trained_on_its_own_samples() -> None:
 # was kept was freed.
 @pytest.mark.parametrize(
     ("name", "number", "ranks"),
-    [("triplets", 2, 2), ("tied_autoencoder", 3, 4), ("style_convolution", 2, 2), ("matrix_functions", 2, 2)],
+    [
+        pytest.param("triplets", 2, 2, marks=pytest.mark.sample),
+        ("tied_autoencoder", 3, 4),
+        ("style_convolution", 2, 2),
+        ("matrix_functions", 2, 2),
+    ],
 )
 def test_a_plan_that_once_ran_otherwise(name: str, number: int, ranks: int) -> None:
     (entry,) = (e for e in PLANNED if e.name == name)
@@ -75,6 +77,7 @@ def test_a_plan_that_once_ran_otherwise(name: str, number: int, ranks: int) -> N
 
 
 @pytest.mark.parametrize("entry", [e for e in ALL if e.refused], ids=lambda e: e.name)
+@pytest.mark.sample
 def test_what_no_plan_can_hold_is_refused_with_a_sentence(entry: Entry) -> None:
     with pytest.raises(PlannerError) as error:
         captured(entry)

@@ -12,6 +12,8 @@ from planner_core.planning import Request, plan_model
 from tests.support import random_modules
 from tests.support.corpus import cluster, run
 
+pytestmark = pytest.mark.corpus
+
 
 def two_plans(seed: int) -> tuple[Plan, ...]:
     """The best plan and the one of FSDP."""

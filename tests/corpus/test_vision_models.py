@@ -9,9 +9,9 @@ import pytest
 from planner_core.core import PlannerError, plan_from_json, plan_to_json
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, plan_model
-from planner_core.verification import run_ranks
 from tests.support import vision_models as vision
 from tests.support.corpus import cluster, run
+from tests.support.ranks import fresh_ranks
 from tests.support.vision_site import SITE
 
 pytestmark = [
@@ -37,7 +37,7 @@ def planned(name: str) -> dict[str, Any] | str:
 
 @pytest.mark.parametrize("name", [n for n in vision.names() if n not in REFUSED])
 def test_the_best_plan_runs_as_predicted(name: str) -> None:
-    (found,) = run_ranks(planned, 1, (name,), timeout_s=900, backend=None)
+    (found,) = fresh_ranks(planned, 1, (name,), timeout_s=900, backend=None)
     assert isinstance(found, dict), found
     (ran,) = run({name: (plan_from_json(found),)}, 2, timeout_s=900)[name]
     assert ran["ok"] or name in ROUNDED, ran["error"]
@@ -45,5 +45,5 @@ def test_the_best_plan_runs_as_predicted(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_plan_can_hold_is_refused_with_a_sentence(name: str) -> None:
-    (found,) = run_ranks(planned, 1, (name,), timeout_s=900, backend=None)
+    (found,) = fresh_ranks(planned, 1, (name,), timeout_s=900, backend=None)
     assert isinstance(found, str) and REFUSED[name] in found and "\n" not in found

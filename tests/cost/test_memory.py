@@ -35,8 +35,8 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
 from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.memory_tracker import TrackMemory
-from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
+from tests.support.ranks import run_ranks
 
 SHAPES = ((8, 12, 4), (4, 16), (1, 8, 16))
 SIZES = (2, 4)
@@ -319,6 +319,7 @@ def test_a_loss_over_a_sharded_vocabulary_makes_no_float32_copy_of_the_logits(tm
 
 
 @pytest.mark.parametrize("layout", ["dp=2,tp=2,zero=1", "dp=4,zero=1", "dp=4"])
+@pytest.mark.slow(but=("dp=2,tp=2,zero=1",))
 def test_gradients_that_travel_together_at_the_end_are_counted(layout: str, tmp_path: Path) -> None:
     """All weights of these blocks are small, so that their gradients wait for the end of backward. Up to 26 % were missing."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3}

@@ -118,6 +118,7 @@ def result(request: pytest.FixtureRequest) -> Result:
     return planned(CASES[request.param])
 
 
+@pytest.mark.slow(only=("t5",))
 def test_the_form_of_the_search_is_close(result: Result) -> None:
     for plan in result.plans:
         apart = simulated(plan, result.graph) / plan.cost.step_time_s - 1
@@ -140,6 +141,7 @@ def test_no_step_is_shorter_than_its_compute_or_longer_than_all_work_one_after_t
         assert seconds < (c.compute_time_s + c.optimizer_time_s + c.comm_time_s) * 1.001
 
 
+@pytest.mark.slow
 def test_micro_batches_between_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight micro-batches, four of them simulated, take as long as eight that are all simulated."""
     found = planned(Request("llama-3-8b", layers=2, batch=128, accumulate=8, recompute="full"))

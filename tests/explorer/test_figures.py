@@ -139,6 +139,7 @@ def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: 
     assert all(r.same for r in same)
 
 
+@pytest.mark.slow
 def test_what_a_method_costs_is_told_with_its_reason() -> None:
     found = list(ablation_steps(prepare(Request("llama-3-8b", precision="pure")), "tap"))
     text = words.verdict("TAP", [(SAYS[r.name], r.plan) for r in found])

@@ -308,6 +308,7 @@ def test_what_is_stopped_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.slow(but=("none",))
 def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
     found = planned(Request("llama-3-8b", recompute=recompute))
     for plan in found.plans:

@@ -139,6 +139,7 @@ def result() -> Result:
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.slow
 def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
     found = planned(Request("llama-3-8b", recompute=recompute, layers=4))
     drawn = scene(found.coarse)

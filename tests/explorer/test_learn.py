@@ -30,6 +30,9 @@ from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, NVLINK, across_s, inside_s
 
+pytestmark = pytest.mark.lessons
+
+
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
 PARAMS = 8_030_261_248
@@ -136,6 +139,7 @@ def test_1_opens_with_a_run_that_bursts_and_can_be_made_to_fit() -> None:
 
 
 @pytest.mark.parametrize("cut, devices, seed", list(itertools.product(("columns", "rows"), (2, 4), range(8))))
+@pytest.mark.sample
 def test_2_pieces_make_the_product(cut: str, devices: int, seed: int) -> None:
     c = l02_cuts.compute(cut, devices, seed)
     x, w = np.array(c["x"].tolist()), np.array(c["w"].tolist())
@@ -280,6 +284,7 @@ def test_23_folding_of_another_model() -> None:
 
 
 @pytest.mark.parametrize("batch", [2, 16, 64])
+@pytest.mark.sample
 def test_10_volume_and_time_inside_and_across(batch: int) -> None:
     found = numbers(10, batch=batch)
     size = int(batch / 2 * SEQ * HIDDEN * 2)
@@ -422,6 +427,7 @@ def test_12_tokens_travel_and_come_home(n: int, k: int, seed: int) -> None:
     assert found["tensor"] == 2 * (n - 1) * size // n
 
 
+@pytest.mark.sample
 def test_13_the_optimum_among_all() -> None:
     lesson = LESSONS[12]
     for letters in (("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"), ("R",) * 7, ("S(1)",) * 7):
@@ -571,6 +577,7 @@ def said(lesson: Lesson) -> str:
     return " ".join([*parts, *(m for _, m in lesson.terms), *(s.title + " " + s.says for s in scene.steps), *pictures])
 
 
+@pytest.mark.sample
 def test_course() -> None:
     assert [x.number for x in LESSONS] == list(range(1, len(LESSONS) + 1))
     terms = [t.lower() for x in LESSONS for t, _ in x.terms]
@@ -591,6 +598,7 @@ def test_course() -> None:
         *(pytest.param(m, marks=pytest.mark.slow) for m in ("gpt2-xl", "t5-large", "bert-large")),
     ],
 )
+@pytest.mark.slow(only=("mixtral-8x7b", "resnet50-100k"))
 def test_every_lesson_has_something_to_show_for_other_models(model: str) -> None:
     learner = Learner(Request(model, cluster="1x4-a100-pcie"))
     for lesson in LESSONS:
@@ -780,6 +788,7 @@ def test_what_is_done_ahead_lets_the_reader_pass(monkeypatch: pytest.MonkeyPatch
     warm._Use.at = 0.0
 
 
+@pytest.mark.sample
 def test_the_lessons_load_without_torch() -> None:
     """Torch is imported when a lesson computes with it, so that no page waits for it before it is drawn."""
     code = "import sys, explorer.learn.lessons, explorer.learn.files.export, explorer.learn.warm; print('torch' in sys.modules)"

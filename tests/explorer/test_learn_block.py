@@ -16,6 +16,9 @@ from explorer.learn.lessons.times import l16_zero
 from explorer.learn.pictures import block, builder
 from planner_core.planning.request import Request
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 SIZE = 16 * 4096 * 4096 * 2
 """Bytes of the activations of a layer's stream: samples, tokens, features, two bytes each."""

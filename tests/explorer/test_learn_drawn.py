@@ -13,6 +13,9 @@ from explorer.learn.pictures.sketch import Handle, Sketch, Slip, bars
 from explorer.text import units
 from planner_core.planning.request import Request
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 GIB, PARAMS, GPUS, GROUP = 2**30, 8_030_261_248, 16, 8
 DRAWN = {1: 6, 14: 3, 15: 1, 16: 1, 17: 2}

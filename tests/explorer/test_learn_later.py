@@ -28,6 +28,9 @@ from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, across_s, inside_s, took_s, turn_s
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 PARAMS, LAYERS, HIDDEN, INNER = 8_030_261_248, 32, 4096, 14336
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
@@ -290,6 +293,7 @@ def test_20_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.sample
 def test_21_the_ring_puts_the_softmax_together(n: int) -> None:
     c = l21_long.ring(n)
     assert 0 <= c["error"] < 1e-12
@@ -543,6 +547,7 @@ def test_some_lessons_ask_for_a_number() -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
+@pytest.mark.sample
 def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ignore[no-untyped-def]
     if not lesson.question(LLAMA, lesson.defaults()).values:
         return  # it offers words

@@ -17,6 +17,9 @@ from explorer.learn.lessons.times import l18_micro_batches
 from planner_core.planning.request import Request
 from tests.support.torchrun import run_script
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 
 

@@ -19,6 +19,9 @@ from planner_core.planning.analysis.doubt import doubt_between
 from planner_core.planning.request import Request
 from tests.support.tiny_models import tiny_config
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 
 

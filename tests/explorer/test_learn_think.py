@@ -16,6 +16,9 @@ from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.planning.request import Request
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 LESSON = LESSONS[23]
 

@@ -17,6 +17,9 @@ from planner_core.planning import price
 from planner_core.planning.request import Request
 from tests.support.fitted import H100, inside_s, turn_s
 
+pytestmark = pytest.mark.lessons
+
+
 LLAMA = Learner(Request("llama-3-8b"))
 LAYERS, HIDDEN, INNER, SEQ = 32, 4096, 14336, 4096
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * INNER
@@ -92,6 +95,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sample
 def test_15_the_parts_add_up_to_the_price_of_the_command(way: str) -> None:
     layout, micro_batch = WAYS[way]
     found, told = (
@@ -188,6 +192,7 @@ def test_15_the_optimizer_is_told_byte_by_byte() -> None:
 
 
 @pytest.mark.parametrize("number", [14, 15, 16, 17, 18, 20, 21])
+@pytest.mark.slow(but=("15", "20"))
 def test_a_gpu_that_is_slow_in_the_learners_numbers_is_told(number: int) -> None:
     """The V100 has tensor cores for fp16 only: the planner prices bf16 at its rate in fp32, an eighth."""
     lesson, notes = LESSONS[number - 1], {}
@@ -271,6 +276,7 @@ def test_16_every_stage_deals_out_one_kind_more() -> None:
 
 
 @pytest.mark.parametrize("recompute, m", [("none", 1), ("none", 4), ("full", 1), ("full", 8)])
+@pytest.mark.sample
 def test_17_the_highest_point_of_the_curve_is_the_plans_memory(recompute: str, m: int) -> None:
     found = numbers(17, recompute=recompute, m=m)
     told = price(

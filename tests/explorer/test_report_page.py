@@ -120,6 +120,7 @@ def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Resu
 
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k", "mixtral-8x7b"])
+@pytest.mark.slow(but=("resnet50-100k",))
 def test_other_models_and_one_plan(model: str) -> None:
     result = planned(Request(model, cluster="1x8-h100"))
     budget = Budget(1e12, 2.0)

@@ -23,6 +23,7 @@ from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
 
 
+@pytest.mark.slow
 def test_the_best_plan_alone_is_the_planners() -> None:
     for request in (Request("llama-3-8b", batch=64), Request("gpt2-xl", cluster="2x8-h100:nodes=4,inter=25")):
         assert whatif.best(request) == plan_model(request).best
@@ -114,6 +115,7 @@ def test_a_slider_plans_again_and_the_settings_stay() -> None:
     assert at.session_state["values"]["batch"] == 64
 
 
+@pytest.mark.slow
 def test_one_node_that_is_given_several_gets_a_link() -> None:
     at = open_page("whatif", cluster="1x8-h100", model="gpt2-xl")
     at.select_slider(key="wi_nodes").set_value(4).run()

@@ -19,7 +19,7 @@ import planner_core as shardscope
 from planner_core.cli.main import main
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, SitePlan, State, load_plan
 from planner_core.exporters.api import export, export_text
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip

@@ -28,8 +28,8 @@ from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
-from planner_core.verification.processes import run_ranks
 from tests.support.export_spec import DEEPSPEED, model_spec
+from tests.support.ranks import run_ranks
 from tests.support.torchrun import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +149,7 @@ def test_hf_switches_the_built_in_rules_off() -> None:
 
 
 @pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
+@pytest.mark.slow
 def test_what_cannot_be_expressed_is_named(target: str) -> None:
     with pytest.raises(InputError, match="splits no linear layer"):
         export_text(planned("gpt2-xl")["best"], target)
@@ -162,6 +163,7 @@ def test_what_cannot_be_expressed_is_named(target: str) -> None:
     assert "tokens are split between the blocks" in said
 
 
+@pytest.mark.slow
 def test_two_tensor_axes_are_refused() -> None:
     plan = next(p for p in plan_model(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp")).plans)
     for target in OTHERS:
@@ -468,6 +470,7 @@ def test_every_column_sums_by_itself_in_the_price() -> None:
 
 
 @pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
+@pytest.mark.slow(only=("parallelize_module",))
 def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path) -> None:
     plan = planned("llama-3-8b")["best"]
     with pytest.raises(

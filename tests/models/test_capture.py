@@ -41,6 +41,7 @@ def graph(name, batch=2, seq=24, flat=False):
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.slow(only=("resnet50-100k",))
 def test_unfolded_is_flat(name):
     folded, flat = graph(name), graph(name, flat=True)
     assert difference(folded, flat) is None
@@ -626,6 +627,7 @@ def test_architectures_may_name_a_class_that_only_the_types_own_file_has(config,
         ("m.pt2", "not a program", "exported program"),
     ],
 )
+@pytest.mark.slow(only=("m.pt2-not a program-exported program",))
 def test_bad_files_in_one_sentence(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_text(content)
@@ -721,6 +723,7 @@ def test_the_top_block_gives_the_loss():
         assert top.values[loss].meta.shape == () and top.items[-1].outputs == (loss,)
 
 
+@pytest.mark.slow
 def test_python_source(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(
@@ -736,6 +739,7 @@ def test_python_source(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
+@pytest.mark.slow(only=("llama-3-8b",))
 def test_symbolic_at_a_fourth_point(name):
     data = symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
     assert difference(graph_from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None

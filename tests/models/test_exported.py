@@ -123,6 +123,7 @@ def test_hugging_face_experts_are_one_op(tmp_path: Path) -> None:
     assert graph.num_repeats == {"MixtralDecoderLayer": 2}
 
 
+@pytest.mark.slow
 def test_the_command_line_plans_one(files: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     """In a process of its own; a workload that is not that of the file is refused."""
     path = str(files("llama-like"))

@@ -91,6 +91,7 @@ def test_a_sample_of_configs(tmp_path: Path) -> None:
     assert fine > 10 and refused > 10
 
 
+@pytest.mark.slow
 def test_a_sample_of_plans_and_clusters(tmp_path: Path) -> None:
     assert min(fuzz_plans(60, 1, tmp_path)) > 0 and min(fuzz_clusters(40, 1, tmp_path)) > 0
 

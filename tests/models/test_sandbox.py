@@ -62,11 +62,11 @@ def test_a_file_that_prints_and_starts_threads_and_processes(tmp_path: Path, cap
     ("text", "says"),
     [
         ("import os\nos._exit(3)\n", "ended the process"),
-        ("import sys\nsys.exit('enough')\n", "SystemExit: enough"),
+        pytest.param("import sys\nsys.exit('enough')\n", "SystemExit: enough", marks=pytest.mark.slow),
         ("raise KeyboardInterrupt\n", "could not be captured: KeyboardInterrupt"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process"),
+        pytest.param("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process", marks=pytest.mark.slow),
         ("def make(): return 3\n", "returned a int"),
-        ("def make():\n    raise ValueError('no such size')\n", "ValueError: no such size"),
+        pytest.param("def make():\n    raise ValueError('no such size')\n", "ValueError: no such size", marks=pytest.mark.slow),
         ("x = 1\n", "has nothing named 'make'"),
         ("def make(:\n", "SyntaxError"),
         ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GB"),
@@ -109,6 +109,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 @pytest.mark.usefixtures("new_process")
+@pytest.mark.slow
 def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="longer than 10 s"):
         child.capture_apart(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
@@ -121,6 +122,7 @@ def test_depth_and_missing_files_are_refused(tmp_path: Path) -> None:
         capture_graph(str(tmp_path / "none.py:make"), batch=1, seq=1)
 
 
+@pytest.mark.slow
 def test_the_command_line_exits_with_two(tmp_path: Path) -> None:
     source = made(tmp_path, "import os\nprint('x' * 10)\nos._exit(0)\n")
     command = [sys.executable, "-m", "planner_core", "plan", source, "--mesh", "2x8"]

@@ -93,6 +93,7 @@ MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_expert
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
+@pytest.mark.slow(only=("gpt2",))
 def test_a_batch_that_is_read_off_small_ones_is_the_one_that_is_captured(config: dict[str, Any]) -> None:
     found = widened(lambda batch: capture_graph(config, batch=batch, seq=None if config is VIT else 8), 24)
     straight = capture_graph(config, batch=24, seq=None if config is VIT else 8)

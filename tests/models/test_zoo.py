@@ -18,6 +18,7 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.slow(only=("bert-large", "gpt2-xl", "resnet50-100k"))
 def test_snapshot_is_fresh(name):
     stored = json.loads((SNAPSHOTS / f"{name}.json").read_text())
     assert stored == json.loads(json.dumps(snapshot(name)))
@@ -29,6 +30,7 @@ def test_parameters(name):
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.slow(only=("gpt2-xl",))
 def test_snapshot_at_another_workload(name):
     assert difference(load_snapshot(name, batch=5, seq=33), capture_graph(name, batch=5, seq=33)) is None
 

@@ -44,6 +44,7 @@ def test_every_operator_has_a_rule_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.slow if n > 2 else ()) for n in range(8)])
+@pytest.mark.slow(only=("1", "2"))
 def test_rules_hold_for_the_samples_on_one_axis(part: int) -> None:
     assert sum(judged(name, 1) for name in ruled()[part::8]) > 200
 

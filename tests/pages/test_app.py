@@ -53,6 +53,7 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
         for m in ("t5-large", "resnet50-100k") for p in PAGES
     ],
 )  # fmt: skip
+@pytest.mark.slow(only=("t5-large-compare",))
 def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
     at = open_page(page, model=model, cluster="1x4-a100-pcie", layers="2" if model == "t5-large" else "")
     assert not at.exception and not at.error
@@ -207,6 +208,7 @@ def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
     assert any(b.label == "Plan this model" for b in at.button)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_answer_is_what_would() -> None:
     at = open_page(
         "overview", model="gpt2-xl", cluster="1x8-h100", layers="2", batch="4096", accumulate="1", recompute="none"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 
+@pytest.mark.slow
 def test_compare_step_by_step(visit: Visit) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
@@ -101,6 +102,7 @@ def words_at(page: Page, canvas: Locator, card: Locator, x: float, y: float) -> 
     return card.inner_text() if card.is_visible() else ""
 
 
+@pytest.mark.slow
 def test_the_report_opens_alone_and_prints_on_one_page(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
@@ -123,6 +125,7 @@ def test_the_report_opens_alone_and_prints_on_one_page(visit: Visit, tmp_path: P
     )
 
 
+@pytest.mark.slow
 def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
@@ -145,6 +148,7 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     ],
 )
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow(but=("dark-compare?rungs=tap&rows=all",))
 def test_opened_sections_fit_800_pixels(visit: Visit, path: str, theme: Literal["light", "dark"]) -> None:
     visit.page.set_viewport_size({"width": 800, "height": 900})
     visit.page.emulate_media(color_scheme=theme)

@@ -11,6 +11,9 @@ from playwright.sync_api import expect
 from explorer.learn.pictures.sketch import Curve, Handle, Sketch, Slip, bars, curves, spans
 from explorer.static import script, style
 
+pytestmark = pytest.mark.lessons
+
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 

@@ -23,6 +23,9 @@ from explorer.static import script
 from planner_core.planning.request import Request
 from tests.conftest import forget
 
+pytestmark = pytest.mark.lessons
+
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, WebSocketRoute
 
@@ -110,6 +113,7 @@ def change(visit: Visit, lesson: Lesson) -> None:
 
 
 @every
+@pytest.mark.slow(only=("lesson13", "lesson2", "lesson4", "lesson9"))
 def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
     scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
     page = visit.page
@@ -141,6 +145,7 @@ def test_a_lesson_played(visit: Visit, app: str, lesson: Lesson) -> None:
 
 
 @every
+@pytest.mark.slow(only=("lesson13", "lesson2", "lesson4", "lesson9"))
 def test_the_file_works_offline(chromium: Browser, tmp_path: Path, lesson: Lesson) -> None:
     target = tmp_path / export.file_name(lesson)
     target.write_text(export.page(lesson, LLAMA, lesson.defaults()), encoding="utf-8")
@@ -289,6 +294,7 @@ def test_a_slide_fits_a_projector(chromium: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow(but=("5",))
 def test_the_download_is_the_lesson_as_it_stands(
     visit: Visit, chromium: Browser, app: str, tmp_path: Path, number: int
 ) -> None:
@@ -420,6 +426,7 @@ def test_what_is_said_of_typed_answers_is_the_same_without_a_server(chromium: Br
     page.close()
 
 
+@pytest.mark.slow
 def test_lesson_13_tells_what_a_changed_placement_causes(visit: Visit, app: str) -> None:
     page = visit.page
     page.goto(f"{app}/learn?lesson=13&step=2")

@@ -66,6 +66,7 @@ def test_uploaded_read_and_kept(visit: Visit, tmp_path: Path) -> None:
     assert not readers()
 
 
+@pytest.mark.slow
 def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     upload(visit, tmp_path, json.dumps(config()))
@@ -94,6 +95,7 @@ def test_reading_can_be_stopped(visit: Visit, tmp_path: Path) -> None:
     ],
     ids=["torn", "list", "large"],
 )
+@pytest.mark.slow(but=("list",))
 def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content: str, says: str) -> None:
     upload(visit, tmp_path, content)
     visit.page.get_by_text(re.compile(says)).first.wait_for()
@@ -107,6 +109,7 @@ def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content
     ],
     ids=["unknown", "negative", "deep"],
 )  # fmt: skip
+@pytest.mark.slow(only=("unknown",))
 def test_what_cannot_be_read_is_told_in_a_sentence(
     visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str
 ) -> None:

@@ -78,6 +78,7 @@ PLACE = """
 """Where the third plan of the front of candidates is drawn."""
 
 
+@pytest.mark.slow
 def test_a_clicked_candidate_is_in_the_link(visit: Visit) -> None:
     page = visit.page
     visit.open("/plans?tab=block")
@@ -100,6 +101,7 @@ def test_a_clicked_candidate_is_in_the_link(visit: Visit) -> None:
     expect(page.get_by_text(re.compile("of communication = 32 ×"))).to_have_text(told)
 
 
+@pytest.mark.slow
 def test_filters_and_pins_survive_new_settings_and_a_reload(visit: Visit) -> None:
     page = visit.page
     visit.open("/plans?plan=fsdp")
@@ -128,6 +130,7 @@ def test_filters_and_pins_survive_new_settings_and_a_reload(visit: Visit) -> Non
     page.get_by_text(re.compile(r"FSDP \(usual batch\)")).first.wait_for()
 
 
+@pytest.mark.slow
 def test_a_slider_plans_again_and_its_values_can_be_taken(visit: Visit) -> None:
     page = visit.page
     visit.open("/whatif")

@@ -6,6 +6,7 @@ import csv
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.support.visiting import Visit
@@ -29,6 +30,7 @@ def rows(visit: Visit) -> list[str]:
     return visit.page.locator(".plans tbody button").all_inner_texts()
 
 
+@pytest.mark.sample
 def test_an_engineer_plans_for_a_tool_against_what_is_run_now_and_exports(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open("/?layers=2")
@@ -61,6 +63,7 @@ def test_an_engineer_plans_for_a_tool_against_what_is_run_now_and_exports(visit:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.sample
 def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> None:
     page = visit.page
     visit.open("/")
@@ -86,6 +89,7 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     visit.asks(lambda query: "q_proj" in query and "q_proj" in before)
 
 
+@pytest.mark.sample
 def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open("/plans?model=gpt2-xl&layers=2&cluster=1x8-h100")

@@ -42,6 +42,7 @@ def test_rows_that_differ_and_all_rows() -> None:
 
 
 @pytest.mark.parametrize("method", ["tap", *(pytest.param(m, marks=pytest.mark.slow) for m in ("taps", "atp"))])
+@pytest.mark.slow(but=("atp",))
 def test_what_a_method_costs(method: str) -> None:
     at = open_page("compare", model="gpt2-xl", rungs=method)
     assert not at.exception
@@ -49,6 +50,7 @@ def test_what_a_method_costs(method: str) -> None:
     assert "nothing is forbidden" in tables(at)
 
 
+@pytest.mark.slow
 def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
     """The bars of a pinned plan's step add up to its own step time, not to that of its layout at the page's batch."""
     at = open_page("compare", compare="best@,best@cluster:1x8-h100;batch:8;seq:1024")
@@ -62,6 +64,7 @@ def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
 
 
 @pytest.mark.parametrize("kind", ["params", "activations"])
+@pytest.mark.slow(but=("activations",))
 def test_a_bar_of_memory_opens_to_the_nodes_that_hold_it(kind: str) -> None:
     at = open_page(
         "compare", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=8", held=f"our-current-setup,{kind}"

@@ -66,6 +66,7 @@ def test_an_edit_is_told_at_once_and_joins_the_plans() -> None:
 
 
 @pytest.mark.parametrize("page", ["overview", "compare", "whatif"])
+@pytest.mark.slow(only=("compare",))
 def test_every_page_knows_the_edited_plan(page: str) -> None:
     at = open_page(page, edit=f"best:keep,{UP}:S(1)", plan="edited", compare="edited,fsdp")
     assert not at.exception and not at.error and not at.warning

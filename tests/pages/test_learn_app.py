@@ -18,6 +18,9 @@ from explorer.learn.visit import progress, task
 from planner_core.planning.request import Request
 from tests.support.app_test import AppTest
 
+pytestmark = pytest.mark.lessons
+
+
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = Learner(Request("llama-3-8b"))
 
@@ -98,6 +101,7 @@ def test_forward_stops_at_the_question_and_back_returns(lesson: Lesson) -> None:
 
 
 @every(4, 23)
+@pytest.mark.slow(only=("lesson9",))
 def test_a_wrong_answer_is_explained_and_a_right_one_opens_the_rest(lesson: Lesson) -> None:
     at = opened(lesson=lesson.key)
     to_question(at, lesson)
@@ -124,6 +128,7 @@ def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
 
 
 @every(1, 4, 15, 23)
+@pytest.mark.slow(only=("lesson13", "lesson1"))
 def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
     for control in (c for c in lesson.controls if c.kind != "placed"):  # those: test_browser_learn.py
         at = opened(lesson=lesson.key)
@@ -145,6 +150,7 @@ def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
         assert not at.exception and not at.error
 
 
+@pytest.mark.sample
 def test_a_number_is_typed_and_its_mistake_answered() -> None:
     at = opened(lesson="4")
     to_question(at, LESSONS[3])
@@ -185,6 +191,7 @@ def test_a_new_case_closes_the_answer() -> None:
     assert at.button(key="w_next").disabled
 
 
+@pytest.mark.sample
 def test_the_address_opens_a_lesson_at_a_step_with_its_controls() -> None:
     at = opened(lesson="4", step="3", **{"with": "n:6"}, model="gpt2-xl")
     assert step(at).startswith("### 3. reduce-scatter, step 2 of 5")

@@ -104,6 +104,7 @@ def test_compared_plans_lead_to_the_runs_of_their_kinds(shown: str, kinds: list[
     assert set(kinds) <= {slug(r.kind) for r in published_runs()}
 
 
+@pytest.mark.slow
 def test_the_page_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\nfrom streamlit.testing.v1 import AppTest\n"

@@ -15,6 +15,7 @@ from planner_core.planning.session import meshes, prepare, replace_request
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
 @pytest.mark.parametrize("model", ["gpt2-xl", pytest.param("llama-3-8b", marks=pytest.mark.slow)])
+@pytest.mark.slow(only=("gpt2-xl-tap",))
 def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
     planner = prepare(Request(model, cluster="2x8-h100", layers=6))
     found = list(ablation_steps(planner, method))

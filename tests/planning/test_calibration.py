@@ -230,6 +230,7 @@ def told(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_files_of_several_kinds_make_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, table, out = tmp_path / "nccl.txt", tmp_path / "gemm.csv", tmp_path / "ours.json"
     text.write_text("all_reduce_perf\n" + ALL_REDUCE)

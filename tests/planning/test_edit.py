@@ -59,6 +59,7 @@ def test_choosing_the_rest_anew_is_never_worse_than_keeping_it() -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
+@pytest.mark.slow(only=("t5-large",))
 def test_keeping_a_plan_as_it_is_costs_nothing(model: str) -> None:
     """Of the optimum and of a baseline, whose rule for activations stays."""
     planner, result = planned(model)
@@ -100,6 +101,7 @@ def test_a_plan_that_keeps_its_weights_says_that_they_are_not_gathered() -> None
         edit.pin(planner, result.best, {("LlamaDecoderLayer", "self_attn.k_proj.weight"): (Shard(0),)}, keep=False)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_how_much_it_needs() -> None:
     planner, result = planned("llama-3-8b", memory_gb=11.0)
     assert result.best.fits

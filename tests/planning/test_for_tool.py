@@ -27,6 +27,7 @@ def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return request.param, plan_model(replace(ASKED, tool=request.param))
 
 
+@pytest.mark.slow(only=("hf",))
 def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
     made = export_text(result.best, tool)
@@ -34,6 +35,7 @@ def test_its_export_takes_as_long_as_the_plan(found) -> None:  # type: ignore[no
     assert not [r for r in made.remarks if "cannot" in r]
 
 
+@pytest.mark.slow(only=("hf",))
 def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-untyped-def]
     """A weight that is gathered at use on the tensor axis is of no tool's tensor parallelism."""
     _, result = found
@@ -78,6 +80,7 @@ def test_context_ranks_are_told_where_samples_are_long_or_few() -> None:
         pytest.param("mixtral-8x7b", "megatron", {"batch": 16}, "ep", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
+@pytest.mark.slow(only=("mixtral-8x7b-torchtitan-changes0-ep",))
 def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
     model: str, tool: str, changes: dict[str, object], word: str
 ) -> None:

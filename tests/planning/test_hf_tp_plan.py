@@ -22,6 +22,7 @@ LLAMA = vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
 
 
+@pytest.mark.slow
 def test_the_table_is_what_transformers_says() -> None:
     assert vendor_plans() == hf_tp_plans()
 

@@ -59,12 +59,14 @@ def test_leaving_recomputation_open_is_never_worse(mesh: str | None, gb: float, 
     assert bound is None or free.cost.step_time_s <= bound.cost.step_time_s * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_worse() -> None:
     found = [best(replace(ASKED, memory_gb=gb, mesh="8")) for gb in (3.6, 5.0, 10.0, 60.0)]
     seconds = [p.cost.step_time_s for p in found if p is not None]
     assert len(seconds) >= 3 and seconds[-1] < seconds[0] and all(b <= a * (1 + 1e-6) for a, b in pairwise(seconds))
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
     one, four = (
         searched(replace(ASKED, accumulate=n, recompute="none", zero=0, mesh="8", memory_gb=500.0)) for n in (1, 4)
@@ -75,6 +77,7 @@ def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
+@pytest.mark.slow(but=("2",))
 def test_what_accumulates_takes_the_predicted_memory_and_traffic(accumulate: int) -> None:
     asked = Request("gpt2-xl", cluster="1x8-h100", batch=64, layers=2, accumulate=accumulate)
     found = verify(searched(asked))
@@ -92,6 +95,7 @@ def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
     assert {b.recompute for label, b in found.best.blocks.items() if label} <= set(RECOMPUTE[1:])
 
 
+@pytest.mark.slow
 def test_the_least_memory_is_that_of_the_smallest_micro_batches() -> None:
     """Where nothing fits however the batch is cut, what is said is needed is less than in one micro-batch."""
     needs = []
@@ -117,6 +121,7 @@ def test_where_nothing_can_fit_only_the_first_number_and_the_last_are_looked_at(
     [{"method": "tap"}, {"objective": "communication"}, {"objective": "communication", "mesh": "8"}],
     ids=["tap", "communication", "communication on one mesh"],
 )
+@pytest.mark.slow(but=("communication on one mesh",))
 def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: dict[str, str]) -> None:
     request = replace(ASKED, layers=1, memory_gb=3.0, **asked)  # type: ignore[arg-type]
 
@@ -143,6 +148,7 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
 
 
 @pytest.mark.parametrize("gb", [500.0, 5.0])
+@pytest.mark.slow
 def test_the_stage_that_is_left_open_is_the_best(gb: float) -> None:
     request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=2048, layers=2, memory_gb=gb)
     plans = {}
@@ -156,6 +162,7 @@ def test_the_stage_that_is_left_open_is_the_best(gb: float) -> None:
     assert plans[stage] == pytest.approx(plans[None], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_front_holds_the_fronts_of_all_stages() -> None:
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, seq=2048, layers=1)
 

@@ -28,6 +28,7 @@ def split(plan: Plan, part: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "bert-large", "vit-large", "t5-large"])
+@pytest.mark.slow(but=("gpt2-xl", "vit-large"))
 def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     """Within the model's own error (a few per cent) of pure data parallelism, and every matrix of a block is kept whole."""
     best = searched(
@@ -44,6 +45,7 @@ def test_tight_memory_is_kept_at_a_price() -> None:
     assert tight.cost.step_time_s >= ample.cost.step_time_s
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_classes_are_split_and_the_backbone_is_not() -> None:
     """TAP's case: on 2x8 V100 over Ethernet the classifier is split by class, every convolution is data-parallel. TAP keeps states whole:
     where they may be sharded, those of convolutions are."""
@@ -54,6 +56,7 @@ def test_a_hundred_thousand_classes_are_split_and_the_backbone_is_not() -> None:
     assert len(convolutions) >= 10 and split(best, "convolution") == {}
 
 
+@pytest.mark.slow
 def test_llama_on_one_node_with_a_small_batch_is_no_worse_than_megatron() -> None:
     for batch in (1, 2, 4, 8):
         result = planned(Request("llama-3-8b", cluster="1x8-h100", batch=batch))
@@ -62,6 +65,7 @@ def test_llama_on_one_node_with_a_small_batch_is_no_worse_than_megatron() -> Non
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "t5-large" else ()) for n in ZOO])
+@pytest.mark.slow(but=("llama-3-8b", "gpt2-xl", "t5-large"))
 def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
     result = planned(Request(name))
     budget = result.cluster.gpu.memory_bytes
@@ -71,11 +75,13 @@ def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("gb", [39.0, 41.0, 45.0, 60.0, 75.0])
+@pytest.mark.slow(but=("39.0",))
 def test_a_plan_under_an_explicit_budget_fits_it(gb: float) -> None:
     best = searched(Request("llama-3-8b", memory_gb=gb))
     assert best.fits and best.cost.memory_bytes["peak"] <= gb * 1e9
 
 
+@pytest.mark.slow
 def test_one_byte_under_a_plan_is_another_plan() -> None:
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=8)
     first = searched(asked)
@@ -91,6 +97,7 @@ def test_nothing_fits_a_thimble() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["1x8-h100", "2x8-h100", "4x8-a100", "1x4-a100-pcie"])
+@pytest.mark.slow(but=("1x4-a100-pcie",))
 def test_every_factorisation_is_searched(cluster: str) -> None:
     """No single mesh is better than what is chosen when none is asked for."""
     free = searched(Request("bert-large", cluster=cluster))

@@ -302,6 +302,7 @@ def test_a_layout_that_the_model_cannot_follow_says_why() -> None:
         ("dp=2,fsdp=4,tp=2,sp", {"compiled": True}),
     ],
 )
+@pytest.mark.slow(but=("fsdp=16-more0",))
 def test_the_best_is_never_slower_than_what_is_stated(text: str, more: dict[str, Any]) -> None:
     """Nor slower than a suggestion for as many samples: it chooses micro-batches, recomputation and the ZeRO stage."""
     asked = stated(text, seq=2048, **more)

@@ -41,6 +41,7 @@ def sizes() -> dict[str, Size]:
     return {n: grow(Request("llama-3-8b", layers=6), load_cluster(n), 16) for n in names}
 
 
+@pytest.mark.slow
 def test_the_best_mesh_is_the_planners(sizes: dict[str, Size]) -> None:
     plan = searched(Request("llama-3-8b", cluster="2x8-h100", layers=6))
     best = sizes["2x8-h100"].best

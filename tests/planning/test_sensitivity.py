@@ -141,6 +141,7 @@ def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
     assert {found.low, found.high} <= {*made.asked, 1.0, 1000.0}, "both sides were searched"
 
 
+@pytest.mark.slow
 def test_a_search_can_be_stopped_inside() -> None:
     """Between eliminations the search says that it goes on; what is said may raise to stop it there."""
     request = Request("t5-large", cluster="1x8-h100", layers=3, memory_gb=1.4, precision="pure")
@@ -167,6 +168,7 @@ def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
     assert math.isinf(cell(1.0, 2.0, nothing).step_time_s)
 
 
+@pytest.mark.slow
 def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
     """Llama-3-8B on two nodes: with slow links between them another mesh is best than with fast ones."""
 
@@ -195,6 +197,7 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
 
 
 @pytest.mark.parametrize(("model", "mesh"), [("gpt2-xl", "16"), pytest.param("vit-large", "", marks=pytest.mark.slow)])
+@pytest.mark.slow(but=("vit-large-",))
 def test_the_map_is_worked_out_on_demand(model: str, mesh: str) -> None:
     settings = {"map": "batch,inter", "accumulate": "1", "recompute": "none", "zero": "0"}
     at = open_page("plans", model=model, layers="1", mesh=mesh, **settings)

@@ -41,6 +41,7 @@ def test_samples_that_cannot_be_dealt_out_are_named() -> None:
 
 
 @pytest.mark.parametrize("method", ["exact", "tap"])
+@pytest.mark.slow(but=("exact",))
 def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) -> None:
     """The plan of the least sum gathers its weights into buffers that the sum does not hold; a plan that keeps them fits."""
     request = Request(

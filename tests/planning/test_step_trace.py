@@ -31,6 +31,7 @@ def seconds(step: list[TraceWork], stream: str, *kinds: str) -> float:
     return sum(w.seconds for w in step if w.stream == stream and (not kinds or w.kind in kinds))
 
 
+@pytest.mark.slow(only=("no repeated block",))
 def test_the_compute_stream_adds_up_to_the_step(result: Result) -> None:
     for plan in result.plans:
         step, cost = step_work(plan, result.graph), plan.cost

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 SAMPLES, TRUTH = torch.linspace(-1, 1, 8 * 16).view(8, 16), torch.arange(8) % 4

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 WIDTH, KINDS = 16, 8

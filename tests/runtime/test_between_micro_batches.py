@@ -15,8 +15,8 @@ import planner_core as shardscope
 from planner_core.core import Plan
 from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
-from planner_core.verification.processes import run_ranks
 from tests.runtime.test_own_state import Watched
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 from tests.support.zero_plans import at_stage
 

@@ -21,8 +21,8 @@ from planner_core.runtime.write.operators import reshaped
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
+from tests.support.ranks import run_ranks
 
 MODELS = """
 import torch

@@ -14,7 +14,7 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import CaptureError
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import TWO, saved_plans
 
 WIDTH, LENGTH = 32, 16

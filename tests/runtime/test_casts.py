@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 

@@ -10,10 +10,10 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import planner_core as shardscope
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 
 
 def _train(plan_file: str, folder: str, first: int, last: int, save: bool) -> list[Any]:

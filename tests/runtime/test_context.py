@@ -31,8 +31,8 @@ from planner_core.runtime.program.setup import axes_of
 from planner_core.verification.api import scaled
 from planner_core.verification.fake_group import verify_fake_all
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
+from tests.support.ranks import run_ranks
 from tests.support.runtime_plans import make_plan
 from tests.support.tiny_models import tiny_config
 from tests.support.torchrun import run_script
@@ -134,6 +134,7 @@ MEMORY = [("16", "none"), ("16", "keep-attention"), ("2x8", "none"), ("16", "ful
 
 
 @pytest.mark.parametrize("ways", [MEMORY[:1], pytest.param(MEMORY[1:], marks=pytest.mark.slow)], ids=["one", "others"])
+@pytest.mark.slow(but=("others",))
 def test_traffic_and_memory_at_full_size(ways: list[tuple[str, str]]) -> None:
     """What the kernel keeps is its own copy of queries and results, beside what its readers keep; a plan that keeps attention
     keeps both."""

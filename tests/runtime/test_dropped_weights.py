@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 
 
 class Dropped(nn.Module):

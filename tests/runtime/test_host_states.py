@@ -101,6 +101,7 @@ def plan_of(name: str, layers: int = 2, offload: bool = True, accumulate: int = 
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.slow(but=("1",))
 def test_memory_is_what_a_fake_step_holds(accumulate: int) -> None:
     """Moments do not count, and those of one weight count while the step updates it. Data parallelism's step is its fullest moment."""
     names = ("best", "FSDP", "data parallel")

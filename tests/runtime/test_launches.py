@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.runtime import CountCollectives
 from planner_core.runtime.program.collectives import Axis, one_launch
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 
 MERGED = ("allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_")
 

@@ -8,6 +8,9 @@ import pytest
 
 from tests.support.torchrun import run_script, torchrun
 
+pytestmark = pytest.mark.lessons
+
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "learn"
 SCRIPTS = sorted(p.name for p in FOLDER.glob("*.py"))
 MOST_LINES = 40

@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 SEEN: dict[str, Callable[[nn.Parameter], Any]] = {

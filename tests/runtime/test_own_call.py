@@ -20,11 +20,11 @@ from planner_core.runtime import Parallel
 from planner_core.runtime.training.data import own_place
 from planner_core.verification import scaled, verify
 from planner_core.verification.build_models import example_inputs, whole_model
-from planner_core.verification.processes import run_ranks
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 16,

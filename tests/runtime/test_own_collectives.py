@@ -13,7 +13,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 
 HOW = ("in place", "with gradient", "of the data", "gathered", "as an operator", "of a constant")
 

@@ -22,10 +22,10 @@ from planner_core.runtime import CountCollectives, Parallel, PlanMismatch
 from planner_core.runtime.library import applied
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.own_outputs import Dropping, Returns
+from tests.support.ranks import run_ranks
 
 TWO = "1x8-h100:gpus=2"
 NAMES = ("data parallel", "FSDP", "Megatron-LM")
@@ -137,6 +137,7 @@ def mixed_alone() -> list[float]:
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.slow(but=("True",))
 def test_masters_in_float32_under_a_model_in_bfloat16(late: bool, tmp_path: Path) -> None:
     single = mixed_alone()
     assert single[-1] < single[0] - 1
@@ -224,6 +225,7 @@ def _output_all(files: list[str], what: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("what", ["logits", "tuple", "dict"])
+@pytest.mark.slow(but=("logits",))
 def test_models_return_what_they_return(what: str, tmp_path: Path) -> None:
     """Each rank gives its own samples; logits come back for them, and a loss outside the model is a mean over ranks."""
     ids, labels = own_model.batch(0)

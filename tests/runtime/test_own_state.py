@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 NAMES = ("Megatron-LM", "data parallel")
@@ -150,6 +150,7 @@ def rows() -> tuple[dict[str, Any], ...]:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.slow(only=("sgd",))
 def test_any_optimizer_steps_as_on_one_process(optimizer: str) -> None:
     model = OwnGPT()
     alone = trained(model, OPTIMIZERS[optimizer](model.parameters()))

@@ -11,8 +11,8 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.runtime.library import applied
-from planner_core.verification.processes import run_ranks
 from tests.corpus import chance, speech
+from tests.support.ranks import run_ranks
 
 TWO = "1x8-h100:gpus=2"
 HOW = ("like", "slopes", "coins", "places")

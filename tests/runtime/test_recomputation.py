@@ -18,9 +18,9 @@ from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.runtime.library import applied
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.ranks import run_ranks
 from tests.support.tiny_models import tiny_config
 
 POLICIES = RECOMPUTE[1:]
@@ -56,6 +56,7 @@ def test_numbers_and_traffic_are_as_without(name: str, ways: list[tuple[str, str
         assert found["ok"], (policy, layout, found["loss"], found["grad"], found["collectives"])
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_not_sent_again(made: dict[str, dict[str, Plan]]) -> None:
     """Megatron's two sums in a block: behind attention and behind the perceptron, where nothing runs again."""
     sums = {p: made[p]["Megatron-LM"].cost.collectives()["backward"]["all_reduce"]["count"] for p in POLICIES}

@@ -23,10 +23,10 @@ from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Trace
 from planner_core.runtime.write.operators import _RULES, MEANS, WRITTEN_AS_THEY_ARE
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 from tests.support.tiny_models import tiny_config
 
 TWO = "1x8-h100:gpus=2"

@@ -28,6 +28,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "sizes"), CASES)
+@pytest.mark.slow(only=("gpt2-2", "llama-2x2"))
 def test_random_plans_compute_the_same(name: str, sizes: tuple[int, ...]) -> None:
     graph = capture_graph(tiny_config(name), batch=4, seq=16, dtype="float32")
     plans = [make_plan(graph, sizes, random_choice(i), shard_storage=i % 2 == 1, seed=i) for i in range(3)]
@@ -83,6 +84,7 @@ def test_adamw_with_32_bit_states_is_torchs_on_a_master_copy() -> None:
         ("vit_mae", ()),  # gives weights of a convolution
     ],
 )
+@pytest.mark.slow(but=("vit_mae-parts1",))
 def test_code_that_asks_for_a_dtype_sees_the_one_that_computes(
     kind: str, parts: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 
 SAMPLES, RANKS = 8, 2
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
-from planner_core.verification.processes import run_ranks
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 SHORT_S = 6

@@ -13,7 +13,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 WIDTH, KINDS, STEPS = 16, 12, 3

@@ -11,7 +11,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import CaptureError
-from planner_core.verification.processes import run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -13,12 +13,12 @@ from planner_core.models import graph_of
 from planner_core.runtime.program.collectives import cut
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from planner_core.verification.static import check_rules
 from tests.runtime.test_stated_axes import small
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 
 CASES = (
     ("llama-gqa", "fsdp=3"),

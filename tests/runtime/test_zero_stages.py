@@ -12,11 +12,11 @@ import planner_core as shardscope
 from planner_core.core import Graph, Plan
 from planner_core.runtime import CountCollectives
 from planner_core.runtime.library import applied
-from planner_core.verification.processes import run_ranks
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
+from tests.support.ranks import run_ranks
 from tests.support.zero_plans import at_stage
 
 
@@ -72,6 +72,7 @@ TIED = SIZES["tokens.weight"]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.slow(but=("1",))
 def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
     """Two micro-batches a step. Stage 1 and 2 gather every weight once, 3 in every micro-batch, forward and backward; stage 1
     scatters every gradient once, 2 and 3 in every micro-batch. The tied weight is used twice: it is gathered for each use, and at
@@ -95,6 +96,7 @@ def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.slow(but=("2",))
 def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> None:
     """The same numbers, traffic and parts as generated code, a tied weight included, which ZeRO-2 scatters for each use."""
     plan, graph = planned(2)
@@ -109,6 +111,7 @@ def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.slow(but=("1",))
 def test_hsdp_shards_over_one_axis_and_replicates_over_the_other(stage: int, tmp_path: Path) -> None:
     """Megatron's plan on 2 x 2 has weights that are whole on both axes; those are sharded over the first one here."""
     result = own_planned(4, mesh="2x2")

@@ -96,6 +96,7 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
 @pytest.mark.parametrize(
     ("name", "number"), [("gpt2-xl", 81), ("llama-3-8b", 60), ("t5-large", 40), ("bert-large", 30)]
 )
+@pytest.mark.slow(but=("t5-large-40", "bert-large-30"))
 def test_candidates_cost_what_a_search_with_fixed_weights_finds(name: str, number: int) -> None:
     planner, found = scored(name, 2 if name == "gpt2-xl" else 8)
     c = found[0]
@@ -141,6 +142,7 @@ def test_pareto(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "gpt2-xl", "mixtral-8x7b"])
+@pytest.mark.slow(only=("t5-large",))
 def test_generated_candidates_beat_or_equal_all_scored_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were too many to score: what is generated is no worse than the front of all, and what it says is true."""
     _, every = scored(name)
@@ -157,6 +159,7 @@ def test_generated_candidates_beat_or_equal_all_scored_ones(name: str, monkeypat
             assert near.any()
 
 
+@pytest.mark.slow
 def test_a_space_too_large_to_score_is_searched_best_first(tmp_path: Path) -> None:
     """A block of sixteen matrices has 43 million candidates."""
     (tmp_path / "wide.py").write_text(WIDE)

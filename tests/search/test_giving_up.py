@@ -31,6 +31,7 @@ def fresh(
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-zero{case[3]}")
+@pytest.mark.slow(but=("gpt2-xl-zero1",))
 def test_nothing_better_is_given_up(case: tuple[str, str, tuple[int, ...], int, str]) -> None:
     make = fresh(*case)
     best = search(make())

@@ -71,6 +71,7 @@ def least_memory(problem: Problem) -> float:
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("seed", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9, 12))])
+@pytest.mark.slow(only=("4-communication",))
 def test_a_wider_space_is_never_worse(seed: int, objective: str) -> None:
     """Of any memory, within a budget halfway to the least memory of the narrow space, and in the least memory itself."""
     graph, seen = random_graph(seed), 0
@@ -89,6 +90,7 @@ def test_a_wider_space_is_never_worse(seed: int, objective: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl"])
+@pytest.mark.slow(but=("gpt2-xl",))
 def test_the_choice_of_recomputation_needs_no_more_memory(name: str) -> None:
     """Llama's block keeps what it reads only where it runs again: a copy that does not is not charged for it."""
     graph = load_snapshot(name, layers=3)

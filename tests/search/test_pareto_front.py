@@ -51,6 +51,7 @@ def some_points(found: ParetoFront) -> list[int]:
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+@pytest.mark.slow(only=("0-communication",))
 def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
     problem = problem_of(random_graph(seed))
     found = front(problem, objective)
@@ -58,6 +59,7 @@ def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large"])
+@pytest.mark.slow(but=("bert-large",))
 def test_front_of_one_layer_is_complete(name: str) -> None:
     problem = problem_of(load_snapshot(name, layers=1))
     found = front(problem)

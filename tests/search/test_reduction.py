@@ -88,6 +88,7 @@ def test_equal_parts_of_a_block_are_eliminated_once(links: int) -> None:
 
 @pytest.mark.parametrize("mesh", [(16,), (2, 8)])
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow(only=("t5-large-mesh1",))
 def test_no_assignment_holds_less_than_the_least_bytes(model: str, mesh: tuple[int, ...]) -> None:
     """The bound is near the least sum. So what is far above a budget is told at once, and nothing else is."""
     there = planner(model)

@@ -79,6 +79,7 @@ def test_a_model_that_fits_is_left_alone() -> None:
     assert choose_mesh(planner, [mesh]).optimal
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
     request = Request(model="hrm", mesh="2x8")
     planner = prepare(request, capture_graph(HRM, batch=16, seq=32))
@@ -88,6 +89,7 @@ def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
+@pytest.mark.slow(but=("llama-3-8b",))
 def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less and less room for tables: the plan costs no less than the best, and what it says of its gap is true."""
     request = Request(model=name, mesh="2x8", layers=2)

@@ -99,6 +99,7 @@ QUICK = ((1, "8"), (2, "2x8"))
     ],
 )
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.slow(only=("bert-large-2-2x8", "llama-3-70b-2-2x8", "t5-large-2-2x8", "vit-large-2-2x8"))
 def test_optimum_of_the_zoo_is_proven(name: str, layers: int, mesh: str) -> None:
     if name.startswith("resnet") and layers > 1:
         pytest.skip("ResNet-50 has one depth")
@@ -145,6 +146,7 @@ def test_optimum_where_no_dim_has_equal_parts_is_proven(mesh: str) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large"])
+@pytest.mark.slow(only=("t5-large-full", "t5-large-selective"))
 def test_optimum_with_other_options_is_proven(name: str, recompute: str) -> None:
     graph = load_snapshot(name, layers=2)
     problem = problem_of(graph, load_cluster("2x8-v100-eth"), "2x8", recompute=recompute, zero=0, optimizer="sgd")
@@ -180,12 +182,14 @@ def test_the_choice_of_chunks_is_proven(recompute: str) -> None:
 
 @pytest.mark.parametrize("zero", [1, 2])
 @pytest.mark.parametrize("seed", [0, 3, 7])
+@pytest.mark.slow(but=("0-2", "3-2", "7-1"))
 def test_zero_stages_within_a_budget_are_proven(seed: int, zero: int) -> None:
     problem = problem_of(random_graph(seed), load_cluster("1x8-h100"), "8", zero=zero, accumulate=2)
     assert_best_within(problem, (0.2, 0.6))
 
 
 @pytest.mark.parametrize("price", [5e-12, 8e-12, 2e-11])
+@pytest.mark.slow(only=("8e-12",))
 def test_the_choice_of_recomputation_is_proven(price: float) -> None:
     """Every way in which two copies may run, each solved by itself, against the search that is free to choose."""
     problem = problem_of(load_snapshot("llama-3-8b", layers=2), load_cluster("1x8-h100"), "8", recompute="auto")
@@ -266,6 +270,7 @@ def ends(name: str, mesh: str, layers: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", T5_SLOW, "mixtral-8x7b", "gpt2-xl"])
+@pytest.mark.slow(only=("mixtral-8x7b",))
 def test_a_budget_is_kept_and_more_never_hurts(name: str) -> None:
     problem = zoo(name, "8", 4)
     most, least = ends(name, "8", 4)
@@ -363,16 +368,19 @@ def assert_best_within(problem: Problem, shares: Sequence[float], gap: float = 0
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=() if n in QUICK_SEEDS else pytest.mark.slow) for n in range(30)]
 )
+@pytest.mark.slow(only=("0", "1", "7", "9"))
 def test_best_within_a_budget_of_random_models_is_proven(seed: int) -> None:
     assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "llama-3-8b", "bert-large", "vit-large", "mixtral-8x7b"])
+@pytest.mark.slow(only=("llama-3-8b",))
 def test_best_within_a_budget_of_the_zoo_is_proven(name: str) -> None:
     assert_best_within(zoo(name, "8", 2), (0.2, 0.6))
 
 
 @pytest.mark.parametrize("seed", [3, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in range(30, 40))])
+@pytest.mark.slow(only=("7",))
 def test_copies_put_together_of_long_parts_are_proven_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are gone along one by one where they are few: here parts of two, four, eight are made first, as for a deep model."""
     monkeypatch.setattr(copies, "STEPS", 1)
@@ -432,6 +440,7 @@ def test_best_within_a_budget_of_three_layers_is_proven(name: str) -> None:
         for m in ("16", "2x8")
     ],
 )
+@pytest.mark.slow(only=("bert-large-2x8", "llama-3-8b-16", "llama-3-8b-2x8", "mixtral-8x7b-2x8"))
 def test_no_budget_leaves_a_gap(name: str, mesh: str) -> None:
     """At full depth, on a whole cluster; where blocks that all differ leave too much to compare, a small one that is said."""
     assert_no_gap(name, mesh, gap=LEFT_OPEN.get((name, mesh), 0.0))

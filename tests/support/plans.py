@@ -1,4 +1,4 @@
-"""Plans that tests share: a request is planned once in each process."""
+"""Plans that tests share: a request is planned once for all processes."""
 
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -15,9 +15,11 @@ from planner_core.planning.methods import FREE
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Request
+from tests.support.plan_cache import on_disk
 
 
 @lru_cache(maxsize=64)
+@on_disk
 def planned(request: Request) -> Result:
     """What `plan_model` finds. Results are values that nothing changes, so tests may share one.
 
@@ -41,8 +43,8 @@ def search_alone(request: Request) -> Plan:
     return with_third_axis(planner, plan, quiet)
 
 
-searched = lru_cache(maxsize=64)(search_alone)
-"""The same, once in each process, for a request that names its cluster."""
+searched = lru_cache(maxsize=64)(on_disk(search_alone))
+"""The same, once for all processes, for a request that names its cluster."""
 
 
 @cache

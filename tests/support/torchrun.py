@@ -14,8 +14,8 @@ from unittest import mock
 import torch.distributed as dist
 
 from planner_core.core import VerificationFailed
-from planner_core.verification.processes import run_ranks
 from tests.support.ports import free_port
+from tests.support.ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 

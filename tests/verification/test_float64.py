@@ -11,8 +11,8 @@ from planner_core.core import Plan
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, plan_model
 from planner_core.verification import numerics
-from planner_core.verification.processes import run_ranks
 from tests.support.corpus import cluster
+from tests.support.ranks import run_ranks
 
 
 class Casts(nn.Module):

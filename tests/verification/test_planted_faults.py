@@ -17,8 +17,8 @@ from planner_core.cost.memory import walk
 from planner_core.models import graph_of
 from planner_core.planning.request import Request
 from planner_core.verification import fake_group, numerics
-from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned
+from tests.support.ranks import run_ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "docs" / "DESIGN.md"

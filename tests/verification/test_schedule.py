@@ -27,9 +27,9 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import Bound
 from planner_core.verification.api import scaled, verify, verify_text
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from planner_core.verification.schedule import difference
 from tests.support.plans import Request, in_chunks, planned, searched
+from tests.support.ranks import run_ranks
 
 SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
@@ -130,6 +130,7 @@ def plant(fault: str) -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.slow(but=("2",))
 def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: Path) -> None:
     """Kinds, axes, bytes, numbers of weights and places among the units, issues and waits; without sums in all micro-batches
     but the last."""
@@ -158,6 +159,7 @@ def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.slow(but=("2",))
 def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Path) -> None:
     """A unit's first gather is issued two units ahead, its second one unit ahead. A working copy that is gathered at use is waited for
     before its gather is issued."""
@@ -171,6 +173,7 @@ def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Pa
 @pytest.mark.parametrize(
     ("fault", "said"), [("waits at once", "all_gather"), ("gathers nothing ahead", "wait all_gather")]
 )
+@pytest.mark.slow(but=("gathers nothing ahead-wait all_gather",))
 def test_a_run_that_departs_from_the_schedule_is_caught(fault: str, said: str, tmp_path: Path) -> None:
     plans, graph = llama()
     (rows,) = run_ranks(traced, 2, (saved(tmp_path, ["FSDP"]), 1, fault))[0]
@@ -207,6 +210,7 @@ ZOO = [("gpt2-xl", "2"), ("t5-large", "2"), ("mixtral-8x7b", "2"), ("vit-large",
 @pytest.mark.parametrize(
     ("name", "mesh"), [("bert-large", "2"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ZOO)]
 )
+@pytest.mark.slow(only=("bert-large-2",))
 def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
     ranks = 4 if "x" in mesh else 2
     found = planned(Request(name, cluster="2x8-h100", mesh="2x8" if ranks == 4 else "16"))
@@ -333,6 +337,7 @@ def growth(name: str, folder: Path, *, real: bool) -> tuple[float, float, float,
 
 
 @pytest.mark.parametrize("name", ["FSDP", "data parallel", "Megatron-LM", "both"])
+@pytest.mark.slow(but=("both",))
 def test_a_slow_network_costs_what_the_schedule_says_is_exposed(name: str, tmp_path: Path) -> None:
     """Every collective takes 20 ms more, every unit computes for 30 ms forward and 100 ms backward, on a clock that counts. The
     step grows by what the schedule exposes; when the same program waits at once it grows by all delays."""

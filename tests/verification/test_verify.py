@@ -35,8 +35,8 @@ from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake_group import verify_fake
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.processes import run_ranks
 from tests.support.plans import planned, searched
+from tests.support.ranks import fresh_ranks, run_ranks
 from tests.support.tiny_models import tiny_config
 
 
@@ -157,6 +157,7 @@ def test_planted_faults_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large"])
+@pytest.mark.slow(only=("t5-large",))
 def test_search_makes_plans_without_findings(name: str) -> None:
     graph = result(name).graph
     for which, plan in plans(name).items():
@@ -206,6 +207,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("best", "Megatro
 
 
 @pytest.mark.parametrize("which", ["Megatron-LM", *SLOW])
+@pytest.mark.slow(only=("Megatron-LM",))
 def test_full_size_llama_has_the_predicted_traffic(which: str) -> None:
     found = verify(plans("llama-3-8b")[which])
     assert found["collectives_ok"], found["collectives"]
@@ -221,6 +223,7 @@ def test_every_optimizer_takes_the_predicted_memory(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.slow(but=("1",))
 def test_searched_stages_of_zero_run_as_predicted(zero: int) -> None:
     """Weights in parts over both axes of 2 x 8, made whole once a step in the order that the plan says."""
     request = Request("llama-3-8b", mesh="2x8", layers=2, batch=32, seq=1024, accumulate=2, zero=zero)
@@ -236,6 +239,7 @@ def test_searched_stages_of_zero_run_as_predicted(zero: int) -> None:
 
 
 @pytest.mark.parametrize(("tied", "accumulate"), [(True, 1), (False, 3)])
+@pytest.mark.slow(but=("True-1",))
 def test_gradients_that_are_scattered_at_each_use_run_as_scheduled(tied: bool, accumulate: int, tmp_path: Path) -> None:
     """ZeRO-2 scatters a tied weight's gradient at each of its uses. Its working copy is made once a step, and no other one more often:
     the gradient that stands is added to in every micro-batch, and lies beside others in the tensor of a message."""
@@ -288,6 +292,7 @@ def _summed(edge: Edge) -> Edge:
         ("bert-large", "dp=4,tp=2,zero=1", 2),
     ],
 )
+@pytest.mark.slow(only=("gpt2-xl-dp=8-1", "gpt2-xl-fsdp=8-2"))
 def test_stated_layouts_take_the_predicted_memory(model: str, layout: str, accumulate: int) -> None:
     stated = Statement(parse_layout(layout), layers=2, seq=512, accumulate=accumulate)
     plan = Pricer(model, load_cluster("1x8-h100")).plan(stated)
@@ -335,14 +340,14 @@ def _sleep_known(folder: str) -> None:
 def test_a_rank_that_hangs_is_stopped_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meet").mkdir()
     (tmp_path / "known").mkdir()
-    run_ranks(_pid, 1)  # the server that ranks are forked from keeps its socket as long as this process
+    fresh_ranks(_pid, 1)  # the server that ranks are forked from keeps its socket as long as this process
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "meet"))
     known: list[int] = []
     for limit_s in (5, 30, 90):  # a busy machine may not have started both within the first
         with pytest.raises(
             VerificationFailed, match=f"2 ranks did not finish in {limit_s} s; all of them were stopped"
         ):
-            run_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=limit_s)
+            fresh_ranks(_sleep_known, 2, (str(tmp_path / "known"),), timeout_s=limit_s)
         known = [int(p.name) for p in (tmp_path / "known").iterdir()]
         if len(known) >= 2:
             break
@@ -356,18 +361,19 @@ def test_a_rank_that_hangs_is_stopped_and_leaves_nothing(tmp_path: Path, monkeyp
 def test_no_folder_to_meet_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
     with pytest.raises(VerificationFailed, match="set TMPDIR"):
-        run_ranks(_pid, 2)
+        fresh_ranks(_pid, 2)
 
 
 def test_a_rank_that_dies_is_named() -> None:
     with pytest.raises(VerificationFailed, match="rank 1 of 2 failed: it exited with status 7"):
-        run_ranks(_die, 2, (1,), timeout_s=120)
+        fresh_ranks(_die, 2, (1,), timeout_s=120)
 
 
+@pytest.mark.slow
 def test_ranks_start_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the server's socket cannot be made each rank is a process of its own."""
     monkeypatch.setattr(forkserver, "ensure_running", mock.Mock(side_effect=OSError("AF_UNIX path too long")))
-    assert len(set(run_ranks(_pid, 2, timeout_s=120))) == 2
+    assert len(set(fresh_ranks(_pid, 2, timeout_s=120))) == 2
 
 
 PLAIN_SCRIPT = """
@@ -390,7 +396,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 
 def test_no_process_is_left() -> None:
-    for pid in run_ranks(_pid, 2, timeout_s=120):
+    for pid in fresh_ranks(_pid, 2, timeout_s=120):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -459,6 +465,7 @@ def test_a_world_size_that_cannot_be(ranks: int, says: str) -> None:
         ("dinov3_vit", {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}),
     ],
 )  # fmt: skip
+@pytest.mark.slow(but=("imagegpt-sizes0",))
 def test_weights_of_unusual_making(kind: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """A weight that torch makes on the CPU under the device meta, and a table of no register tokens, whose gradient has no entry."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 513, **sizes}))
