@@ -38,7 +38,7 @@ class Setup:
         parts = int(self.plan.workload["accumulate"])
         for part in range(parts):
             with self.last(part == parts - 1):
-                loss = training.loss_of(self.model, self.inputs, stand_in=True) / parts
+                loss = training.loss_of(self.model, self.inputs) / parts
                 loss.backward()  # type: ignore[no-untyped-call]
         self.clip()
         self.optimizer.step()
@@ -48,7 +48,7 @@ class Setup:
 
 def set_up(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
     """The plan's model in one of `WAYS`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
-    start = training.model_of(plan, seed=0)
+    start = training.model_of(plan, seed=0, stand_in=True)
     inputs = _own_inputs(plan, start, device)
     if way == OURS:
         return _ours(plan, start, inputs, compiler)
@@ -99,6 +99,7 @@ def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, devi
     config.use_cache = False
     with torch.device("meta"):
         model: Any = kind._from_config(config, dtype=torch.float32)  # type: ignore[attr-defined]
+    training.with_planned_loss(model, plan.model)
     blocks = [model.get_submodule(name) for name in _outermost(plan)]
     mesh = init_device_mesh(device.type, plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
     if split:

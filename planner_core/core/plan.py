@@ -229,8 +229,9 @@ class PipelineCost:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """The predicted cost of a plan, per step and GPU. `memory_bytes` has params, grads, optimizer, activations, buffers and peak.
-    `optimizer_time_s` is the update of the weights. In `outside_time_s` the GPU has no work (`Stack.outside_s`). `pipeline`: of a plan with
-    stages; the other figures are then those of a GPU of the rank that works longest, and memory that of the fullest rank."""
+    `optimizer_time_s` is the update of the weights. In `outside_time_s` the GPU has no work (`Stack.outside_s`). `host_wait_s`: seconds of
+    `compute_time_s` in which the GPU waits for the host to issue its kernels (`cost.schedule.host`). `pipeline`: of a plan with stages;
+    the other figures are then those of a GPU of the rank that works longest, and memory that of the fullest rank."""
 
     step_time_s: float
     compute_time_s: float
@@ -240,6 +241,7 @@ class Cost:
     memory_bytes: Mapping[str, int]
     optimizer_time_s: float = 0.0
     outside_time_s: float = 0.0
+    host_wait_s: float = 0.0
     pipeline: PipelineCost | None = None
 
     def seconds(self, objective: str) -> float:

@@ -62,7 +62,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
             "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
             "optimizer_time_s": plan.cost.optimizer_time_s,
-            **({"outside_time_s": plan.cost.outside_time_s} if plan.cost.outside_time_s else {}),
+            **{n: s for n in ("outside_time_s", "host_wait_s") if (s := getattr(plan.cost, n))},
             "memory_bytes": dict(plan.cost.memory_bytes),
             "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                         for t in plan.cost.traffic],
@@ -91,6 +91,7 @@ def plan_from_json(data: Any) -> Plan:
             comm_time_s=float(cost["comm_time_s"]), exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
             traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
             optimizer_time_s=float(cost["optimizer_time_s"]), outside_time_s=float(cost.get("outside_time_s", 0.0)),
+            host_wait_s=float(cost.get("host_wait_s", 0.0)),
             pipeline=_pipeline_cost(cost.get("pipeline")),
         ),
         assumptions=dict(data.get("assumptions", {})), pipeline=_pipeline(data.get("pipeline")),

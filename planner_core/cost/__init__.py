@@ -50,6 +50,7 @@ from planner_core.cost.schedule import (
     cuttable,
     even_copies,
     exposed_parts,
+    host_seconds,
     in_chunks,
     in_flight,
     price_pipeline,
@@ -61,7 +62,9 @@ from planner_core.cost.schedule import (
     stage_costs,
     stage_memories,
     stage_plans,
+    waited_for_host,
     weight_traffic,
+    with_host,
 )
 from planner_core.cost.step import (
     Unit,
@@ -142,6 +145,7 @@ __all__ = [
     "differs",
     "even_copies",
     "exposed_parts",
+    "host_seconds",
     "in_chunks",
     "in_flight",
     "is_small",
@@ -173,6 +177,7 @@ __all__ = [
     "touch_time",
     "unit_totals",
     "units_of",
+    "waited_for_host",
     "waited_seconds",
     "weight_roles",
     "weight_seconds",
@@ -180,5 +185,6 @@ __all__ = [
     "weights_at_the_ends",
     "whole_mesh",
     "why_math",
+    "with_host",
     "zero_stage",
 ]  # fmt: skip

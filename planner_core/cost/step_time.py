@@ -118,11 +118,16 @@ class StepTime:
 
     def seconds(self, totals: Floats) -> Floats:
         """[...]: seconds T of one unit with `totals` [..., component]."""
+        forward, backward, once = self.phases(totals)
+        return np.asarray(forward + backward + once)
+
+    def phases(self, totals: Floats) -> tuple[Floats, Floats, Floats]:
+        """[...] each: the seconds T of all forward passes, of all backward passes, and of what is once a step."""
         parts = np.moveaxis(totals, -1, 0)
         c = Component
         forward = self._phase(parts[c.FORWARD], parts[c.FORWARD_TRAFFIC], parts[c.FORWARD_ONCE])
         backward = self._phase(parts[c.BACKWARD], parts[c.BACKWARD_TRAFFIC], parts[c.BACKWARD_ONCE])
-        return np.asarray(forward + backward + parts[c.STEP])
+        return forward, backward, parts[c.STEP]
 
     def _phase(self, compute: Floats, traffic: Floats, once: Floats) -> Floats:
         k, edge = self.contention, traffic + once

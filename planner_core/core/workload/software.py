@@ -39,7 +39,8 @@ class Stack:
     `attention`: its kernel, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `fused`: the share of the chains of operators
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
-    does. `experts`: "grouped" kernels, or one expert after the other ("loop").
+    does. `experts`: "grouped" kernels, or one expert after the other ("loop"). `call_s`: seconds of the host for each call of a step
+    (`cost.schedule.host`); 0: not known, and no run waits for its host.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Stack:
     outside_s: float = 0.0
     loss: str = "eager"
     experts: str = "grouped"
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

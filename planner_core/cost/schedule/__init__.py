@@ -3,6 +3,7 @@
 units           the parts of a forward pass, and the buckets of their weights and gradients
 events          what a rank issues and waits for, in order
 simulation      the seconds of that order, on two streams
+host            how long the GPU waits for the host that issues its kernels
 exposed         the parts of a step's exposed communication, by the form that the search minimises
 chunks          products in parts, each summed over GPUs beside the next (ATP)
 pipeline/       stages on groups of GPUs, one behind the other
@@ -20,6 +21,7 @@ from planner_core.cost.schedule.exposed import (
     exposed_parts,
     weight_traffic,
 )
+from planner_core.cost.schedule.host import host_seconds, waited_for_host, with_host
 from planner_core.cost.schedule.pipeline import (
     PipelineTime,
     boundary_states,
@@ -49,6 +51,7 @@ __all__ = [
     "cuttable",
     "even_copies",
     "exposed_parts",
+    "host_seconds",
     "in_chunks",
     "in_flight",
     "price_pipeline",
@@ -60,5 +63,7 @@ __all__ = [
     "stage_costs",
     "stage_memories",
     "stage_plans",
+    "waited_for_host",
     "weight_traffic",
+    "with_host",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
-from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
+from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts, with_host
 from planner_core.models import VOCABULARY, brings_inputs, load_model, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
@@ -27,7 +27,7 @@ LORA = "lora"
 OWN_DTYPE = "own"
 """Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
-BUBBLE, OUTSIDE = "bubble", "outside"
+BUBBLE, OUTSIDE, HOST = "bubble", "outside", "host"
 
 
 @dataclass
@@ -146,8 +146,10 @@ class Pricer:
         return self.graphs[layers,]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
-        """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
-        return self.planner(stated).of_layout(stated.layout, name)
+        """The best plan of a stated layout, as long as its host lets it take; None if the model's operators cannot follow the layout."""
+        planner = self.planner(stated)
+        plan = planner.of_layout(stated.layout, name)
+        return None if plan is None else on_host(plan, planner)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
@@ -169,7 +171,8 @@ class Pricer:
             if self.given
             else lambda request: self._adapted(self._graph(request), stated, request)
         )
-        _, found = choose_micro_batches(asked, graph, self.say)
+        planner, found = choose_micro_batches(asked, graph, self.say)
+        found = on_host(found, planner)
         if known is None or (found.fits and not known.fits):
             return found
         better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s
@@ -199,6 +202,12 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
     check_offload(stated.workload(stated.seq or 1, stated.dtype or cluster.gpu.training_dtype), cluster)
 
 
+def on_host(plan: Plan, planner: Planner) -> Plan:
+    """A plan with its waits for the host, as its planner's software issues kernels."""
+    model = cost_model(planner.cluster, plan.mesh, planner.workload)
+    return with_host(plan, planner.graph, model, planner.coarse)
+
+
 def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
     """Seconds of a step by the resource for which it waits. They add up to the step's time."""
     if plan.pipeline:
@@ -207,7 +216,7 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
+        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s, **_outside(plan),
     }  # fmt: skip
 
@@ -222,7 +231,8 @@ def stage_parts(plan: Plan) -> dict[str, float]:
 
 
 def _outside(plan: Plan) -> dict[str, float]:
-    return {OUTSIDE: plan.cost.outside_time_s} if plan.cost.outside_time_s else {}
+    """Seconds in which the GPU has no work, if there are any: it waits for the host, or for a loader and a logger."""
+    return {what: s for what, s in ((HOST, plan.cost.host_wait_s), (OUTSIDE, plan.cost.outside_time_s)) if s}
 
 
 def limited_by(plan: Plan, planner: Planner) -> str:

@@ -1,0 +1,147 @@
+"""The host's line of a step: what it takes to issue the step's kernels, and how long the GPU waits for it.
+
+PyTorch issues kernels ahead of the GPU. So a step takes what the GPU needs, unless its kernels are so short that the host is slower. A
+run's *calls* are counted from its graph, and each takes `Stack.call_s` on the host: dispatch, autograd, launch.
+
+    a call each     an operator in forward, and again where it is recomputed; each of its gradients in backward; a weight's use and the
+                    taking of its gradient in every micro-batch, its part of the norm and of the update once a step
+    more            attention that runs as products of its own, experts one by one, collectives with their copies
+    compiled        a block is one call forward and one backward, of kernels that need no dispatch: `COMPILED` calls together
+
+Host and GPU start together and run in order. A phase with G seconds of GPU work that the host issues in H seconds ends
+
+    max(max(end of the phase before, its first call) + G, its last call)
+
+Example: T5-large with 8 x 512 tokens on an H100 has 8 900 calls of 29 us, 262 ms, for 154 ms of work: the GPU waits for 41 % of the step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+from planner_core.core import Block, BlockPlan, Graph, Op, Placements, Plan, Shard
+from planner_core.cost.compute.sdpa import MATH
+from planner_core.cost.model import CostModel
+from planner_core.cost.resolved_ops import block_of
+from planner_core.cost.step import unit_totals, units_of
+from planner_core.cost.step_messages import Message, once_a_step, one_micro_batch, recomputed
+from planner_core.ops import AS_RUN, CoarseGraph, Kind, operator
+
+MATH_CALLS = 10
+"""Calls more, forward and again backward, of attention that runs as products and a softmax."""
+EXPERT_CALLS = 6
+"""Calls of each expert in forward: two products, the activation, and the cuts of its rows and weights. Backward has twice as many."""
+COMPILED = 89
+"""Calls as long as which the host takes for a compiled block, forward and backward: guards, the wrappers of its functions, its launches.
+Fitted to the one compiled row whose GPU waits for the host (ViT-large); no other row tests it."""
+MICRO_BATCH_CALLS, STEP_CALLS, DTENSOR_CALLS = 2, 2, 9
+"""Calls for each trained weight of a rank; and once a step more for one of which it has a part, whose optimizer sees a DTensor."""
+MESSAGE_CALLS = 8
+"""Calls of a collective: packing, the call, waiting, unpacking."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSeconds:
+    """Seconds of the host to issue forward and backward of one micro-batch, and clip and update of a step."""
+
+    forward: float
+    backward: float
+    step: float
+
+
+def with_host(plan: Plan, graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Plan:
+    """The plan with the seconds in which the GPU waits for the host, in its step and in its compute. A plan with stages stays as it is:
+    which of a rank's kernels the host issues while it waits for another rank is not modelled."""
+    if plan.pipeline is not None or not model.software.call_s:
+        return plan
+    micro_batches = model.workload.accumulate
+    phases = [0.0, 0.0, 0.0]
+    for unit in units_of(plan.blocks, graph, model, coarse):
+        for phase, seconds in enumerate(model.step_time.phases(unit_totals(unit, model))):
+            phases[phase] += unit.copies * float(seconds)
+    host = host_seconds(plan.blocks, graph, model)
+    each = [(phases[0] / micro_batches, host.forward), (phases[1] / micro_batches, host.backward)]
+    waits = waited_for_host([*each * micro_batches, (phases[2], host.step)])
+    cost = plan.cost
+    longer = replace(
+        cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits
+    )
+    return replace(plan, cost=longer)
+
+
+def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> HostSeconds:
+    """Seconds of the host for a plan's phases; all 0 where the stack's `call_s` is not known."""
+    total = [0, 0, 0]
+    for label, plan in blocks.items():
+        block = block_of(graph, label)
+        for phase, calls in enumerate(_calls(block, plan, model)):
+            total[phase] += len(plan.prefixes) * calls
+    return HostSeconds(*(model.software.call_s * calls for calls in total))
+
+
+def waited_for_host(work: Sequence[tuple[float, float]]) -> float:
+    """Seconds that the GPU waits for the host, of phases in order: (seconds of the GPU, seconds in which the host issues them)."""
+    issued = ended = 0.0
+    for gpu, host in work:
+        ended = max(max(ended, issued) + gpu, issued + host)
+        issued += host
+    return max(0.0, ended - sum(gpu for gpu, _ in work))
+
+
+def _calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:
+    """Calls of one copy of a block: forward and backward of a micro-batch, and of the step's end."""
+    again = recomputed(block, plan)
+    forward = sum(_forward(block, op) for op in block.ops)
+    backward = sum(_backward(block, op) + (_forward(block, op) if op.name in again else 0) for op in block.ops)
+    if model.workload.compiled:
+        forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
+    weights = [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
+    trained, cut = len(weights), sum(_is_cut(plan.params[name].stored, model) for name in weights)
+    sent = Counter(m.phase for m in _bucketed(one_micro_batch(block, plan, model)))
+    once = Counter(m.phase for m in _bucketed(once_a_step(block, plan, model)))
+    half = MICRO_BATCH_CALLS // 2
+    return (
+        forward + half * trained + MESSAGE_CALLS * sent["forward"],
+        backward + half * trained + MESSAGE_CALLS * sent["backward"],
+        STEP_CALLS * trained + DTENSOR_CALLS * cut + MESSAGE_CALLS * once.total(),
+    )
+
+
+def _is_cut(stored: Placements, model: CostModel) -> bool:
+    return any(isinstance(state, Shard) and n > 1 for state, n in zip(stored, model.sizes, strict=True))
+
+
+def _bucketed(messages: Iterable[Message]) -> Iterator[Message]:
+    """One of the messages that travel together: those of weights, in the same direction on the same axis."""
+    seen: set[object] = set()
+    for m in messages:
+        key = (m.phase, m.kind, m.axis, m.gradient)
+        if not m.weight:
+            yield from repeat(m, m.count)
+        elif key not in seen:
+            seen.add(key)
+            yield m
+
+
+def _forward(block: Block, op: Op) -> int:
+    """Calls of an operator in forward."""
+    if operator(op.fn).kind is Kind.EXPERTS:
+        tables = (block.values[v].meta.shape for v in op.inputs if block.values[v].kind == "parameter")
+        return EXPERT_CALLS * max((shape[0] for shape in tables), default=1)
+    return 1 + _more(op)
+
+
+def _backward(block: Block, op: Op) -> int:
+    """Calls of an operator in backward."""
+    if not any(block.values[o].grad for o in op.outputs):
+        return 0
+    if operator(op.fn).kind is Kind.EXPERTS:
+        return 2 * _forward(block, op)
+    return sum(block.values[v].grad for v in op.inputs) + _more(op)
+
+
+def _more(op: Op) -> int:
+    return MATH_CALLS if op.attrs.get(AS_RUN) == MATH else 0
