@@ -168,11 +168,15 @@ class Pipeline:
     `ranks`: the number of groups of GPUs between which the stages are dealt; each group is a mesh of the form `Plan.mesh`, and the
     groups lie one behind the other on the cluster. `copies`: how many calls of repeated blocks each stage runs, in order. What stands
     before the first call belongs to the first stage, what stands behind a call to the stage of that call.
+
+    `parts`: of each stage the prefixes of its calls, in order, and the names of the weights outside of them that it reads. A run needs
+    them before it has seen a forward pass. Empty while stages are only priced.
     """
 
     ranks: int
     schedule: str
     copies: tuple[int, ...]
+    parts: tuple[tuple[str, ...], ...] = ()
 
     @property
     def virtual(self) -> int:
@@ -192,6 +196,14 @@ class Pipeline:
         """The first call of a stage, and the first one behind it."""
         before = sum(self.copies[:stage])
         return before, before + self.copies[stage]
+
+    def reads(self, stage: int, weight: str) -> bool:
+        """Whether a stage reads a weight, by its name in the whole model."""
+        return any(weight == part or weight.startswith(f"{part}.") for part in self.parts[stage])
+
+    def users(self, names: Sequence[str]) -> tuple[int, ...]:
+        """The stages that read a weight which has these names (tied weights have several)."""
+        return tuple(s for s in range(len(self.parts)) if any(self.reads(s, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                         for t in plan.cost.traffic],
             **({} if plan.cost.pipeline is None else {"pipeline": _lists(asdict(plan.cost.pipeline))}),
         },
-        **({} if plan.pipeline is None else {"pipeline": _lists(asdict(plan.pipeline))}),
+        **({} if plan.pipeline is None else {"pipeline": _pipeline_json(plan.pipeline)}),
     }  # fmt: skip
 
 
@@ -171,8 +171,16 @@ def _lists(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
+def _pipeline_json(cut: Pipeline) -> dict[str, Any]:
+    parts = {"parts": [list(part) for part in cut.parts]} if cut.parts else {}
+    return {"ranks": cut.ranks, "schedule": cut.schedule, "copies": list(cut.copies), **parts}
+
+
 def _pipeline(data: Mapping[str, Any] | None) -> Pipeline | None:
-    return None if data is None else Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]))
+    if data is None:
+        return None
+    parts = tuple(tuple(part) for part in data.get("parts", ()))
+    return Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]), parts)
 
 
 def _pipeline_cost(data: Mapping[str, Any] | None) -> PipelineCost | None:
@@ -193,6 +201,8 @@ def _stages_amiss(plan: Plan) -> Iterator[str]:
     calls = sum(len(block.prefixes) for label, block in plan.blocks.items() if label)
     if sum(cut.copies) != calls:
         yield f"its stages run {sum(cut.copies)} copies of blocks, and it has {calls}"
+    if cut.parts and len(cut.parts) != len(cut.copies):
+        yield f"{len(cut.copies)} stages, and parts of {len(cut.parts)}"
     if (cut.schedule == V_SHAPED and cut.virtual != VIRTUAL_OF_V) or (cut.schedule in ONE_EACH and cut.virtual != 1):
         yield f"a rank has {cut.virtual} stages, which {cut.schedule} does not run"
 

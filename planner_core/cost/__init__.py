@@ -65,6 +65,7 @@ from planner_core.cost.schedule import (
     waited_for_host,
     weight_traffic,
     with_host,
+    with_parts,
 )
 from planner_core.cost.step import (
     Unit,
@@ -186,5 +187,6 @@ __all__ = [
     "whole_mesh",
     "why_math",
     "with_host",
+    "with_parts",
     "zero_stage",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ from planner_core.cost import (
     ops_at_the_ends,
     price,
     price_pipeline,
+    with_parts,
 )
 from planner_core.cost.communication import volume_link
 from planner_core.models import DTYPES, open_model
@@ -261,7 +262,8 @@ class Planner:
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
             cluster=self.cluster.to_json(), mesh=named_mesh(model.mesh, blocks), blocks=blocks, cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_told(problem, answer), bound=answer.bound, pipeline=pipeline,
+            notes=_told(problem, answer), bound=answer.bound,
+            pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )  # fmt: skip
 
     def value(self, plan: Plan) -> float:

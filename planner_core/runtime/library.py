@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner_core.core import InputError, Plan, refuse_stages
+from planner_core.core import InputError, Plan
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import refuse_silent_faults
 from planner_core.runtime.mismatch import PlanMismatch
@@ -19,6 +19,7 @@ from planner_core.runtime.program.collectives import check_torch
 from planner_core.runtime.program.gradients import forget
 from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
+from planner_core.runtime.stages import STAGES, StagedParallel, check_schedule
 
 
 def apply(
@@ -51,8 +52,14 @@ def apply(
         ranks. `loss.backward()` and any optimizer over `module.parameters()` work as on one process. Gradients of backward passes add
         up; `with module.no_sync():` for all but the last is faster. A buffer may have this rank's channels; `state_dict()` has all.
 
+        Under a plan with stages a rank has the weights of its own stages, and instead of calls and `backward()` there is one call for all
+        micro-batches of a step, with the same arguments on every rank: `loss = module.step(x, y, global_batch=True)`, or with this rank's
+        own samples of the whole step. The loss comes on ranks of the last stage (None elsewhere), the mean over the step's samples.
+        Clip by `clip_grad_norm_`, then step the optimizer and call `zero_grad()`.
+
     Raises:
-        InputError: There is no process group, or its number of ranks is not the plan's number of devices.
+        InputError: There is no process group, its number of ranks is not the plan's number of devices, or the plan's schedule does not
+            run.
         PlanMismatch: The module is not the one that was planned; the message names the operator. It is also raised when the
             module is called, if it was changed since, or is called in a way that the plan does not describe (autocast, gradient
             hooks, inputs that need a gradient, other frozen layers, a second loss that it does not train).
@@ -65,10 +72,21 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    parallel = Parallel(module, plan, _mesh(module, plan), init=init, seed=seed, written=written)
+    parallel = _parallel(module, plan, init, seed, written)
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
     return _guarded(module, parallel)
+
+
+def _parallel(
+    module: nn.Module, plan: Plan, init: Init | None, seed: int, written: EditableFunctions | None
+) -> Parallel:  # fmt: skip
+    if plan.pipeline:
+        check_schedule(plan.pipeline)
+    mesh = mesh_of(plan, _device_of(module) if dist.is_initialized() else "cpu")
+    if plan.pipeline:
+        return StagedParallel(module, plan, mesh, init=init, seed=seed)
+    return Parallel(module, plan, mesh, init=init, seed=seed, written=written)
 
 
 def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
@@ -82,6 +100,8 @@ def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
         type(module).zero_grad(module, *args, **kwargs)
 
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_stay)
+    if isinstance(parallel, StagedParallel):
+        module.__dict__["step"] = parallel.step
     module.__dict__["__reduce_ex__"] = _refuse_copy
     return module
 
@@ -107,20 +127,21 @@ def applied(module: nn.Module) -> Parallel:
     return found
 
 
-def _mesh(module: nn.Module, plan: Plan) -> DeviceMesh:
-    """The plan's mesh over the default process group. Raises InputError."""
-    refuse_stages(plan, "apply", "give it a plan of one stage")
+def mesh_of(plan: Plan, device: str) -> DeviceMesh:
+    """The plan's mesh over the default process group, with stages that of all their ranks. Raises InputError."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "there is no process group to run a plan on; start the script with torchrun and call torch.distributed.init_process_group()"
         )
-    ranks, needed = dist.get_world_size(), plan.mesh.num_devices
+    ranks, needed, mesh = dist.get_world_size(), plan.num_gpus, plan.mesh
     if ranks != needed:
+        stages = f"{plan.pipeline.ranks} stages of " if plan.pipeline else ""
         raise InputError(
-            f"the plan is for {needed} devices ({plan.mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
+            f"the plan is for {needed} devices ({stages}{mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
             f"{needed}, or plan for a cluster of {ranks} GPUs"
         )
-    return init_device_mesh(_device_of(module), plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
+    outer = ((plan.pipeline.ranks,), (STAGES,)) if plan.pipeline else ((), ())
+    return init_device_mesh(device, (*outer[0], *mesh.axis_sizes), mesh_dim_names=(*outer[1], *mesh.axis_names))
 
 
 def _device_of(module: nn.Module) -> str:

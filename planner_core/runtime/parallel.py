@@ -68,13 +68,14 @@ class Parallel:
             )
         self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
-        self.planned = PlannedForward(model, plan, self.axes)
+        self.planned = self.planned_forward()
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device(mesh)
         self.agreement = Agreement(
             mesh, self.data_axes, self.planned.names, exchanges=any(t.phase == "forward" for t in plan.cost.traffic)
         )
         self.agreement.model(model)
+        self.leave_out()
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
         )
@@ -89,6 +90,13 @@ class Parallel:
         self.recorded = self.changes = 0
         self.last: Any = None
         self.caches = makes_cache(model, self.frozen.twin.forward)
+
+    def planned_forward(self) -> PlannedForward:
+        """The model's forward pass under the plan."""
+        return PlannedForward(self.model, self.plan, self.axes)
+
+    def leave_out(self) -> None:
+        """Take the parameters that this rank never uses out of the model. A rank of one stage uses all."""
 
     # --- calling --------------------------------------------------------------------------------------
 

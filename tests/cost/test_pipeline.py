@@ -139,7 +139,8 @@ def stated(layout: str, accumulate: int = 16, **more: object) -> Statement:
 def test_stages_have_all_work_of_the_model(pricer: Pricer) -> None:
     """Two stages on the same mesh do together what the whole model does there: seconds, messages, weights."""
     plan = pricer.plan(stated("dp=2,tp=4,pp=2,zero=1"))
-    assert plan is not None and plan.cost.pipeline is not None and plan.pipeline == Pipeline(2, "1f1b", (4, 4))
+    assert plan is not None and plan.cost.pipeline is not None and plan.pipeline is not None
+    assert replace(plan.pipeline, parts=()) == Pipeline(2, "1f1b", (4, 4))
     graph = pricer.planner(stated("dp=2,tp=4,pp=2,zero=1")).graph
     first, last = stage_plans(plan.blocks, graph, plan.pipeline)
     assert last.graph.top.ops[0].fn == RECEIVE and len(first.gives) == 1 and last.takes == first.gives

@@ -34,6 +34,7 @@ from planner_core.cost.schedule.pipeline import (
     stage_costs,
     stage_memories,
     stage_plans,
+    with_parts,
 )
 from planner_core.cost.schedule.simulation import simulated
 
@@ -66,4 +67,5 @@ __all__ = [
     "waited_for_host",
     "weight_traffic",
     "with_host",
+    "with_parts",
 ]

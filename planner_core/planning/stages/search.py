@@ -47,6 +47,7 @@ from planner_core.cost import (
     ops_at_the_ends,
     price_pipeline,
     rank_orders,
+    with_parts,
 )
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.model_identity import model_identity
@@ -352,7 +353,8 @@ def _priced(d: Degrees, planner: Planner, ways: list[Way], copies: tuple[int, ..
     return Plan(
         name=STAGES, method=EXACT.name, objective="time", optimal=False, model=model_identity(graph),
         workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(), cluster=planner.cluster.to_json(),
-        mesh=named_mesh(d.mesh, blocks), blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget, pipeline=pipeline,
+        mesh=named_mesh(d.mesh, blocks), blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget,
+        pipeline=with_parts(pipeline, graph),
     )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ class Tape:
     """What constants have written into whole buffers: each a value of its own, so that operators may read the one before."""
     fed: set[int] = field(default_factory=set)
     """The constants that inputs or chance say."""
+    received: tuple[int, ...] = ()
+    """Of a tape that is one stage of a model: the computed tensors that come from the stage before."""
 
     def results(self) -> list[int]:
         """Numbers of the tensors that the model returns, each once."""

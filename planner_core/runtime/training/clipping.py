@@ -14,6 +14,7 @@ from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.gradients import pending
 from planner_core.runtime.program.model_order import OF
 from planner_core.runtime.program.weights import owner_of
+from planner_core.runtime.stages import StagedParallel
 
 Group = tuple[int, ...]
 
@@ -54,12 +55,26 @@ def clip_grad_norm_(
         )
     grads = [p.grad for p in params if p.grad is not None]
     _meet(params)
-    total = total_norm(grads, float(norm_type))
+    staged = _staged(params)
+    elsewhere = {id(p) for p in staged.counted_elsewhere()} if staged else ()
+    total = total_norm([p.grad for p in params if p.grad is not None and id(p) not in elsewhere], float(norm_type))
+    if staged:
+        total = staged.norm_of_all(total, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([_local(g) for g in grads], scale)
     return total
+
+
+def _staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
+    """The model of the parameters, if its plan has stages."""
+    for param in params:
+        weight = owner_of(param)
+        parallel = OF[weight]() if weight is not None and weight in OF else None
+        if parallel is not None:
+            return parallel if isinstance(parallel, StagedParallel) else None
+    return None
 
 
 def _meet(params: Iterable[torch.Tensor]) -> None:

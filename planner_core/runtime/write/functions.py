@@ -153,7 +153,8 @@ class FunctionWriter:
         """The name for a value: that of the model's statement that makes it, or of the layer whose weight makes it."""
         made = self.makers.get(number)
         if made is None:
-            return self.tape.tensors[number].name.rpartition(".")[2] or "constant"
+            other = "hidden" if number in self.tape.received else "constant"
+            return self.tape.tensors[number].name.rpartition(".")[2] or other
         inner = any(self.tape.tensors[n].kind == PARAMETER for n in made.inputs)
         module = made.scope.rpartition(".")[2].partition("@")[0]
         layer = module if inner and module and not module.isdigit() else made.fn

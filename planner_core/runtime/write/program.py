@@ -14,7 +14,7 @@ from planner_core.runtime.write.calls import Calls
 from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, Lifted
 from planner_core.runtime.write.moves import MoveNames, outside
-from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.planned_tape import Place, PlannedTape
 from planner_core.runtime.write.specs import BlockLine, Instance, Program, UnitBuffer, UnitSpec, UnitUse
 from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
 from planner_core.runtime.write.wrapping import wrapped
@@ -39,13 +39,14 @@ class _ProgramWriter:
         self.results = self.tape.results()
 
     def write(self) -> Program:
-        self.instances = self._instances()
+        self.instances = units_of(self.layout)
         self.writes = self._writes()
         self._share()
         self._functions()
         self._name_units()
         self.inputs = self._inputs()
-        constants = ConstantsWriter(self.layout, self.moves, self._foreign, dict(self.inputs))
+        given = {n: name for n, name in self.inputs.items() if n not in self.tape.received}
+        constants = ConstantsWriter(self.layout, self.moves, self._foreign, given)
         plain = [
             n for n in (*self.results, *self.writes, *self.writes.values()) if self.tape.tensors[n].kind != COMPUTED
         ]
@@ -79,43 +80,6 @@ class _ProgramWriter:
         return found
 
     # --- units ----------------------------------------------------------------------------------------
-
-    def _instances(self) -> list[Instance]:
-        """The units in order: calls of blocks, and what is between them. What the first copy makes for all copies goes before it."""
-        calls = [c for c in self.tape.calls if c.kind in ("op", "dropout")]
-        where = [self._where(c) for c in calls]
-        last = {place: at for at, place in enumerate(where) if place[1]}
-        found: list[Instance] = []
-        current: Instance | None = None
-        rest = Instance("", "", [])
-        for at, (call, place) in enumerate(zip(calls, where, strict=True)):
-            if place[1]:
-                if current is None or current.prefix != place[1]:
-                    found += [rest] if rest.calls else []
-                    rest, current = Instance("", "", []), Instance(*place, [])
-                    found.append(current)
-                current.calls.append(call)
-                if last[place] == at:
-                    current = None
-            elif current is not None:  # it is moved out of the block that runs, to before it
-                self._hoist(found, call)
-            else:
-                rest.calls.append(call)
-        return found + ([rest] if rest.calls else [])
-
-    def _where(self, call: TapeCall) -> tuple[str, str]:
-        if call.kind == "op":
-            return self.layout.place(call)
-        inner = [p for p in self.layout.places.values() if (call.scope + ".").startswith(p[1] + ".")]
-        return max(inner, key=lambda p: len(p[1]), default=("", ""))
-
-    def _hoist(self, found: list[Instance], call: TapeCall) -> None:
-        block = found[-1]
-        if any(n in c.outputs for c in block.calls for n in call.inputs):
-            raise CannotRewrite(f"{call.site} is between the operators of {block.prefix} and uses their results")
-        if len(found) < 2 or found[-2].label:
-            found.insert(len(found) - 1, Instance("", "", []))
-        found[-2].calls.append(call)
 
     def _share(self) -> None:
         """Find for each use of a parameter the steps that are taken outside of the function (`FunctionWriter.shared`)."""
@@ -206,7 +170,8 @@ class _ProgramWriter:
 
     def _inputs(self) -> dict[int, str]:
         taken = Names(RESERVED | self.moves.taken)
-        return {n: taken.keep(identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
+        given = {n: taken.keep(identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
+        return given | {n: taken.keep("received") for n in self.tape.received}
 
     def _forward(self, constants: ConstantsWriter) -> str:
         lines = []
@@ -223,6 +188,7 @@ class _ProgramWriter:
         fixed = {*self.inputs.values(), *constants.given, *constants.produced}
         last = [*self.results, *self.writes.values()]
         calls = Calls(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
+        calls.texts.update({n: self.inputs[n] for n in self.tape.received})
         lines += calls.write()
         self.groups = calls.groups
 
@@ -267,6 +233,46 @@ class _ProgramWriter:
         returns = any(n in self.layout.planned for call in instance.calls for n in call.outputs)
         name, function = instance.name, instance.function
         return UnitSpec(name, function, tuple(weights), tuple(buffers), recompute, text.seeds > 0, returns)
+
+
+def units_of(layout: PlannedTape) -> list[Instance]:
+    """The units in order: calls of blocks, and what is between them. What the first copy makes for all copies goes before it."""
+    calls = [c for c in layout.tape.calls if c.kind in ("op", "dropout")]
+    where = [_unit_of(layout, c) for c in calls]
+    last = {place: at for at, place in enumerate(where) if place[1]}
+    found: list[Instance] = []
+    current: Instance | None = None
+    rest = Instance("", "", [])
+    for at, (call, place) in enumerate(zip(calls, where, strict=True)):
+        if place[1]:
+            if current is None or current.prefix != place[1]:
+                found += [rest] if rest.calls else []
+                rest, current = Instance("", "", []), Instance(*place, [])
+                found.append(current)
+            current.calls.append(call)
+            if last[place] == at:
+                current = None
+        elif current is not None:  # it is moved out of the block that runs, to before it
+            _hoist(found, call)
+        else:
+            rest.calls.append(call)
+    return found + ([rest] if rest.calls else [])
+
+
+def _unit_of(layout: PlannedTape, call: TapeCall) -> Place:
+    if call.kind == "op":
+        return layout.place(call)
+    inner = [p for p in layout.places.values() if (call.scope + ".").startswith(p[1] + ".")]
+    return max(inner, key=lambda p: len(p[1]), default=("", ""))
+
+
+def _hoist(found: list[Instance], call: TapeCall) -> None:
+    block = found[-1]
+    if any(n in c.outputs for c in block.calls for n in call.inputs):
+        raise CannotRewrite(f"{call.site} is between the operators of {block.prefix} and uses their results")
+    if len(found) < 2 or found[-2].label:
+        found.insert(len(found) - 1, Instance("", "", []))
+    found[-2].calls.append(call)
 
 
 def _lines(text: str) -> list[BlockLine]:

@@ -18,6 +18,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     even_copies,
     stage_plans,
     tied_weights,
+    with_parts,
 )
 from planner_core.cost.schedule.pipeline.timing import PipelineTime, Span, bound_s, simulated_pipeline
 
@@ -43,4 +44,5 @@ __all__ = [
     "stage_memories",
     "stage_plans",
     "tied_weights",
+    "with_parts",
 ]

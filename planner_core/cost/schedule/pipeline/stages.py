@@ -82,6 +82,17 @@ def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
     return (0, *inner, len(graph.top.items))
 
 
+def with_parts(pipeline: Pipeline, graph: Graph) -> Pipeline:
+    """The pipeline with the calls and the outer weights of each stage by name, as a run needs them."""
+    items, cuts, values = graph.top.items, cut_items(graph, pipeline), graph.top.values
+    found = []
+    for stage in range(len(pipeline.copies)):
+        own = items[cuts[stage] : cuts[stage + 1]]
+        read = dict.fromkeys(values[v].name for i in own for v in i.inputs if values[v].kind == "parameter")
+        found.append((*(i.prefix for i in own if isinstance(i, Call)), *read))
+    return replace(pipeline, parts=tuple(found))
+
+
 def even_copies(calls: int, stages: int) -> tuple[int, ...]:
     """Copies of each stage where all have as many, or one more: the first stages have more, since the last one has the model's head.
     Example: 7 calls in 2 stages are 4 and 3."""

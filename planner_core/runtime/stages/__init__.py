@@ -1,0 +1,11 @@
+"""A plan with pipeline stages, run by `torch.distributed.pipelining`.
+
+cut        a recorded forward pass, cut into the calls of each stage
+engine     torch's stages and schedules, around modules that call generated programs
+parallel   a model under such a plan: this rank's weights, and the steps that a training loop calls
+"""
+
+from planner_core.runtime.stages.engine import check_schedule
+from planner_core.runtime.stages.parallel import STAGES, StagedParallel
+
+__all__ = ["STAGES", "StagedParallel", "check_schedule"]

@@ -1,0 +1,143 @@
+"""Cut a recorded forward pass into stages: the calls of each stage's range, and the tensors that pass from one stage to the next.
+
+    whole      embedding  block 0  block 1  block 2  block 3  norm  head  loss
+    stage 0    embedding  block 0  block 1                                          gives h
+    stage 1    takes h                      block 2  block 3  norm  head  loss
+
+What is made of the model's inputs alone (masks, positions, rotary tables) is made again in each stage that reads it, and not sent. What a
+later stage needs of an earlier one is handed on by every stage between, since only neighbours talk. A plan's price counts the same
+tensors (`cost.schedule.pipeline.stages`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner_core.core import Pipeline
+from planner_core.models.hooks import is_inplace
+from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.record import CannotRewrite, Ref, Tape
+from planner_core.runtime.record.batch import writes_input
+from planner_core.runtime.record.tape import BUFFER, INPUT
+from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.program import units_of
+
+
+@dataclass(frozen=True)
+class StageLayout:
+    """One stage of a recording under a plan. `takes` and `gives`: the tensors from the stage before and for the next one, by number.
+    `inputs`: the inputs of the model that it reads."""
+
+    number: int
+    layout: PlannedTape
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    inputs: frozenset[int]
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """The shape on this rank of a tensor that passes between stages."""
+        return self.layout.local(number, self.layout.delivered[number])
+
+
+def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
+    """Every stage of a recording under a plan, in order. Raises PlanMismatch if its blocks are not those that were cut, and
+    CannotRewrite if the model cannot run in stages."""
+    _refuse(layout)
+    prefixes: list[str] = []
+    stage_of: dict[int, int] = {}  # of each operator's call, by id
+    for unit in units_of(layout):
+        if unit.label:
+            prefixes.append(unit.prefix)
+        stage = _stage_at(cut, len(prefixes), is_call=bool(unit.label))
+        stage_of.update((id(call), stage) for call in unit.calls)
+    _check_parts(prefixes, cut)
+    _place_counters(layout, stage_of)
+    return [_stage(layout, number, stage_of, len(cut.copies)) for number in range(len(cut.copies))]
+
+
+def _stage_at(cut: Pipeline, calls: int, *, is_call: bool) -> int:
+    """The stage of the call number `calls`, counted from 1, or of what stands behind so many calls and before the next one: that belongs
+    to the stage of the call before it."""
+    behind_all = not is_call and calls == sum(cut.copies)
+    latest = calls if behind_all else calls - 1
+    return max((s for s in range(len(cut.copies)) if cut.calls(s)[0] <= latest), default=0)
+
+
+def _place_counters(layout: PlannedTape, stage_of: dict[int, int]) -> None:
+    """What counts in a buffer (the batches that a norm has seen) counts in one stage alone: that of the operator before it. All other
+    constants are of every stage that needs them."""
+    tensors, here = layout.tape.tensors, 0
+    for call in layout.tape.calls:
+        here = stage_of.get(id(call), here)
+        writes = call.kind == "constant" and call.inputs and is_inplace(call.fn)
+        if writes and tensors[tensors[call.inputs[0]].root].kind == BUFFER:
+            stage_of[id(call)] = here
+
+
+def _refuse(layout: PlannedTape) -> None:
+    tape = layout.tape
+    if layout.trained is None or tape.tensors[layout.trained].shape != ():
+        raise PlanMismatch(
+            "a plan with stages trains on the loss that the last stage computes, and this call returns none; give the model its labels"
+        )
+    if line := writes_input(tape):
+        raise CannotRewrite(
+            f"forward writes into an input in place at {line.rpartition('/')[2]}, and several stages read it; write into a copy"
+        )
+    if any(c.answer == "random" for c in tape.calls):
+        raise CannotRewrite(
+            "forward draws random numbers other than masks of dropout, which each stage would draw for itself; give them as an input"
+        )
+
+
+def _check_parts(prefixes: Sequence[str], cut: Pipeline) -> None:
+    """The calls must be those by which weights were dealt to the stages."""
+    if len(prefixes) != sum(cut.copies):
+        raise PlanMismatch(
+            f"the stages of the plan run {sum(cut.copies)} copies of blocks, and this call runs {len(prefixes)}; plan the model again"
+        )
+    for stage in range(len(cut.copies)):
+        first, end = cut.calls(stage)
+        if lost := next((p for p in prefixes[first:end] if p not in cut.parts[stage]), None):
+            raise PlanMismatch(f"{lost} runs in stage {stage} here, and not in the plan; plan the model again")
+
+
+def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: int) -> StageLayout:
+    tape = layout.tape
+    own = [c for c in tape.calls if stage_of.get(id(c), number) == number]
+    takes = _crossing(layout, number, stage_of)
+    last = number + 1 == stages
+    gives = () if last else _crossing(layout, number + 1, stage_of)
+    result = Ref(layout.trained) if last and layout.trained is not None else tuple(map(Ref, gives))
+    mine = replace(tape, calls=own, result=result, received=takes)
+    found = copy.copy(layout)
+    found.tape = mine
+    return StageLayout(number, found, takes, gives, _inputs(mine))
+
+
+def _crossing(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tuple[int, ...]:
+    """The tensors that are made before a stage, and used in it or behind it, in the order of their first use there."""
+    made: set[int] = set()
+    found: dict[int, None] = {}
+    for call in layout.tape.calls:
+        if call.kind != "constant" and stage_of.get(id(call), number) < number:
+            made.update(call.outputs)
+    for call in layout.tape.calls:
+        if stage_of.get(id(call), -1) >= number:
+            found.update(dict.fromkeys(n for n in call.inputs if n in made))
+    return tuple(found)
+
+
+def _inputs(tape: Tape) -> frozenset[int]:
+    """The inputs of the model that a stage reads, by way of constants too."""
+    makers = {n: c for c in tape.calls if c.kind == "constant" for n in c.outputs}
+    todo = [n for c in tape.calls if c.kind != "constant" or is_inplace(c.fn) for n in c.inputs]
+    seen: set[int] = set()
+    while todo:
+        number = todo.pop()
+        if number not in seen:
+            seen.add(number)
+            todo += makers[number].inputs if number in makers else ()
+    return frozenset(n for n in seen if tape.tensors[n].kind == INPUT)

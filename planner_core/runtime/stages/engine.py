@@ -1,0 +1,169 @@
+"""Stages as `torch.distributed.pipelining` runs them: its stages, its schedules, and modules that call generated programs.
+
+torch decides when a stage runs which micro-batch, and sends what passes between stages. A stage's module is given what was received; the
+model's own inputs of a micro-batch are with each rank already. Each stage takes its micro-batches in order, so the number of a call is
+that of its micro-batch.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from planner_core.core import InputError, Pipeline
+
+TORCH_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+"""torch's names of the schedules that run. Those with the gradients of weights apart (`zb`, `zbv`) would take them apart by torch's own
+walk through autograd's graph, which does not know the weights of generated programs."""
+
+
+def check_schedule(cut: Pipeline) -> None:
+    """Raise InputError for stages that are priced, but do not run."""
+    if cut.schedule not in TORCH_NAMES:
+        raise InputError(
+            f"schedule {cut.schedule} takes the gradients of weights apart, which generated programs do not; plan with schedule="
+            f"{'interleaved' if cut.virtual > 1 else '1f1b'}, or export the plan to another tool"
+        )
+    if not cut.parts:
+        raise InputError("the plan does not say which weights each of its stages reads; plan the model again")
+
+
+class StageModule(nn.Module):
+    """One stage of a step. `run(number, received)`: the outputs for a micro-batch. `begins(last)` is called when a backward pass begins,
+    `last`: whether it is that of the last micro-batch."""
+
+    def __init__(
+        self, run: Callable[[int, Sequence[torch.Tensor]], tuple[torch.Tensor, ...]], begins: Callable[[bool], None], num: int,
+        *, last: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.run, self.begins, self.num, self.last = run, begins, num, last
+        self.start()
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.forwards = self.backwards = 0
+        self.losses: list[torch.Tensor] = []
+
+    def forward(self, *received: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """One micro-batch: what passes to the next stage, or of the last stage the loss, of which a micro-batch is a part."""
+        number, self.forwards = self.forwards, self.forwards + 1
+        out = self.run(number, received)
+        if not self.last:
+            return _Leaving.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
+        loss = (
+            (out[0] / self.num).reshape(1).clone()
+        )  # no view: torch lets the graph of a loss go when its backward is over
+        self.losses.append(loss.detach())
+        left: tuple[torch.Tensor] = _Leaving.apply(self._begin, loss)
+        return left[0]
+
+    def _begin(self) -> None:
+        self.backwards += 1
+        self.begins(self.backwards == self.num)
+
+
+class _Leaving(torch.autograd.Function):
+    """The outputs of a stage. Its backward is the first thing of the stage's backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, begin: Callable[[], None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.begin = begin
+        ctx.mark_non_differentiable(*(t for t in tensors if not t.requires_grad))
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.begin()
+        return None, *gradients
+
+
+class Stage(PipelineStage):
+    """A stage whose buffers have memory while a micro-batch is in flight. torch keeps them for all micro-batches of a step, and from step
+    to step."""
+
+    let_go = False
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Give memory to what is received."""
+        self._let_go()
+        _resize(self.args_recv_info[fwd_chunk_id], full=True)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Give memory to the gradients that are received."""
+        if self.has_backward and not self.is_last:
+            _resize(self.grad_recv_info[bwd_chunk_id], full=True)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward of one micro-batch."""
+        self._let_go()
+        return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run backward of one micro-batch, and free the memory of what was received for it."""
+        found = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if self.has_backward:
+            _resize(self.args_recv_info[bwd_chunk_id], full=False)
+            if not self.is_last:
+                _resize(self.grad_recv_info[bwd_chunk_id], full=False)
+        return found
+
+    def _let_go(self) -> None:
+        """Free the buffers that torch has made when the first step began."""
+        if not self.let_go:
+            self.let_go = True
+            for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
+                _resize(infos, full=False)
+
+
+def _resize(infos: Sequence[Any], *, full: bool) -> None:
+    for info in infos:
+        buffer = getattr(info, "buffer", None)
+        if isinstance(buffer, torch.Tensor):
+            size = buffer.numel() * buffer.element_size() if full else 0
+            buffer.untyped_storage().resize_(size)
+
+
+class Steps:
+    """The schedule of one rank's stages."""
+
+    def __init__(
+        self, cut: Pipeline, modules: Sequence[tuple[int, StageModule]], metas: Sequence[tuple[Sequence[torch.Tensor], ...]],
+        micro_batches: int, device: torch.device, group: dist.ProcessGroup, *, backward: bool,
+    ) -> None:  # fmt: skip
+        """`modules`: the rank's stages by number. `metas`: of each what it takes and what it returns, on meta."""
+        self.modules = [module for _, module in modules]
+        self.stages = [
+            Stage(module, number, len(cut.copies), device, input_args=tuple(takes), output_args=tuple(gives), group=group)
+            for (number, module), (takes, gives) in zip(modules, metas, strict=True)
+        ]  # fmt: skip
+        made: Any = get_schedule_class(TORCH_NAMES[cut.schedule])
+        options: dict[str, Any] = {"loss_fn": _own_loss} if backward else {}
+        if "scale_grads" in inspect.signature(made.__init__).parameters:
+            options["scale_grads"] = False  # the losses are scaled
+        stages = self.stages if cut.virtual > 1 or cut.schedule == "interleaved" else self.stages[0]
+        self.schedule = made(stages, micro_batches, **options)
+        self.target = torch.zeros(micro_batches) if self.modules[-1].last else None
+
+    def run(self) -> torch.Tensor | None:
+        """One step: the mean loss on a rank of the last stage, None elsewhere."""
+        for module in self.modules:
+            module.start()
+        self.schedule.step(**({} if self.target is None else {"target": self.target}))
+        losses = self.modules[-1].losses
+        return torch.cat(losses).sum() if self.modules[-1].last else None
+
+
+def _own_loss(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The last stage returns the loss itself."""
+    return loss

@@ -1,0 +1,283 @@
+"""A model under a plan with stages: this rank has the weights of its own stages, and runs them by torch's schedule.
+
+A step is one call, `step`: all micro-batches, forward and backward, in the order of the plan's schedule. The gradients are summed over the
+axes inside a stage with the last micro-batch, as without stages, and those of weights that several stages read between these.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from planner_core.core import Pipeline, Plan
+from planner_core.runtime.initialize import Init
+from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.parallel import Parallel
+from planner_core.runtime.program.names import GuardFailed
+from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.ready import Ready
+from planner_core.runtime.record.tape import Ref
+from planner_core.runtime.stages.cut import StageLayout, cut_layout
+from planner_core.runtime.stages.engine import StageModule, Steps
+from planner_core.runtime.write.planned import Bring, PlannedForward, Prepared
+from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.specs import Program
+
+STAGES = "pipeline"
+"""The name of the axis of the ranks of a pipeline, before the axes of the plan's mesh."""
+
+
+class StagedForward(PlannedForward):
+    """The forward pass of a model, written as programs of some of its stages."""
+
+    cut: Pipeline
+    own: Sequence[int]
+
+    def _written(self, layout: PlannedTape) -> Program:
+        every = cut_layout(layout, self.cut)
+        self.stages = [every[number] for number in self.own]
+        self.written = [super(StagedForward, self)._written(stage.layout) for stage in self.stages]
+        return self.written[0]
+
+
+class StageReady(Ready):
+    """The program of one stage on this rank. It takes what a call of the model takes, and behind that what was received."""
+
+    def __init__(self, made: Prepared, stage: StageLayout, program: Program, parallel: StagedParallel) -> None:
+        self.stage = stage
+        made = replace(made, program=program, layout=stage.layout)
+        super().__init__(made, parallel.engine, parallel.mesh, parallel.data_axes)
+        refs = [
+            leaf.number if isinstance(leaf, Ref) else -1 for leaf in pytree.tree_leaves(stage.layout.tape.arguments)
+        ]
+        if made.brought:  # nothing is gathered that the stage does not read
+            self.brought = [b if n in stage.inputs else Bring.AS_IT_IS for b, n in zip(made.brought, refs, strict=True)]
+
+    def _arguments(self) -> None:
+        super()._arguments()
+        first = len(pytree.tree_leaves(self.layout.tape.arguments))
+        self.inputs += [first + i for i in range(len(self.stage.takes))]
+
+    def _results(self) -> None:
+        if not self.stage.gives:
+            super()._results()
+            return
+        self.leaves, self.spec = pytree.tree_flatten(self.program.result)
+        self.places = [(i, i) for i in range(len(self.leaves))]
+        self.ways = [None] * len(self.leaves)
+        self.unchanged = {}
+
+    def metas(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What it takes from the stage before and what it returns, on meta."""
+        tensors = self.layout.tape.tensors
+
+        def meta(number: int) -> torch.Tensor:
+            form, shape = tensors[number], self.stage.shape(number)
+            return torch.empty(shape, dtype=form.dtype, device="meta", requires_grad=form.grad)
+
+        loss = tensors[self.layout.trained].dtype if self.layout.trained is not None else None
+        gives = [meta(n) for n in self.stage.gives] or [torch.empty(1, dtype=loss, device="meta", requires_grad=True)]
+        return [meta(n) for n in self.stage.takes], gives
+
+
+@dataclass
+class _Way:
+    """How steps of one kind run. `batch`: the arguments of each micro-batch of the step that runs, flat."""
+
+    steps: Steps
+    batch: list[list[Any]]
+
+
+class StagedParallel(Parallel):
+    """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, that of the pipeline outermost."""
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0
+    ) -> None:  # fmt: skip
+        assert plan.pipeline is not None
+        self.cut, self.whole_mesh = plan.pipeline, whole_mesh
+        self.group: dist.ProcessGroup = whole_mesh.get_group(STAGES)
+        self.rank = whole_mesh.get_local_rank(STAGES)
+        self.own = self.cut.stages_of(self.rank)
+        self.micro_batches = int(plan.workload["accumulate"])
+        self.ways: dict[Any, _Way] = {}
+        self.left_out: set[str] = set()
+        mesh = whole_mesh[plan.mesh.axis_names]
+        super().__init__(model, plan, mesh, init=init, seed=seed)
+        self.tied = self._tied()
+
+    # --- weights --------------------------------------------------------------------------------------
+
+    def planned_forward(self) -> PlannedForward:
+        """The model's forward pass, of which this rank's stages are written."""
+        found = StagedForward(self.model, self.plan, self.axes)
+        found.cut, found.own = self.cut, self.own
+        return found
+
+    def leave_out(self) -> None:
+        """Take the parameters of other ranks' stages out of the model. What no stage reads stays with the first."""
+        names: dict[int, list[str]] = {}
+        for name, param in self.model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(param), []).append(name)
+        mine = {key for key, found in names.items() if set(self.own) & set(self.cut.users(found) or (0,))}
+        for path, module in self.model.named_modules():
+            for short, param in module._parameters.items():
+                if param is not None and id(param) not in mine:
+                    module._parameters[short] = None
+                    self.left_out.add(f"{path}.{short}" if path else short)
+
+    def _tied(self) -> list[tuple[Weight, dist.ProcessGroup, bool]]:
+        """The weights that stages of several ranks read, with the ranks that have them, and whether this one is the first of these."""
+        found = []
+        for weight in self.engine.weights.values():
+            ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.users(weight.names)})
+            if len(ranks) > 1 and weight.trained:
+                every = dist.get_process_group_ranks(self.group)
+                group = dist.new_group([every[r] for r in ranks], use_local_synchronization=True)
+                found.append((weight, group, ranks[0] == self.rank))
+        return found
+
+    @torch.no_grad()
+    def _sum_tied(self) -> None:
+        for weight, group, _ in self.tied:
+            gradient = weight.parameter.grad
+            if gradient is not None:
+                dist.all_reduce(gradient._local_tensor if isinstance(gradient, DTensor) else gradient, group=group)
+
+    def counted_elsewhere(self) -> list[nn.Parameter]:
+        """The parameters whose gradients another rank of the pipeline has too, and counts."""
+        return [weight.parameter for weight, _, first in self.tied if not first]
+
+    @torch.no_grad()
+    def norm_of_all(self, norm: torch.Tensor, norm_type: float) -> torch.Tensor:
+        """The norm of the gradients of all stages, from that of this rank's."""
+        if math.isinf(norm_type):
+            dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.group)
+            return norm
+        power = norm**norm_type
+        dist.all_reduce(power, group=self.group)
+        return power ** (1.0 / norm_type)
+
+    # --- calling --------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
+        """Takes the place of the model's `forward`, which stages cannot run by themselves."""
+        raise PlanMismatch(
+            f"the plan has {len(self.cut.copies)} stages, which run forward and backward of all micro-batches in one call; call "
+            "model.step(...) with the samples of a step, and then the optimizer"
+        )
+
+    def step(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> torch.Tensor | None:
+        """Forward and backward of one step.
+
+        Args:
+            args: The model's arguments for all micro-batches of the step: of this rank's own samples, or with `global_batch` of all.
+                Every rank gives them, whatever its stage: masks and positions are made of them where they are read.
+            global_batch: Whether every rank gives all samples.
+
+        Returns:
+            On ranks of the last stage the loss, the mean over all samples of the step. None on others. Under `torch.no_grad` nothing
+            runs backward.
+
+        Raises:
+            PlanMismatch: The call is not the one that was planned, or its samples cannot be dealt to the micro-batches.
+        """
+        if self.caches and "use_cache" not in kwargs:
+            kwargs = {**kwargs, "use_cache": False}
+        self._check()
+        self.agreement.batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
+        batches = self._micro_batches(args, kwargs, global_batch)
+        self._check_gradients()
+        spec = pytree.tree_structure((args, kwargs))
+        key = self._key(batches[0], spec, global_batch)
+        if key not in self.ways:
+            own, named = pytree.tree_unflatten(batches[0], spec)
+            with torch.inference_mode(False):
+                self.ways[key] = self._way(own, named, global_batch)
+        way = self.ways[key]
+        way.batch[:] = batches
+        try:
+            loss = way.steps.run()
+        finally:
+            way.batch.clear()
+        if torch.is_grad_enabled():
+            self._sum_tied()
+        return loss
+
+    def _micro_batches(self, args: Any, kwargs: Any, whole: bool) -> list[list[Any]]:
+        """The arguments of each micro-batch, flat."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        self._refuse_inputs(leaves)
+        held, num = self.planned.held(args, kwargs, whole=whole), self.micro_batches
+        for leaf, has in zip(leaves, held, strict=True):
+            if has and len(leaf) % num:
+                raise PlanMismatch(
+                    f"{len(leaf)} samples cannot be dealt to the {num} micro-batches of a step; give this rank's own samples of a whole "
+                    "step, or all samples with global_batch=True"
+                )
+        cast = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        parts = [x.chunk(num) if has else [x] * num for x, has in zip(cast, held, strict=True)]
+        return [[part[number] for part in parts] for number in range(num)]
+
+    def _check_gradients(self) -> None:
+        """A gradient that was summed between stages must not be summed again."""
+        for weight, *_ in self.tied:
+            if torch.is_grad_enabled() and weight.parameter.grad is not None:
+                raise PlanMismatch(
+                    f"{weight.names[0]} has a gradient from the step before, and its sum between stages would count that again; call "
+                    "optimizer.zero_grad() after each step (all micro-batches of a step are in one call)"
+                )
+
+    def _way(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> _Way:
+        """Write the programs of this rank's stages for such a micro-batch, and make torch's schedule of them."""
+        made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
+        planned = self.planned
+        assert isinstance(planned, StagedForward)
+        batch: list[list[Any]] = []
+        modules, metas = [], []
+        for stage, program in zip(planned.stages, planned.written, strict=True):
+            self.agreement.reads({b.buffer for unit in program.units for b in unit.buffers}.union(program.buffers))
+            ready = StageReady(made, stage, program, self)
+            self.programs[(stage.number, len(self.ways)), 0] = ready
+            last = stage.number + 1 == len(self.cut.copies)
+            modules.append(
+                (stage.number, StageModule(self._runs(ready, batch), self._begins, self.micro_batches, last=last))
+            )
+            metas.append(ready.metas())
+        backward = torch.is_grad_enabled()
+        device = torch.device("meta") if self.on_meta else self.device
+        steps = Steps(self.cut, modules, metas, self.micro_batches, device, self.group, backward=backward)
+        return _Way(steps, batch)
+
+    on_meta = False
+    """Whether what passes between stages has no values, as in a check at full size."""
+
+    def _runs(self, ready: StageReady, batch: list[list[Any]]) -> Any:
+        """Runs one micro-batch of a stage."""
+
+        def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            brought = ready.brought or [Bring.AS_IT_IS] * len(batch[number])
+            own = [self._brought(x, how) for x, how in zip(batch[number], brought, strict=True)]
+            try:
+                found = ready([*own, *received])
+            except GuardFailed as failed:
+                raise PlanMismatch(
+                    f"the model's code goes another way in micro-batch {number} than when the step was recorded ({failed}); stages run "
+                    "one program for all micro-batches"
+                ) from None
+            return found if isinstance(found, tuple) else (found,)
+
+        return run
+
+    def _begins(self, last: bool) -> None:
+        self.engine.backward.sync = last

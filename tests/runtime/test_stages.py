@@ -1,0 +1,94 @@
+"""A person's own loop under a plan with stages is the loop of one process: tied weights, clipping, uneven and interleaved stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import planner_core as shardscope
+from planner_core.core import InputError
+from planner_core.runtime import PlanMismatch
+from planner_core.verification.processes import run_ranks
+from tests.support.own_model import OwnGPT, batch
+
+MICRO_BATCHES = 4
+
+
+def saved(folder: Path, layout: str, gpus: int, layers: int) -> str:
+    """The file of the plan of a layout, for micro-batches of the size of `batch`."""
+    plan = shardscope.price(
+        OwnGPT(layers), inputs=batch(0), layout=layout, cluster=f"1x8-h100:gpus={gpus}", accumulate=MICRO_BATCHES, dtype="float32"
+    ).plan  # fmt: skip
+    assert plan is not None
+    shardscope.save_plan(plan, folder / "plan.json")
+    return str(folder / "plan.json")
+
+
+def samples(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The samples of all micro-batches of a step."""
+    every = [batch(MICRO_BATCHES * step + k) for k in range(MICRO_BATCHES)]
+    return torch.cat([x for x, _ in every]), torch.cat([y for _, y in every])
+
+
+def alone(layers: int) -> list[tuple[float, float]]:
+    """Losses and norms of three steps in one process."""
+    model, found = OwnGPT(layers), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        total = 0.0
+        for x, y in zip(*(t.chunk(MICRO_BATCHES) for t in samples(step)), strict=True):
+            loss = model(x, y) / MICRO_BATCHES
+            loss.backward()
+            total += float(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((total, float(norm)))
+    return found
+
+
+def _staged(file: str, layers: int) -> Any:
+    torch.set_num_threads(1)
+    model: Any = shardscope.apply(OwnGPT(layers), shardscope.load_plan(file))
+    found = []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with pytest.raises(PlanMismatch, match=r"call model.step"):
+        model(*samples(0))
+    with pytest.raises(PlanMismatch, match="cannot be dealt to the 4 micro-batches"):
+        model.step(*(x[:3] for x in samples(0)), global_batch=True)
+    for step in range(3):
+        loss = model.step(*samples(step), global_batch=True)
+        norm = shardscope.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((None if loss is None else float(loss), float(norm)))
+    return found, sorted(n for n, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "layers"),
+    [("dp=2,pp=2,zero=1", 4, 3), ("pp=2,vp=2,schedule=interleaved", 2, 5)],
+    ids=["tied, ZeRO-1 inside", "interleaved, uneven"],
+)
+def test_a_loop_under_stages_is_that_of_one_process(layout: str, ranks: int, layers: int, tmp_path: Path) -> None:
+    file = saved(tmp_path, layout, ranks, layers)
+    wanted = alone(layers)
+    every = run_ranks(_staged, ranks, (file, layers), timeout_s=240)
+    names = [set(names) for _, names in every]
+    assert set.union(*names) == {n for n, _ in OwnGPT(layers).named_parameters()}
+    assert names[0] & names[-1] == {"tokens.weight"}  # the tied one alone is on both
+    for rank, (found, _) in enumerate(every):
+        last = rank >= ranks - ranks // 2
+        assert [norm for _, norm in found] == pytest.approx([norm for _, norm in wanted], rel=1e-4)
+        assert [loss for loss, _ in found] == (
+            [pytest.approx(loss, rel=1e-5) for loss, _ in wanted] if last else [None] * 3
+        )
+
+
+def test_stages_that_do_not_run_say_so(tmp_path: Path) -> None:
+    plan = shardscope.load_plan(saved(tmp_path, "pp=2,schedule=zb", 2, 3))
+    with pytest.raises(InputError, match="takes the gradients of weights apart"):
+        shardscope.apply(OwnGPT(3), plan)
