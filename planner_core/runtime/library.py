@@ -52,14 +52,10 @@ def apply(
         ranks. `loss.backward()` and any optimizer over `module.parameters()` work as on one process. Gradients of backward passes add
         up; `with module.no_sync():` for all but the last is faster. A buffer may have this rank's channels; `state_dict()` has all.
 
-        Under a plan with stages a rank has the weights of its own stages, and instead of calls and `backward()` there is one call for all
-        micro-batches of a step, with the same arguments on every rank: `loss = module.step(x, y, global_batch=True)`, or with this rank's
-        own samples of the whole step. The loss comes on ranks of the last stage (None elsewhere), the mean over the step's samples.
-        Clip by `clip_grad_norm_`, then step the optimizer and call `zero_grad()`.
+        Under a plan with stages `loss = module.step(x, y, global_batch=True)` is forward and backward of a step (docs/CONTRACT.md).
 
     Raises:
-        InputError: There is no process group, its number of ranks is not the plan's number of devices, or the plan's schedule does not
-            run.
+        InputError: There is no process group, its number of ranks is not the plan's, or the plan's schedule does not run.
         PlanMismatch: The module is not the one that was planned; the message names the operator. It is also raised when the
             module is called, if it was changed since, or is called in a way that the plan does not describe (autocast, gradient
             hooks, inputs that need a gradient, other frozen layers, a second loss that it does not train).

@@ -346,15 +346,14 @@ class _Search:
 
 def _priced(d: Degrees, planner: Planner, ways: list[Way], copies: tuple[int, ...], chosen: tuple[Range, ...]) -> Plan:
     """The plan of a cut, priced by its simulated step and the walk of its memory."""
-    pipeline, graph = Pipeline(d.ranks, d.schedule, copies), planner.graph
+    pipeline = with_parts(Pipeline(d.ranks, d.schedule, copies), graph := planner.graph)
     blocks = mixed(graph, ways, pipeline, chosen)
     model = cost_model(planner.cluster, d.mesh, planner.workload, d.ranks)
     cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(planner.coarse))
     return Plan(
         name=STAGES, method=EXACT.name, objective="time", optimal=False, model=model_identity(graph),
         workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(), cluster=planner.cluster.to_json(),
-        mesh=named_mesh(d.mesh, blocks), blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget,
-        pipeline=with_parts(pipeline, graph),
+        mesh=named_mesh(d.mesh, blocks), blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget, pipeline=pipeline,
     )  # fmt: skip
 
 
