@@ -14,8 +14,7 @@ however the model is cut: rank r waits for those before it, so later stages must
 several stages a rank only S / p is known. Before S is known, it is taken to be that of other degrees with the same work of a GPU.
 
 A way is the best plan of the whole model, with equal copies, in a part of that memory. The memory of a stage counts the micro-batches that
-are in flight on its rank. What fits is decided by the walk of the priced plan: if a rank is over the budget there, the budget of the cut
-is lowered by as much.
+are in flight on its rank. The walk of the priced plan decides what fits: what a rank is over the budget there, the cut's budget is lowered.
 """
 
 from __future__ import annotations
