@@ -98,13 +98,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the model. `inputs` are the values that the caller gives, `outputs` those that it gets back."""
+    """A part of the model. `inputs` are the values that the caller gives, `outputs` those that it gets back. `recomputed`: the model's own
+    code says that it is computed again in backward (a checkpoint), whatever a plan says of other blocks."""
 
     name: str
     values: tuple[Value, ...]
     items: tuple[Op | Call, ...]
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    recomputed: bool = False
 
     @property
     def ops(self) -> tuple[Op, ...]:

@@ -55,6 +55,7 @@ def _block_json(block: Block) -> dict[str, Any]:
             [list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values
         ],
         "items": [_item_json(i) for i in block.items],
+        **({"recomputed": True} if block.recomputed else {}),
     }  # fmt: skip
 
 
@@ -90,7 +91,8 @@ class _Reader:
             for shape, dtype, kind, name, storage, grad in data["values"]
         )
         items = tuple(self.item(i) for i in data["items"])
-        return Block(data["name"], values, items, tuple(data["inputs"]), tuple(data["outputs"]))
+        recomputed = bool(data.get("recomputed", False))
+        return Block(data["name"], values, items, tuple(data["inputs"]), tuple(data["outputs"]), recomputed)
 
     def item(self, data: Mapping[str, Any]) -> Op | Call:
         if "call" in data:

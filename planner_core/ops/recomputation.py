@@ -83,7 +83,9 @@ def _written(block: Block) -> set[int]:
 
 def recompute_ways(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
     """The policies that copies of a block may have if the workload says `asked`, each with the ops whose results it keeps. Of several
-    policies that keep the same results, the last one is here."""
+    policies that keep the same results, the last one is here. A checkpoint of the model's own code keeps its operands alone."""
+    if block.recomputed:
+        return {"full": ()}
     if asked != "auto":
         return {asked: kept_ops(block, asked)}
     found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}

@@ -26,17 +26,30 @@ def with_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     such a loss."""
     kind, _, parts = stated.partition(":")
     kind = COMPILED if compiled and kind == EAGER else kind
-    losses = [op for op in graph.top.ops if operator(op.fn).of_logits]
+    losses = [op for block in (graph.top, *graph.blocks.values()) for op in _losses(block)]
     if kind == EAGER or any(AS_RUN in op.attrs for op in losses):
         return graph
     if not losses:
         if kind == COMPILED:
             return graph
         raise InputError(f"--loss {stated}: {graph.name} has no cross-entropy of logits; leave --loss out")
-    top = graph.top
-    for loss in losses:
-        top = _changed(top, loss, kind, int(parts or 1))
-    return replace(graph, top=top)
+    of_code = next((b for b in graph.blocks.values() if _losses(b)), None)
+    if of_code is not None and kind == CHUNKED:
+        raise InputError(
+            f"--loss {stated}: {graph.name} computes its loss in parts by its own code ({of_code.name}); leave --loss out"
+        )
+    top, *others = (_all_changed(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
+    return replace(graph, top=top, blocks={block.name: block for block in others})
+
+
+def _losses(block: Block) -> list[Op]:
+    return [op for op in block.ops if operator(op.fn).of_logits]
+
+
+def _all_changed(block: Block, kind: str, parts: int) -> Block:
+    for loss in _losses(block):
+        block = _changed(block, loss, kind, parts)
+    return block
 
 
 def _changed(block: Block, loss: Op, kind: str, parts: int) -> Block:

@@ -126,9 +126,10 @@ class BackwardMemory:
         self.filling = 0
         block = self.block_memory.storages.block
         for reduction in self.leaving:
-            for value in reduction.weights:
+            for value in reduction.weights - set(block.inputs):
                 self._stands(block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends])
-        self._move_on()
+        if self.departed or self.leaving:  # a unit without gradients of its own lets messages wait, as a run does
+            self._move_on()
         for reduction in (*self.departed, *self.leaving):
             if reduction.late is not None:
                 self.leave_late(reduction)
@@ -162,6 +163,10 @@ class BackwardMemory:
         yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + found.backward
         self.inside = False
         self.weight_bytes += found.grads
+        for value in (call.inputs[position] for position in found.reduced):
+            self._stands(
+                self.block_memory.storages.block.values[value].name, self.block_memory.gradient_bytes[value][0]
+            )
         self.departed, self.last_packed = list(found.unit.reductions), found.last_packed
         for gradient, result in zip(arrived, found.results, strict=True):
             if (
@@ -241,10 +246,11 @@ class BackwardMemory:
             self.filling += found.flat
 
     def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
-        """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller."""
+        """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller, unless
+        the block's unit reduces it."""
         block = self.block_memory.storages.block
         v = block.values[value]
-        if v.kind != "parameter" or value in block.inputs:
+        if v.kind != "parameter" or (value in block.inputs and not any(value in r.weights for r in self.leaving)):
             return self._sum_up(value, gradient)
         unit, first = self.block_memory.units[self.block_memory.unit_at[self.at]], self.waiting.pop(value, 0)
         first += 2 * gradient.num_bytes if first else 0  # and this one, and a new tensor of both

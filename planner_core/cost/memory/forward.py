@@ -53,7 +53,8 @@ class CallMemory:
 
     `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
     its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
-    `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients.
+    `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`:
+    the operands that are weights whose gradients the copy itself reduces.
     `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of the last gradient that leaves.
     """
 
@@ -67,6 +68,7 @@ class CallMemory:
     grads: int
     unit: UnitMemory
     last_packed: int
+    reduced: tuple[int, ...] = ()
 
 
 @dataclass

@@ -146,8 +146,19 @@ def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
         )
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
+    reduced = tuple(position["in", v] for r in unit.reductions for v in r.weights if ("in", v) in position)
     return CallMemory(
-        kept, keeps, results, kept_results, forward, backward, gradients, back.weight_bytes, unit, back.last_of_unit
+        kept,
+        keeps,
+        results,
+        kept_results,
+        forward,
+        backward,
+        gradients,
+        back.weight_bytes,
+        unit,
+        back.last_of_unit,
+        reduced,
     )
 
 

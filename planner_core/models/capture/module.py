@@ -6,7 +6,7 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from planner_core.models.capture.checks.policy import checked
 from planner_core.models.capture.checks.refusals import check_buffers, check_module
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
-from planner_core.models.capture.recording import uncollected
+from planner_core.models.capture.recording import Recording, recomputed_in, uncollected
 from planner_core.models.hooks.callsites import buffer_bytes, buffers_of, parts_of, weights_of
 from planner_core.models.hooks.forms import makes_cache
 
@@ -103,7 +103,7 @@ def _forward_pass(
         )
     top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     told = (
-        *_opened(recorder.scopes.wrappers, (top, *blocks.values())),
+        *_opened(recorder.scopes.wrappers, recorder.recording, (top, *blocks.values())),
         *_finite(recorder.taken_finite),
         *_picked(recorder.sizes.picked),
     )
@@ -114,13 +114,23 @@ def _forward_pass(
     return _Pass(top, blocks, loss, told, recorder.drew_outside, tuple(recorder.transcript), computed)
 
 
-def _opened(wrappers: Collection[str], blocks: Iterable[Block]) -> tuple[str, ...]:
+def _opened(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
+    """What the model's own checkpoints are in a plan: parts that are computed again as the code says, or plain calls."""
     if not wrappers:
         return ()
     names = " and ".join(sorted(wrappers))
-    told = f"the model's own {names} is run as a plain call: --recompute says what is computed again"
+    every = recomputed_in(recording.root)
+    parts = recording.parts if any(block.recomputed for block in blocks) else []
+    told = [f"the model's own {names} is run as its code says, in {_many(len(parts))}"] if parts else []
+    if every > sum(map(recomputed_in, parts)):
+        where = " around repeated modules" * bool(parts)
+        told.append(f"the model's own {names}{where} is run as a plain call: --recompute says what is computed again")
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
-    return (told + "; running statistics in it count a step once, where torch counts it twice" * norms,)
+    return ("; ".join(told) + "; running statistics in it count a step once, where torch counts it twice" * norms,)
+
+
+def _many(parts: int) -> str:
+    return "1 part that backward computes again" if parts == 1 else f"{parts} parts that backward computes again"
 
 
 def _finite(lines: Sequence[str]) -> tuple[str, ...]:

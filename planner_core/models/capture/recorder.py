@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.core import Attr, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
+from planner_core.models.capture.checkpoints import named_parts, recomputed
 from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import Running, explain
 from planner_core.models.capture.checks.input_sizes import InputSizes
@@ -37,7 +38,6 @@ from planner_core.models.hooks import TakenFinite, as_others, meta_kernels, plai
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.callsites import buffers_of, weights_of
-from planner_core.models.hooks.chance import host_state
 from planner_core.models.hooks.input_values import InputValues, spelled
 
 
@@ -76,7 +76,9 @@ class Recorder(TorchFunctionMode):
         )  # fmt: skip
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
-        self.scopes = sites.Scopes(model, self._call)
+        self.scopes = sites.Scopes(
+            model, self._call, lambda: recomputed(self.scopes.frame, self.scope_stack, self.clock)
+        )
         self.scopes.refused = lambda *told: refusals.refuse(self.scopes.frame.scope, *told)
         self.opaque, self.running = OpaqueFunctions(), Running()
         self._number(model)
@@ -369,20 +371,18 @@ class Recorder(TorchFunctionMode):
                 if id(tensor) not in self.ids:
                     self.given.add(self._new(tensor, "constant", name))
         guards = self.replayer.watching() if self.replayer else None
-        before = host_state()
+        before = chances.host_state()
         try:
             with self.scopes, refusals.without_autocast(lambda: self.scopes.frame.scope), hooks, torch.enable_grad():
                 with self, guards or contextlib.nullcontext():
                     out = self.model(*args, **inputs)
                     if after is not None:
                         out = self._after(after, out)
-                self.drew_outside = host_state() != before
+                self.drew_outside = chances.host_state() != before
                 if name := self.opaque.run_backward(self.scopes.root):
-                    raise refusals.refuse(
-                        "",
-                        f"sets the gradient of {name} in the backward of an autograd function",
-                        "return the gradient",
-                    )
+                    line = f"sets the gradient of {name} in the backward of an autograd function"
+                    raise refusals.refuse("", line, "return the gradient")
+                self.recording.parts = named_parts(self.recording)
                 return out
         except PlannerError:
             raise

@@ -14,6 +14,8 @@ from planner_core.core import Attr, TensorMeta, Value
 
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
+RECOMPUTED = "checkpoint"
+"""The kind of a scope that is not a module call, but what a checkpoint of the model's own code runs, and computes again in backward."""
 
 
 @contextmanager
@@ -82,6 +84,7 @@ class Recording:
     params: dict[str, int]
     buffers: dict[str, int]
     written: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
+    parts: list[Scope] = field(default_factory=list)  # what checkpoints of the model's own code run (`checkpoints`)
 
     def memory(self, vid: int) -> int:
         """The value whose memory this one shares."""
@@ -213,6 +216,11 @@ def _moved(name: str, old: str, new: str) -> str:
 def within(site: str, scope: str) -> bool:
     """Whether a call is named after a module call, as those in it are but for calls of modules that are no parts of it."""
     return not scope or site.startswith((scope + ".", scope + "/"))
+
+
+def recomputed_in(node: Scope) -> int:
+    """The number of calls of checkpoints under a node, and of the node itself if it is one."""
+    return sum(n.kind == RECOMPUTED for n in walk(node))
 
 
 def walk(node: Scope | Replay) -> Iterator[Scope | Replay]:

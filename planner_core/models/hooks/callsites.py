@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 
 from planner_core.models.hooks.meta_kernels import tables_on_meta
-from planner_core.models.hooks.wrappers import HELP, attention_by_samples, checkpointed, opened, runs_a_function
+from planner_core.models.hooks.wrappers import HELP, Around, attention_by_samples, checkpointed, opened, runs_a_function
 
 OWN = "_shardscope_own"
 """Attribute of functions that are calls of the model's own autograd functions."""
@@ -179,11 +179,11 @@ class Scopes:
     `site(fn)` names the next recorded call. A call of `root` itself starts the counting anew, so every training step
     has the same names. A module called while no call of `root` is in progress (recomputation in backward) counts as a
     first call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
-    `call(*args, **kwargs)`, within its frame.
+    `call(*args, **kwargs)`, within its frame. What a checkpoint runs, it runs in `around()`.
     """
 
-    def __init__(self, root: nn.Module, intercept: Intercept | None = None) -> None:
-        self.root, self.intercept = root, intercept
+    def __init__(self, root: nn.Module, intercept: Intercept | None = None, around: Around = nullcontext) -> None:
+        self.root, self.intercept, self.around = root, intercept, around
         self.names: dict[int, list[str]] = {}
         self._alive = parts_of(root)  # a model may drop modules and make new ones, which must not get their ids
         for name, module in root.named_modules(remove_duplicate=False):
@@ -207,7 +207,7 @@ class Scopes:
         self._patch(nn.Module, "__call__", call)
         # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
         self._patch(_SingleLevelFunction, "apply", classmethod(self._routed(torch._C._FunctionBase.__dict__["apply"])))
-        self._opened.enter_context(opened(self.wrappers.add))
+        self._opened.enter_context(opened(self.wrappers.add, self.around))
         plain_attention = _unwrapped(nn.functional.multi_head_attention_forward)
         self._patch(nn.functional, "multi_head_attention_forward", attention_by_samples(plain_attention))
         return self
@@ -233,7 +233,8 @@ class Scopes:
             again = checkpointed(cls.__name__, args)
             if again is not None:
                 self.wrappers.add(cls.__name__)
-                return again()
+                with self.around():
+                    return again()
             if runs_a_function(args):
                 raise self.refused(f"gives a function to run to the autograd function {cls.__name__}", HELP)
             return _entry(cls, plain)(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Open torch's wrappers, which would hide operators from a mode, while a model is captured or runs under a plan.
 
-    checkpoint(f, x)            runs f: the plan says what is recomputed
+    checkpoint(f, x)            runs f, as a part of the model that is recomputed
     CheckpointFunction.apply    runs its function, if it is that of Megatron or of guided diffusion
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
@@ -23,7 +23,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,11 +36,16 @@ OURS = "_shardscope"
 """Attribute of functions that are ours: they are left as they are."""
 
 
+Around = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which the function of a checkpoint runs."""
+
+
 @contextmanager
-def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
-    """Inside, wrapped code runs as if it were not wrapped. `seen` gets the name of each wrapper that is met."""
+def opened(seen: Callable[[str], None] = lambda name: None, around: Around = nullcontext) -> Iterator[None]:
+    """Inside, wrapped code runs as if it were not wrapped. `seen` gets the name of each wrapper that is met. What a checkpoint runs, it
+    runs in `around()`."""
     with ExitStack() as stack:
-        for owner, name, value in _replacements(seen):
+        for owner, name, value in _replacements(seen, around):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         checked = Distribution._validate_args
@@ -51,7 +56,7 @@ def opened(seen: Callable[[str], None] = lambda name: None) -> Iterator[None]:
         yield
 
 
-def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
+def _replacements(seen: Callable[[str], None], around: Around) -> list[tuple[Any, str, Any]]:
     without_reentry = recompute._checkpoint_without_reentrant_generator
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -59,7 +64,8 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
             yield from without_reentry(function, *args, **kwargs)
         else:
             seen("torch.utils.checkpoint")
-            yield
+            with around():
+                yield
 
     class Reentrant:
         """In place of the autograd function that runs with `use_reentrant=True`."""
@@ -68,7 +74,8 @@ def _replacements(seen: Callable[[str], None]) -> list[tuple[Any, str, Any]]:
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             """The function, once."""
             seen("torch.utils.checkpoint")
-            return function(*args)
+            with around():
+                return function(*args)
 
     def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
         plain = getattr(function, "_torchdynamo_inline", None)

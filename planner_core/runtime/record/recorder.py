@@ -102,6 +102,8 @@ class TapeRecorder(Recorder):
         self.varying: set[int] = set()
         self.of_buffers: set[int] = set()  # constants that are made of buffers
         self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
+        self.scopes_of: list[tuple[TapeCall, Any, str]] = []  # each call, and its module call as it was named then
+        self.records: dict[int, Any] = {}  # by the id of a call: the capture's record of it
         for name, number in self.recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
         for name, number in self.recording.buffers.items():
@@ -116,6 +118,10 @@ class TapeRecorder(Recorder):
             out = self.run(kwargs, args=args)
         finally:
             self.model = plain
+        for call, scope, name in self.scopes_of:
+            if scope.scope != name:  # what a checkpoint runs is named when all has run
+                record = self.records.get(id(call))
+                call.scope, call.site = scope.scope, record.site if record else f"{scope.scope}/{call.fn}"
         self.tape.result = self._result(out)
         self.tape.values = self.recording.values
         self.tape.tensors = [self._tensor(number) for number in range(len(self.recording.values))]
@@ -203,10 +209,12 @@ class TapeRecorder(Recorder):
         line, names = running_statement()
         inputs = tuple(self.number(t) for t in operands)
         apart = fn == "as_strided" and not operands[0].is_contiguous()
-        return TapeCall(
+        call = TapeCall(
             kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
             line=line, stops=not torch.is_grad_enabled(), strides=tuple(operands[0].stride()) if apart else (), **more,
         )  # fmt: skip
+        self.scopes_of.append((call, self.scope_stack[-1], self.scope_stack[-1].scope))
+        return call
 
     def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what the call returned."""
@@ -268,6 +276,7 @@ class TapeRecorder(Recorder):
         out = super()._record(fn, func, args, kwargs, operands)
         if len(items) > before:
             record: Any = items[-1]
+            self.records[id(call)] = record
             call.site, call.outputs, call.saved, call.attrs = record.site, record.outputs, record.saved, record.attrs
             made = [args[0]] if is_inplace(fn) else outputs(fn, args, out)
             names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}

@@ -150,7 +150,8 @@ class ConstantsWriter:
             shown.append(self.names[number])
             if not self._varies(made):
                 self.handed.append(self.names[number])
-        lines.append(f"{', '.join(shown)} = {text}")
+        alone = len(shown) == 1 and isinstance(made.shape, (tuple, list))  # a tuple of one, as of `x.chunk(1)`
+        lines.append(f"{', '.join(shown)}{',' if alone else ''} = {text}")
 
     def _wish(self, made: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:

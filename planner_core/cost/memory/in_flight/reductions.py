@@ -32,7 +32,8 @@ def reductions(
     seen: set[int] = set()
     for use in uses.values():
         v = block.values[use.value]
-        if not v.grad or use.value in block.inputs or (not use.apart and use.value in seen | later):
+        given = use.value in block.inputs and not use.reduce  # the caller's, which sums it
+        if not v.grad or given or (not use.apart and use.value in seen | later):
             continue
         final = _final(bp, block, use.value, model)
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
@@ -62,7 +63,9 @@ def _reduction(
         held = _sent(micro, group[0].reduce, packs)
         then = _sent(last, final, packed=False, before=micro[-1])
         flat = micro[0] if packs else 0
-        stands = 0 if sums else last[-1] if final else micro[-1]
+        # What arrives is the gradient that stands; of a weight that the caller gives, it is added to that of the copies before.
+        given = any(value in block.inputs for value in weights)
+        stands = 0 if sums or given else last[-1] if final else micro[-1]
         return ReductionMemory(
             weights, flat, tuple(flat + base + n - stands for n in (*held, *then)), ends=bool(final) and not sums
         )

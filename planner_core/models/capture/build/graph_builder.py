@@ -10,25 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Block, Call, Op, Value
+from planner_core.models.capture.build.bodies import Body, Key, ScopeNode
 from planner_core.models.capture.build.literals import per_call, plans_alike
-from planner_core.models.capture.recording import BUFFER, Record, Recording, Replay, Scope, walk, within
-
-ScopeNode = Scope | Replay
-
-
-@dataclass(slots=True)
-class Body:
-    """One module call written out: its records, and the values it takes from outside, in order of first use."""
-
-    node: ScopeNode
-    records: list[Record]
-    key: Any = None
-    order: dict[int, int] = field(default_factory=dict)  # value -> number in the canonical body
-    hoisted: list[Record] = field(default_factory=list)
+from planner_core.models.capture.recording import BUFFER, RECOMPUTED, Record, Recording, Replay, Scope, walk, within
 
 
 class Builder:
@@ -39,6 +27,7 @@ class Builder:
         self.bodies: dict[int, Body] = {}  # id(node) -> body, for nodes that may become calls
         self.chosen: dict[int, Body] = {}
         self.homes: dict[int, str] = {}  # constant -> innermost module call that holds all its uses
+        self.recomputed: dict[int, Any] = {}  # id(node) -> canonical body, of the parts that checkpoints run
         if fold:
             self._find_homes(recording.root)
             self._choose()
@@ -50,6 +39,10 @@ class Builder:
         self._hoist()
         everywhere = self._tally([b.node for b in self.bodies.values()])
         wanted = {key for key, count in everywhere.items() if self._worth(key, count)}
+        for part in self.rec.parts:
+            self.bodies[id(part)] = self._body(part)
+            self.recomputed[id(part)] = self.bodies[id(part)].key
+        wanted |= set(self.recomputed.values())
         while True:
             tally = self._tally(self._visible(wanted))
             alone = {key for key, count in tally.items() if not self._worth(key, count)}
@@ -62,7 +55,7 @@ class Builder:
     def _candidates(self) -> None:
         """The bodies of all calls that may have an equal: there is another of the same class with as many matrices; and of the siblings
         of such calls, which may do more than they do (`_hoist`)."""
-        nodes = [n for n in walk(self.rec.root) if n.path]
+        nodes = [n for n in walk(self.rec.root) if n.path and n.kind != RECOMPUTED]
         matrices = self._matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
         alike = Counter((n.kind, matrices[n.path]) for n in nodes)
@@ -89,6 +82,8 @@ class Builder:
         return found
 
     def _worth(self, key: Any, count: int) -> bool:
+        if key in self.recomputed.values():
+            return True
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
 
@@ -143,7 +138,7 @@ class Builder:
                 r.site[len(scope.scope) :] if within(r.site, scope.scope) else r.site, r.fn, plans_alike(r.attrs), r.module,
                 tuple(ref(v) for v in r.inputs), tuple(ref(v) for v in r.outputs), tuple(ref(v) for v in r.saved), r.extra,
             ))  # fmt: skip
-        body.key = _Key(tuple(rows))
+        body.key = Key(tuple(rows))
         return body
 
     def _local(self, vid: int, path: str) -> str | None:
@@ -296,7 +291,8 @@ class Builder:
         values = self._values(lead.order, scope)
         rows = zip(lead.records, *(c.records for c in copies), strict=True)
         items = tuple(self._op(replace(r, attrs=per_call(every)), lead.order, scope.scope) for r, *every in rows)
-        return Block(name, (*values, *unused), items, tuple(ports), tuple(results)), ports, results
+        recomputed = id(scope) in self.recomputed
+        return Block(name, (*values, *unused), items, tuple(ports), tuple(results), recomputed), ports, results
 
     def _unused(self, path: str, users: dict[int, int], copies: list[Body]) -> list[Value]:
         """Parameters that belong to the block and that no call ever uses."""
@@ -360,24 +356,6 @@ class Builder:
             if vid not in covered and vid not in order and (used.get(vid) or not name.startswith(prefixes)):
                 number(vid)
         return Block("top", tuple(self._values(order, Scope("", "", ""))), tuple(rows), outputs=(order[loss],))
-
-
-class _Key:
-    """A canonical body, hashed once."""
-
-    __slots__ = ("hash", "rows")
-
-    def __init__(self, rows: tuple[Any, ...]) -> None:
-        self.rows, self.hash = rows, hash(rows)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Key) and self.hash == other.hash and self.rows == other.rows)
-
-    def __iter__(self) -> Any:
-        return iter(self.rows)
 
 
 def _common(a: str, b: str) -> str:

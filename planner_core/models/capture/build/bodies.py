@@ -1,0 +1,39 @@
+"""One module call written out, and the key by which equal ones are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner_core.models.capture.recording import Record, Replay, Scope
+
+ScopeNode = Scope | Replay
+
+
+@dataclass(slots=True)
+class Body:
+    """One module call written out: its records, and the values it takes from outside, in order of first use."""
+
+    node: ScopeNode
+    records: list[Record]
+    key: Any = None
+    order: dict[int, int] = field(default_factory=dict)  # value -> number in the canonical body
+    hoisted: list[Record] = field(default_factory=list)
+
+
+class Key:
+    """A canonical body, hashed once."""
+
+    __slots__ = ("hash", "rows")
+
+    def __init__(self, rows: tuple[Any, ...]) -> None:
+        self.rows, self.hash = rows, hash(rows)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Key) and self.hash == other.hash and self.rows == other.rows)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)

@@ -1,0 +1,122 @@
+"""What a checkpoint of the model's own code runs, as a part of the model with names of its own.
+
+    def forward(self, x):                                site as recorded      site in its part
+        for piece in x.chunk(2):                         head/linear           checkpoint.head/linear
+            checkpoint(self.loss, piece)          ->     /cross_entropy        checkpoint/cross_entropy
+                                                         head@1/linear         checkpoint@1.head/linear
+                                                         /cross_entropy.1      checkpoint@1/cross_entropy
+
+So equal parts are equal blocks, which are written once. A checkpoint around modules of which there are several alike (layers) makes no
+part: they are blocks already, and the plan says what is recomputed of them. A capture and a recording of the same model name the same
+parts, also where a capture did not trace every call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from planner_core.models.capture.recording import RECOMPUTED, Record, Recording, Replay, Scope
+from planner_core.models.hooks.callsites import Frame
+
+NOWHERE = "~"
+"""The path of a part, which owns no weights: no name begins with it, so all weights come from the caller."""
+MOST_SMALL = 7
+"""Modules of one weight are blocks if there are more than this alike (`graph_builder`)."""
+
+
+@contextmanager
+def recomputed(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
+    """Inside, what is recorded goes to a scope of its own, with the names of the module call that it belongs to."""
+    scope = Scope(frame.scope, frame.path, RECOMPUTED, start=clock)
+    stack[-1].items.append(scope)
+    stack.append(scope)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def named_parts(recording: Recording) -> list[Scope]:
+    """Every part that a checkpoint ran, with its calls renamed. Of nested ones the outermost."""
+    found = list(_parts(recording.root, recording.root))
+    if not found:
+        return []
+    repeated = _repeated(recording)
+    number: Counter[str] = Counter()
+    named = []
+    for part, owner in found:
+        if not part.items or any((node.kind, path) in repeated for path, node in _calls(part)):
+            continue
+        scope = f"{owner.scope}.{RECOMPUTED}".removeprefix(".")
+        _rename(part, owner, _next(scope, "@", number), Counter())
+        named.append(part)
+    recording.written.clear()  # it holds names from before
+    return named
+
+
+def _parts(node: Scope, owner: Scope) -> Iterator[tuple[Scope, Scope]]:
+    for item in node.items:
+        if isinstance(item, Scope):
+            if item.kind == RECOMPUTED:
+                yield item, owner
+            else:
+                yield from _parts(item, item)
+
+
+def _calls(node: Scope, moved: Callable[[str], str] = str) -> Iterator[tuple[str, Scope]]:
+    """Every module call under a node, with the path of its module; a call that was not traced as the one that it equals."""
+    for item in node.items:
+        if isinstance(item, Scope):
+            if item.kind != RECOMPUTED:
+                yield moved(item.path), item
+            yield from _calls(item, moved)
+        elif isinstance(item, Replay):
+            here, cut = moved(item.path), len(item.template.path)
+            yield here, item.template
+            yield from _calls(item.template, lambda path, here=here, cut=cut: here + path[cut:])  # type: ignore[misc]
+
+
+def _repeated(recording: Recording) -> set[tuple[str, str]]:
+    """The modules, by class and path, of which there are several with weights of the same names and shapes."""
+    weights: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, vid in recording.params.items():
+        shape, parts = recording.values[vid].meta.shape, name.split(".")
+        for depth in range(1, len(parts)) if len(shape) > 1 else ():
+            weights.setdefault(".".join(parts[:depth]), []).append((".".join(parts[depth:]), shape))
+    alike: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], set[tuple[str, str]]] = {}
+    for path, node in _calls(recording.root):
+        own = tuple(weights.get(path, ()))
+        if len(own) > 1 or (own and len(node.items) > 1):
+            alike.setdefault((node.kind, own), set()).add((node.kind, path))
+    return {m for (_, own), same in alike.items() if len(same) > (1 if len(own) > 1 else MOST_SMALL) for m in same}
+
+
+def _rename(node: Scope, owner: Scope, name: str, counts: Counter[str]) -> None:
+    """Name the calls of a part as if it were a module of `owner`. A checkpoint inside belongs to it."""
+    for item in node.items:
+        if isinstance(item, Record):
+            item.site = _next(f"{name}/{item.fn}", ".", counts)
+        elif isinstance(item, Scope) and item.kind == RECOMPUTED:
+            _rename(item, owner, name, counts)
+        else:
+            local = item.path.removeprefix(f"{owner.path}." if owner.path else "")
+            _move(item, item.scope, _next(f"{name}.{local}", "@", counts))
+    node.scope, node.path = name, NOWHERE
+
+
+def _next(name: str, mark: str, counts: Counter[str]) -> str:
+    counts[name] += 1
+    return f"{name}{mark}{counts[name] - 1}" if counts[name] > 1 else name
+
+
+def _move(node: Scope | Replay, old: str, new: str) -> None:
+    """Rename a module call and all inside it."""
+    if node.scope.startswith(old):
+        node.scope = new + node.scope[len(old) :]
+    for item in node.items if isinstance(node, Scope) else ():
+        if not isinstance(item, Record):
+            _move(item, old, new)
+        elif item.site.startswith(old):
+            item.site = new + item.site[len(old) :]
