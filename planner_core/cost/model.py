@@ -17,6 +17,8 @@ from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
 
 Array = NDArray[np.float64]
+LATE = "late"
+FLOAT32_BYTES = 4
 SMALL_BYTES = 2**17
 """Bytes of the gradients of a unit that are too few for a message of their own."""
 
@@ -68,6 +70,16 @@ class CostModel:
     def fused(self) -> float:
         """The share of the chains of memory-bound operators that run as one fused kernel."""
         return 1.0 if self.workload.compiled else self.software.fused
+
+    @property
+    def late_sums(self) -> bool:
+        """Whether gradients of once a step are summed when backward is over, by an all_reduce in float32."""
+        return self.software.sums == LATE
+
+    def summed_item(self, item_bytes: int) -> int:
+        """Bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
+        kept = self.workload.gradient_item(item_bytes)
+        return max(kept, FLOAT32_BYTES) if self.late_sums else kept
 
     @property
     def step_time(self) -> StepTime:

@@ -145,8 +145,9 @@ def units_of(
         block, mine = block_of(graph, label), Ends() if label else ends
         again = recomputed(block, bp)
         each = [all_seconds(block, op, bp, again, model) for op in block.ops]
-        names = {block.values[i].name for i in weights_at_the_ends(block, mine.before)}
         once = tuple(once_a_step(block, bp, model))
+        ends_at = weights_at_the_ends(block, mine.before)
+        names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
         found.append(
             Unit(
                 label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each),

@@ -129,14 +129,15 @@ def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, mode
         gradient = phase == "backward"
         item = weight_item(block, value, model) if gradient else None
         for kind, axis, n in sent(block, value, steps, start, model, item):
+            kind = "all_reduce" if gradient and model.late_sums else kind
             yield Message(
                 name, what, phase, kind, axis, n, 1, ONCE, "", name, share, source=MessageSource.WEIGHT, gradient=gradient
             )  # fmt: skip
 
 
 def weight_item(block: Block, value: int, model: CostModel) -> int:
-    """Bytes per element of a weight's gradient, as it is accumulated and reduced."""
-    return model.workload.gradient_item(ITEM_BYTES[block.values[value].meta.dtype])
+    """Bytes per element of a weight's gradient, as it is reduced."""
+    return model.summed_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
 def _site(buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:

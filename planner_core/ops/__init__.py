@@ -37,6 +37,7 @@ from planner_core.ops.grouping import CoarseBlock, CoarseGraph, Group, coarsen, 
 from planner_core.ops.operators import (
     AS_RUN,
     MULTIPLYING,
+    WHOLE_LOGITS,
     Described,
     Kind,
     Local,
@@ -62,7 +63,15 @@ from planner_core.ops.registry import (
 )
 from planner_core.ops.rules import OPEN_DIMS, Pair, Row, together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
-from planner_core.ops.traffic import FUSED, OWN_KERNEL, SUM_PASSES, MemoryPasses, memory_passes
+from planner_core.ops.traffic import (
+    FUSED,
+    NORM_KERNEL,
+    OWN_KERNEL,
+    SUM_PASSES,
+    MemoryPasses,
+    memory_passes,
+    norms_of,
+)
 from planner_core.ops.work import Attention, Gemm, GroupedGemm, Kernel, Merge, Scan, Work
 
 __all__ = [
@@ -71,10 +80,12 @@ __all__ = [
     "DISPATCH",
     "FUSED",
     "MULTIPLYING",
+    "NORM_KERNEL",
     "OPEN_DIMS",
     "OWN_KERNEL",
     "RING",
     "SUM_PASSES",
+    "WHOLE_LOGITS",
     "Attention",
     "BlockStrategies",
     "CoarseBlock",
@@ -107,6 +118,7 @@ __all__ = [
     "last_saving",
     "looked_up",
     "memory_passes",
+    "norms_of",
     "operator",
     "own_backward",
     "own_bytes",

@@ -91,6 +91,8 @@ class LocalBytes:
 
 
 BytesFn: TypeAlias = Callable[[LocalBytes], int]
+WHOLE_LOGITS = "whole logits"
+"""The attribute of a loss that every tensor-parallel rank computes of all logits."""
 AS_RUN = "as run"
 """The attribute of an op that runs otherwise than the model's code has it: how (`cost.compute.as_run`)."""
 

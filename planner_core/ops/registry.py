@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner_core.core import ITEM_BYTES, Op, Value, local_shape
 from planner_core.ops.catalog import OPERATORS
-from planner_core.ops.operators import AS_RUN, BytesFn, Kind, LocalBytes, Operator, operands, undescribed
+from planner_core.ops.operators import (
+    AS_RUN,
+    WHOLE_LOGITS,
+    BytesFn,
+    Kind,
+    LocalBytes,
+    Operator,
+    operands,
+    undescribed,
+)
 from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, arg, expand, without_splits
 from planner_core.ops.work import Sizes, Work, work_of_parts
 
@@ -136,7 +145,7 @@ IN_PLACE = ("fused", "whole", "chunked")
 
 def own_kept(op: Op) -> BytesFn | None:
     """The function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
-    return None if AS_RUN in op.attrs else operator(op.fn).own_kept
+    return None if AS_RUN in op.attrs or WHOLE_LOGITS in op.attrs else operator(op.fn).own_kept
 
 
 def own_backward(op: Op) -> BytesFn | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner_core.core import Block, Op
 from planner_core.ops.operators import AS_RUN, Kind
@@ -25,6 +25,8 @@ FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOV
 """Kinds that `torch.compile` fuses with their neighbours."""
 OWN_KERNEL = frozenset({Kind.PRODUCT, Kind.ATTENTION, Kind.EXPERTS})
 """Kinds whose kernel times already contain the bytes of operands and results."""
+NORM_KERNEL = "norm"
+"""How the operators of a norm run (`AS_RUN`) that is one kernel."""
 SUM_PASSES = 3
 """To add a second gradient to a first one reads both and writes one."""
 
@@ -63,9 +65,33 @@ def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
 def _passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
     alone = {} if fused == 1 else _Eager(block).all()
     chains = {} if fused == 0 else _Chains(block).all()
-    if fused in (0, 1):
-        return alone or chains
-    return {name: one.mixed(chains[name], fused) for name, one in alone.items()}
+    mixed = {name: one.mixed(chains[name], fused) for name, one in alone.items()} if 0 < fused < 1 else alone or chains
+    return {**mixed, **_norm_kernels(block)}
+
+
+def norms_of(block: Block) -> list[tuple[Op, ...]]:
+    """The norms of a block that are several operators: those of one module, with a root of a mean of squares among them."""
+    scopes: dict[str, list[Op]] = {}
+    for op in block.ops:
+        scopes.setdefault(op.name.rpartition("/")[0], []).append(op)
+    return [
+        tuple(ops)
+        for ops in scopes.values()
+        if {"pow", "mean", "rsqrt"} <= {op.fn for op in ops}
+        and all(is_free(op) or operator(op.fn).kind in FUSED for op in ops)
+    ]
+
+
+def _norm_kernels(block: Block) -> Mapping[str, MemoryPasses]:
+    """The passes of norms that run as one kernel each: nothing else is in their chains."""
+    found: dict[str, MemoryPasses] = {}
+    for ops in norms_of(block):
+        if all(op.attrs.get(AS_RUN) == NORM_KERNEL for op in ops):
+            inside = {op.name for op in ops}
+            read = {v for i in block.items if not isinstance(i, Op) or i.name not in inside for v in i.inputs}
+            given = tuple(v for op in ops for v in op.outputs if v in read | set(block.outputs))
+            found |= _Chains(replace(block, items=ops, outputs=given)).all()
+    return found
 
 
 def _size(block: Block, value: int) -> int:

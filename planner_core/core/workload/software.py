@@ -20,11 +20,26 @@ from planner_core.core.forms import nearest, short
 OPTIMIZER_KERNELS = ("fused", "foreach", "for-loop")
 """How an optimizer updates weights: one kernel that reads and writes each state once; or an operator of the formula after the other, over
 lists of tensors (`foreach`, PyTorch's default) or tensor by tensor (`for-loop`). The names are those of torchtitan."""
-ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "math")
-"""Kernels of attention."""
+ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "softmax", "math")
+"""Kernels of attention. `softmax`: two products in the dtype that computes with a softmax kernel between, as Megatron-LM had before flash
+attention; `math`: torch's products and softmax in float32."""
 TORCH_ATTENTION = "sdpa"
 """The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
-LOSSES = ("eager", "fused", "whole")
+LOSSES = ("eager", "fused", "whole", "gathered")
+NORMS = ("operators", "kernel")
+"""A norm as the operators of the model's code, or as one kernel, which keeps its operand and a number for each token."""
+CHECKPOINTS = ("needed", "whole")
+"""How far recomputation runs a block again: up to the last operator that saves something, as torch's checkpoint does; or to its end."""
+SUMMED_IN = ("kernel", "product")
+"""Where a micro-batch's gradient is added to those before: in a kernel of its own; or in the product that makes it, as Megatron-LM's
+`gradient_accumulation_fusion` does."""
+BOUNDARIES = ("whole", "parts")
+"""A tensor between stages that lies whole on the tensor ranks is sent by each of them; or each sends a part, and they gather it there, as
+Megatron-LM does (Narayanan et al. 2021, section 4.1)."""
+PACKED = "packed"
+"""q, k and v are parts of one tensor (`Stack.qkv`), which stays whole with v; attention's result is kept in two orders."""
+SUMS = ("beside", "late")
+"""Gradients of once a step are reduced beside the last backward; or when it is over, all of them by one all_reduce in float32."""
 CHUNKED = re.compile(r"chunked:[1-9][0-9]{0,5}")
 GRADIENTS = ("bfloat16", "float32")
 USUAL_STACK = "torch"
@@ -40,7 +55,9 @@ class Stack:
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
     does. `experts`: "grouped" kernels, or one expert after the other ("loop"). `call_s`: seconds of the host for each call of a step
-    (`cost.schedule.host`); 0: not known, and no run waits for its host.
+    (`cost.schedule.host`); 0: not known, and no run waits for its host. `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`.
+    `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as one tensor, and attention wants copies. `summed_in`: one of
+    `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
     """
 
     name: str
@@ -51,6 +68,12 @@ class Stack:
     loss: str = "eager"
     experts: str = "grouped"
     call_s: float = 0.0
+    norms: str = "operators"
+    checkpoints: str = "needed"
+    sums: str = "beside"
+    qkv: str = ""
+    summed_in: str = "kernel"
+    boundary: str = "whole"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from planner_core.core import Block, Gpu, Graph, Op, TensorMeta, Workload
+from planner_core.core import PACKED, Block, Gpu, Graph, Op, TensorMeta, Workload
 from planner_core.cost.compute.compiled import compiled_block
-from planner_core.cost.compute.sdpa import MATH, attention_kernel
+from planner_core.cost.compute.norm_kernels import with_norm_kernels
+from planner_core.cost.compute.sdpa import MATH, SOFTMAX, attention_kernel
 from planner_core.cost.compute.stated_loss import with_loss
 from planner_core.ops import AS_RUN, Kind, operator
 
+KERNEL, WHOLE_BLOCKS = "kernel", "whole"
 DONE = "as_run"
 """The entry of a graph's workload that says that it is as it runs."""
 
@@ -28,10 +30,34 @@ def as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
 
     def changed(block: Block) -> Block:
         block = _with_kernels(block, software.attention, gpu)
-        return compiled_block(block) if workload.compiled else block
+        block = _packed(block) if software.qkv == PACKED else block
+        if workload.compiled:
+            return compiled_block(block)
+        return with_norm_kernels(block) if software.norms == KERNEL else block
 
     blocks = {name: changed(block) for name, block in graph.blocks.items()}
+    if software.checkpoints == WHOLE_BLOCKS:
+        blocks = {name: _run_to_its_end(block) for name, block in blocks.items()}
     return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, DONE: 1})
+
+
+def _packed(block: Block) -> Block:
+    """The block whose attention keeps three tensors more: what q and k were made of, and its result in the order of the next product."""
+    packed = {
+        op.name: replace(op, saved_extra=(*op.saved_extra, *(block.values[op.inputs[0]].meta,) * 3))
+        for _, op in _attentions([block])
+    }
+    return replace(block, items=tuple(packed.get(i.name, i) if isinstance(i, Op) else i for i in block.items))
+
+
+def _run_to_its_end(block: Block) -> Block:
+    """A block whose recomputation reaches its last operator: that one keeps a number, for which the others are run again."""
+    last = max((k for k, item in enumerate(block.items) if isinstance(item, Op)), default=-1)
+    op = block.items[last] if block.items else None
+    if not isinstance(op, Op):
+        return block
+    ends = replace(op, saved_extra=(*op.saved_extra, TensorMeta((1,), "float32")))
+    return replace(block, items=(*block.items[:last], ends, *block.items[last + 1 :]))
 
 
 def differs(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
@@ -59,9 +85,9 @@ def _attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
 
 def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
     changed = {
-        op.name: _math(block, op)
+        op.name: _math(block, op) if name == MATH else _with_softmax(block, op)
         for _, op in _attentions([block])
-        if attention_kernel(op, block.values, stated, gpu) == MATH
+        if (name := attention_kernel(op, block.values, stated, gpu)) in (MATH, SOFTMAX)
     }
     if not changed:
         return block
@@ -77,3 +103,10 @@ def _math(block: Block, op: Op) -> Op:
     scores = (*q.shape[:-1], k.shape[-2])
     kept = tuple(TensorMeta(shape, "float32") for shape in (q.shape, k.shape, v.shape, scores))
     return replace(op, saved=(), saved_extra=kept, attrs={**op.attrs, AS_RUN: MATH})
+
+
+def _with_softmax(block: Block, op: Op) -> Op:
+    """An attention with a softmax kernel of its own: it keeps the operands, and the softmax in their dtype."""
+    q, k = (block.values[i].meta for i in op.inputs[:2])
+    scores = TensorMeta((*q.shape[:-1], k.shape[-2]), q.dtype)
+    return replace(op, saved=op.inputs[:3], saved_extra=(scores,))

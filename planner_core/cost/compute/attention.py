@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from planner_core.core import Gpu
-from planner_core.cost.compute.sdpa import MATH
+from planner_core.core import ITEM_BYTES, Gpu
+from planner_core.cost.compute.sdpa import MATH, SOFTMAX
 from planner_core.ops import Attention
 
 HEAD_DIM = 128
@@ -16,6 +16,9 @@ FORWARD_PASSES, BACKWARD_PASSES = 8, 5
 """Passes of the math kernel over the scores. Forward: the mask is added (2), rows without a key are looked for (1.5), softmax (2), such
 rows are made zero (2.5). Backward: softmax (3), the zeros (1), the mask's gradient (1)."""
 MATH_ITEM = 4
+SOFTMAX_FORWARD, SOFTMAX_BACKWARD = 4, 6
+"""Passes over the scores with one kernel for scale, mask and softmax. Forward: the first product writes them, the kernel reads and writes,
+the second product reads. Backward: the gradient is written, read with the result, written, and read by two products."""
 
 
 @lru_cache(maxsize=20_000)
@@ -29,6 +32,8 @@ def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> flo
     """
     if name == MATH:
         return _math_seconds(kernel, gpu)
+    if name == SOFTMAX:
+        return _softmax_seconds(kernel, dtype, gpu)
     form = gpu.attention
     narrow = float(min(1.0, kernel.head_dim / HEAD_DIM) ** form.head_power)
     rate = gpu.attention_flops_per_s(dtype, name, kernel.backward) * narrow
@@ -44,3 +49,11 @@ def _math_seconds(kernel: Attention, gpu: Gpu) -> float:
     products = (2 if kernel.backward else 1) * 2 * scores * (kernel.head_dim + kernel.value_dim)
     passes = BACKWARD_PASSES if kernel.backward else FORWARD_PASSES
     return products / gpu.flops_per_s("float32") + passes * MATH_ITEM * scores / gpu.bytes_per_s
+
+
+def _softmax_seconds(kernel: Attention, dtype: str, gpu: Gpu) -> float:
+    """Seconds of attention as products of all pairs in the dtype that computes, with one softmax kernel between them."""
+    scores = kernel.batch * kernel.heads * kernel.q_len * kernel.kv_len
+    products = (2 if kernel.backward else 1) * 2 * scores * (kernel.head_dim + kernel.value_dim)
+    passes = SOFTMAX_BACKWARD if kernel.backward else SOFTMAX_FORWARD
+    return products / gpu.flops_per_s(dtype) + passes * ITEM_BYTES[dtype] * scores / gpu.bytes_per_s

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from planner_core.core import TORCH_ATTENTION, Block, Gpu, Op, Value
 
-CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash2", "efficient", "math"
+CUDNN, FLASH, EFFICIENT, SOFTMAX, MATH = "cudnn", "flash2", "efficient", "softmax", "math"
 HALF = ("bfloat16", "float16")
 CUDNN_HEAD, FLASH_HEAD = 128, 256
 ALIGNED = {True: 8, False: 4}

@@ -3,6 +3,8 @@
     eager       as the model's code: a float32 copy of the logits, their log-softmax, and two copies more in backward
     fused       one kernel that reads the logits in their dtype, and writes their gradient in their place
     whole       one float32 copy of all logits, in whose place the gradient is written, as Megatron-LM does
+    gathered    as the model's code, of logits that every tensor-parallel rank has whole; those of the micro-batch before are still
+                held (DeepSpeed's pipeline and those after it keep results in buffers that the next pass overwrites)
     chunked:N   head and loss of one of N parts of the tokens after the other, forward and backward at once (Liger, Unsloth)
 
 A compiled block that has the loss reads the logits in their dtype too, and writes their gradient beside them.
@@ -16,9 +18,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner_core.core import Block, Graph, InputError, Op, TensorMeta, Value, root
-from planner_core.ops import AS_RUN, Kind, operator
+from planner_core.ops import AS_RUN, WHOLE_LOGITS, Kind, operator
 
-EAGER, FUSED, WHOLE, CHUNKED, COMPILED = "eager", "fused", "whole", "chunked", "compiled"
+EAGER, FUSED, WHOLE, GATHERED, CHUNKED, COMPILED = "eager", "fused", "whole", "gathered", "chunked", "compiled"
 
 
 def with_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
@@ -53,6 +55,10 @@ def _all_changed(block: Block, kind: str, parts: int) -> Block:
 
 
 def _changed(block: Block, loss: Op, kind: str, parts: int) -> Block:
+    if kind == GATHERED:
+        before = TensorMeta(block.values[loss.inputs[0]].meta.shape, _narrow(block, loss))
+        there = replace(loss, saved_extra=(*loss.saved_extra, before), attrs={**loss.attrs, WHOLE_LOGITS: True})
+        return replace(block, items=tuple(there if item is loss else item for item in block.items))
     logits = root(block, loss.inputs[0])
     values, ops = list(block.values), {loss.name: _loss(block, loss, kind)}
     maker = {v: op for op in block.ops for v in op.outputs}
@@ -73,6 +79,13 @@ def _changed(block: Block, loss: Op, kind: str, parts: int) -> Block:
         ]
     items = tuple(ops.get(i.name, i) if isinstance(i, Op) else i for i in block.items)
     return replace(block, values=tuple(values), items=items)
+
+
+def _narrow(block: Block, loss: Op) -> str:
+    """The dtype in which the logits are made."""
+    logits = root(block, loss.inputs[0])
+    cast = next((op for op in block.ops if logits in op.outputs and operator(op.fn).kind is Kind.CAST), None)
+    return block.values[cast.inputs[0] if cast else logits].meta.dtype
 
 
 def _of(values: list[Value], value: int, base: int) -> bool:

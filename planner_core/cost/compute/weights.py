@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from planner_core.cost.model import Array, CostModel
 
+IN_PRODUCT = "product"
 Bytes = TypeVar("Bytes", float, Array)
 
 
@@ -20,6 +21,9 @@ def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:
 def accumulated_seconds(gradient: Bytes, model: CostModel) -> Bytes:
     """Seconds to add a gradient to the accumulated gradient of `gradient` bytes, if it is not scattered.
 
-    The constant is fitted to runs of data parallelism and ZeRO-1 (`Timing.accumulate`): 14.8 bytes per parameter and micro-batch.
+    The constant is fitted to runs of data parallelism and ZeRO-1 (`Timing.accumulate`): 14.8 bytes per parameter and micro-batch. A product
+    that adds its result to the gradient itself takes no longer: its time is that of its FLOPs.
     """
+    if model.software.summed_in == IN_PRODUCT:
+        return 0.0 * gradient
     return model.timing.accumulate * gradient / model.cluster.gpu.bytes_per_s

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner_core.core import Block, DeviceMesh, Graph, Op, P, R, Shard, Value
-from planner_core.ops import DISPATCH, Kind, Row, operator
+from planner_core.ops import DISPATCH, WHOLE_LOGITS, Kind, Row, operator
 from planner_core.planning.methods.method import Restrict
 from planner_core.search.network import (
     FREE,
@@ -113,6 +113,8 @@ class AxisRules(Restriction):
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             runs = kinds.get(operator(op.fn).kind)
+            if test is not batch_split and WHOLE_LOGITS in op.attrs and row.name != "R":
+                return False
             if row.name not in runs.rows if runs else row.name == DISPATCH:
                 return False
             if test is whole and not free and row.name != "R" and any(map(self._in_stream, ends)):

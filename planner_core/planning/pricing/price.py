@@ -204,7 +204,8 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
 
 def on_host(plan: Plan, planner: Planner) -> Plan:
     """A plan with its waits for the host, as its planner's software issues kernels."""
-    model = cost_model(planner.cluster, plan.mesh, planner.workload)
+    ranks = plan.pipeline.ranks if plan.pipeline else 1
+    model = cost_model(planner.cluster, plan.mesh, planner.workload, ranks)
     return with_host(plan, planner.graph, model, planner.coarse)
 
 

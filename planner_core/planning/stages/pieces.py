@@ -25,7 +25,8 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to run every piece. `blocks`: the plan of the whole model. The arrays have a number for each piece: `each` seconds of a
-    micro-batch, forward and backward; `edge` what its traffic of once a step takes beside compute; `step` seconds once a step; `sends`
+    micro-batch, forward and backward; `first` and `last` what gathers before the
+    first forward and sums behind the last backward take more than compute hides; `step` seconds once a step; `sends`
     there and back to the next piece; `standing` bytes of weights, gradients and states; `kept` bytes of a micro-batch in flight; `sent`
     those of what is handed on; `passing` bytes at the highest moment beside these. `fixed`: seconds once a step of any stage.
     `handed_on`: how the tensors between two pieces lie. `kinds`: equal for pieces that are alike."""
@@ -33,7 +34,8 @@ class Way:
     name: str
     blocks: Mapping[str, BlockPlan]
     each: Floats
-    edge: Floats
+    first: Floats
+    last: Floats
     step: Floats
     sends: Floats
     standing: Floats
@@ -57,11 +59,21 @@ def way_of(name: str, blocks: Mapping[str, BlockPlan], graph: Graph, model: Cost
     peak = np.array([max(m.forward.total, m.backward.total) for m in memories], dtype=float)
     states = tuple(tuple(str(s) for s in boundary_states(p).values()) for p in pieces[1:])
     return Way(
-        name, blocks, np.array([c.forward_s + c.backward_s for c in costs]), np.array([c.first_s + c.last_s for c in costs]),
-        np.array([c.step_s for c in costs]) - model.software.outside_s, 2 * np.array([c.send_s for c in costs]),
-        standing + grads, kept, np.array([m.sent for m in memories], dtype=float), np.maximum(0.0, peak - grads - kept),
-        model.software.outside_s, states, tuple(p.key for p in pieces),
-    )  # fmt: skip
+        name=name,
+        blocks=blocks,
+        each=np.array([c.forward_s + c.backward_s for c in costs]),
+        first=np.array([c.first_s for c in costs]),
+        last=np.array([c.last_s for c in costs]),
+        step=np.array([c.step_s for c in costs]) - model.software.outside_s,
+        sends=2 * np.array([c.send_s for c in costs]),
+        standing=standing + grads,
+        kept=kept,
+        sent=np.array([m.sent for m in memories], dtype=float),
+        passing=np.maximum(0.0, peak - grads - kept),
+        fixed=model.software.outside_s,
+        handed_on=states,
+        kinds=tuple(p.key for p in pieces),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class Ranges:
         # All pieces between the first and the last are of one kind where no kind changes between the second and the one before the last.
         plain = self.changes[max(second, last - 2)] == self.changes[second]
         inner = (self.kinds[second],) if plain else (first, last)
-        key = last - first, self.kinds[first], inner, self.kinds[last - 1], in_flight
+        key = last - first, first == 0, self.kinds[first], inner, self.kinds[last - 1], in_flight
         if key not in self.known:
             self.known[key] = self._best(first, last, in_flight)
         return self.known[key]
@@ -132,9 +144,10 @@ class Ranges:
 
     def _seconds(self, first: int, last: int, fast: int, slow: int, count: int) -> tuple[float, float]:
         a, b, middle = self.sums[fast], self.sums[slow], last - count
-        each, edge, step = a.seconds(first, middle) + b.seconds(middle, last)
+        each, gathers, sums, step = a.seconds(first, middle) + b.seconds(middle, last)
+        gathers = 0.0 if first else gathers  # later stages wait for their first micro-batch meanwhile
         send = float(self.ways[fast].sends[last - 1])
-        return self.micro_batches * each + edge + step + self.ways[fast].fixed, each + edge + send
+        return self.micro_batches * each + gathers + sums + step + self.ways[fast].fixed, each + send
 
 
 class _Sums:
@@ -142,7 +155,8 @@ class _Sums:
 
     def __init__(self, way: Way) -> None:
         self.way = way
-        self.time = np.concatenate([np.zeros((3, 1)), np.cumsum([way.each, way.edge, way.step], axis=1)], axis=1)
+        parts = [way.each, way.first, way.last, way.step]
+        self.time = np.concatenate([np.zeros((4, 1)), np.cumsum(parts, axis=1)], axis=1)
         self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum([way.standing, way.kept], axis=1)], axis=1)
 
     def seconds(self, first: int, last: int) -> Floats:

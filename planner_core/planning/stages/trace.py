@@ -28,11 +28,11 @@ def stage_trace(plan: Plan) -> dict[str, Any]:
         events.append(
             {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}: stage {stages}"}}
         )
-        events += _row(rank, time, max(cost.stages[s].step_s for s in cut.stages_of(rank)), cut)
+        events += _row(rank, time, cut)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _row(rank: int, time: PipelineTime, once_s: float, cut: Pipeline) -> Iterator[dict[str, Any]]:
+def _row(rank: int, time: PipelineTime, cut: Pipeline) -> Iterator[dict[str, Any]]:
     """The events of one rank, in order."""
     now = 0.0
     for span in (s for s in time.spans if s.rank == rank):
@@ -43,6 +43,7 @@ def _row(rank: int, time: PipelineTime, once_s: float, cut: Pipeline) -> Iterato
         args = {"stage": work.stage, "micro-batch": work.micro_batch}
         yield _event(rank, name, work.what.name.lower(), span.start_s, span.end_s, args)
         now = span.end_s
+    once_s = time.once_s[rank]
     yield _event(rank, "once a step", "once", now, now + once_s)
     if time.step_s - now - once_s > SHOWN:
         yield _event(rank, "bubble", "bubble", now + once_s, time.step_s)

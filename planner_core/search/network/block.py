@@ -138,8 +138,8 @@ class _Builder:
         return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight)
 
     def _weight_moves(self, value: int) -> WeightMoves:
-        item = ITEM_BYTES[self.values[value].meta.dtype]
-        return WeightMoves(self._moves(value), self._moves(value, self.model.workload.gradient_item(item)))
+        item = self.model.summed_item(ITEM_BYTES[self.values[value].meta.dtype])
+        return WeightMoves(self._moves(value), self._moves(value, item))
 
     def _mark_saved(self, group: int, s: GroupStrategy) -> None:
         for op in s.ops:
@@ -188,7 +188,7 @@ class _Builder:
         """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward; or all."""
         once = [Component.FORWARD_ONCE, Component.BACKWARD_ONCE]
         total = cost[once].sum(axis=0)
-        if value in self.at_the_ends:
+        if value in self.at_the_ends or self.model.late_sums:
             cost[Component.STEP] += total
             cost[once] = 0.0
         elif self.options.repeats > 1:

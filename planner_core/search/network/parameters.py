@@ -52,7 +52,8 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += handed_out_seconds(states.shares[2] / states.shares[0], model)
         gather = moves.weight.cost[states.stored, states.forward]
-        reduce = moves.gradient.cost[states.gradient, states.stored]
+        # gradients that are summed late come whole to every rank, which keeps its part
+        reduce = moves.gradient.cost[states.gradient, states.forward if model.late_sums else states.stored]
         cost[Component.FORWARD_ONCE] = gather
         cost[Component.BACKWARD_ONCE] = reduce
         cost[Component.COMMUNICATION] = gather + reduce

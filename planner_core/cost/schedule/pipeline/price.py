@@ -20,6 +20,7 @@ from planner_core.core import (
     Op,
     Pipeline,
     PipelineCost,
+    R,
     SitePlan,
     StageCost,
     largest_part,
@@ -41,6 +42,9 @@ from planner_core.cost.step import traffic_of, unit_totals, units_of
 from planner_core.cost.step_messages import messages, weight_item
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
+
+PARTS = "parts"
+"""`Stack.boundary`: each tensor rank sends a part of what lies whole on all of them."""
 
 
 def price_pipeline(
@@ -99,7 +103,7 @@ def stage_costs(
 def _stage_cost(
     stages: Sequence[StagePlan], number: int, model: CostModel, ends: Ends, link: AxisLink, split: bool
 ) -> StageCost:
-    stage, num_bytes = stages[number], _handed_on(stages, number, model)
+    stage, num_bytes, gather_s = stages[number], *_handed_on(stages, number, model)
     units = units_of(stage.blocks, stage.own, model, ends=ends)
     totals = [(u.copies, unit_totals(u, model)) for u in units]
     forward, first = _phase(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
@@ -107,7 +111,7 @@ def _stage_cost(
     return StageCost(
         forward_s=forward, backward_s=backward, weight_s=_weight_seconds(stage, model) if split else 0.0, first_s=first,
         last_s=last, step_s=sum(n * float(t[Component.STEP]) for n, t in totals),
-        send_s=collective_time("send_recv", link.size * num_bytes, link)[0], send_bytes=num_bytes, peak_bytes=0,
+        send_s=collective_time("send_recv", link.size * num_bytes, link)[0] + gather_s, send_bytes=num_bytes, peak_bytes=0,
     )  # fmt: skip
 
 
@@ -123,13 +127,21 @@ def _phase(
     return steady, edge - steady
 
 
-def _handed_on(stages: Sequence[StagePlan], number: int, model: CostModel) -> int:
-    """Bytes that one GPU sends to the next stage in one micro-batch."""
+def _handed_on(stages: Sequence[StagePlan], number: int, model: CostModel) -> tuple[int, float]:
+    """Bytes that one GPU sends to the next stage in one micro-batch, and the seconds in which parts of tensors are gathered there."""
     if number + 1 == len(stages):
-        return 0
+        return 0, 0.0
     following = stages[number + 1]
-    top = following.graph.top
-    return sum(local_bytes(top, v, state.forward, model) for v, state in boundary_states(following).items())
+    top, total, seconds = following.graph.top, 0, 0.0
+    for v, state in boundary_states(following).items():
+        whole = local_bytes(top, v, state.forward, model)
+        parts = 1
+        for axis, placement in enumerate(state.forward if model.software.boundary == PARTS else ()):
+            if placement == R and model.sizes[axis] > 1:
+                parts *= model.sizes[axis]
+                seconds += collective_time("all_gather", whole, model.links[axis])[0]
+        total += whole // parts
+    return total, seconds
 
 
 def _tied_seconds(

@@ -2,8 +2,10 @@
 
 A rank does its work in the order of `orders`. A forward begins when the rank is free and the stage before has sent its results; a
 backward when the stage behind has sent the gradients. A send takes `StageCost.send_s` and does not hold the sender; between two stages
-of one rank nothing is sent. When a rank has done all micro-batches it does what is done once a step (`StageCost.step_s`). The step ends
-with the last rank.
+of one rank nothing is sent. The traffic of once a step runs beside compute. Weights that are gathered before the first forward
+(`first_s`) come from the begin of the step on, while the rank waits for its first micro-batch. Gradients that the last backward does not
+hide (`last_s`) leave behind it; what is sent to the stage before does not wait for them. When a rank has done all micro-batches and its
+gradients are summed, it does what is done once a step (`StageCost.step_s`). The step ends with the last rank.
 
 Example: 2 stages, forward 1 s, backward 2 s, sends 0 s, 3 micro-batches, `1f1b`. Stage 1 begins after 1 s and works without a pause until
 1 + 3 * 3 = 10 s. Stage 0 then has one backward left: 12 s. Each rank works for 9 s, so the bubble is 3 s.
@@ -13,9 +15,9 @@ to its first stage, and when its last backward is done, the gradients must still
 
     bound = max over ranks r of   start_r + W_r + end_r
 
-start_r: forwards and sends of the stages before the rank's first one; end_r: backwards and sends of those stages, and what is done once
-a step on the first rank; or what is done once a step on r, if that takes longer. Where gradients of weights are apart, nothing need
-follow a rank's own work but what it does once a step.
+start_r: forwards and sends of the stages before the rank's first one, or the gathers of its first stage; end_r: backwards and sends of
+those stages, and what is done once a step on the first rank; or what is done once a step on r, if that takes longer. Where gradients of
+weights are apart, nothing need follow a rank's own work but what it does once a step.
 
 In `1f1b` a rank r has at most n = ranks - r micro-batches in flight. So the forward of micro-batch k + n waits until the backward of k
 is back: n micro-batches take at least as long as one takes from r to the last rank and back, sends included.
@@ -29,6 +31,8 @@ from dataclasses import dataclass
 from planner_core.core import Pipeline, StageCost
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, rank_orders
 
+LAST_OF_GRADIENTS = (Pass.BACKWARD, Pass.WEIGHT)
+"""The passes that make gradients of weights."""
 SPLIT = ("zb", "zbv")
 """The schedules in which the gradients of weights are apart."""
 
@@ -45,21 +49,26 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTime:
-    """A simulated step: what each rank does when; the seconds of the step; and the mean over ranks of the seconds in which one is idle."""
+    """A simulated step: what each rank does when; the seconds of the step; the mean over ranks of the seconds in which one is idle; and by
+    rank the seconds that follow its last work: gradients that nothing hides, and what is done once a step."""
 
     spans: tuple[Span, ...]
     step_s: float
     bubble_s: float
+    once_s: tuple[float, ...]
 
 
 def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
     """One step of all ranks. Raises InputError if the schedule cannot have so many micro-batches."""
     run = _Run(pipeline, stages, micro_batches)
     run.all()
-    ends = [run.free[rank] + max(stages[s].step_s for s in pipeline.stages_of(rank)) for rank in range(pipeline.ranks)]
+    ends = [
+        max(run.free[rank], run.summed[rank]) + max(stages[s].step_s for s in pipeline.stages_of(rank))
+        for rank in range(pipeline.ranks)
+    ]
     step, busy = max(ends), sum(span.end_s - span.start_s for span in run.spans)
-    once = sum(end - free for end, free in zip(ends, run.free, strict=True))
-    return PipelineTime(tuple(run.spans), step, step - (busy + once) / pipeline.ranks)
+    once = tuple(end - free for end, free in zip(ends, run.free, strict=True))
+    return PipelineTime(tuple(run.spans), step, step - (busy + sum(once)) / pipeline.ranks, once)
 
 
 class _Run:
@@ -69,6 +78,8 @@ class _Run:
         self.pipeline, self.stages, self.micro_batches = pipeline, stages, micro_batches
         self.last = len(stages) - 1
         self.free = [0.0] * pipeline.ranks
+        self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
+        self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
         self.there: dict[tuple[int, bool, int], float] = {(0, True, k): 0.0 for k in range(micro_batches)}
         self.spans: list[Span] = []
 
@@ -91,26 +102,28 @@ class _Run:
             ready = 0.0 if work.what is Pass.WEIGHT else self.there.get((work.stage, forward, work.micro_batch))
             if ready is None:
                 break
-            start = max(self.free[rank], ready)
+            start, cost = max(self.free[rank], ready), self.stages[work.stage]
+            if forward and work.micro_batch == 0:
+                self.gathered[rank] += cost.first_s
+                start = max(start, self.gathered[rank])
             end = start + self._seconds(work)
             self.free[rank] = end
+            if work.what in LAST_OF_GRADIENTS and work.micro_batch == self.micro_batches - 1:
+                self.summed[rank] = max(self.summed[rank], end) + cost.last_s
             self.spans.append(Span(rank, work, start, end))
             self._send(work, end)
             at += 1
         return at
 
     def _seconds(self, work: Work) -> float:
-        """Seconds of a pass. The first forward and the last backward of a stage have the traffic of once a step beside them."""
-        cost, k = self.stages[work.stage], work.micro_batch
-        if work.what is Pass.FORWARD:
-            return cost.forward_s + (cost.first_s if k == 0 else 0.0)
-        late = cost.last_s if k == self.micro_batches - 1 and work.what is not Pass.INPUT else 0.0
-        whole = {
+        """Seconds of a pass."""
+        cost = self.stages[work.stage]
+        return {
+            Pass.FORWARD: cost.forward_s,
             Pass.BACKWARD: cost.backward_s,
             Pass.INPUT: cost.backward_s - cost.weight_s,
             Pass.WEIGHT: cost.weight_s,
-        }
-        return whole[work.what] + late
+        }[work.what]
 
     def _send(self, work: Work, end: float) -> None:
         """Results go to the next stage, gradients to the one before. The last stage's own loss begins its backward."""
@@ -134,13 +147,12 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
     for rank in range(pipeline.ranks):
         mine = pipeline.stages_of(rank)
         first = mine[0]  # it is also its rank, since the first turn goes from rank 0 on
-        work = sum(
-            m * (stages[s].forward_s + stages[s].backward_s) + stages[s].first_s + stages[s].last_s for s in mine
-        )
+        work = sum(m * (stages[s].forward_s + stages[s].backward_s) for s in mine)
         sends = sum(stages[s].send_s for s in range(first))
-        start = sends + sum(stages[s].forward_s + stages[s].first_s for s in range(first))
-        back = sends + sum(stages[s].backward_s + stages[s].last_s for s in range(first))
-        end = once[rank] if apart or not first else max(once[rank], back + once[0])
+        start = max(stages[first].first_s, sends + sum(stages[s].forward_s for s in range(first)))
+        back = sends + sum(stages[s].backward_s for s in range(first))
+        own = min(stages[s].last_s for s in mine) + once[rank]
+        end = own if apart or not first else max(own, back + stages[0].last_s + once[0])
         if pipeline.schedule == "1f1b":
             work = max(work, _round_trips(stages[first:], m))
         most = max(most, start + work + end)
@@ -151,4 +163,4 @@ def _round_trips(behind: Sequence[StageCost], micro_batches: int) -> float:
     """Seconds of all micro-batches on the first of the ranks `behind`, if each but the first few waits for another one to come back."""
     turns, late = divmod(micro_batches - 1, len(behind))
     trip = sum(s.forward_s + s.backward_s for s in behind) + 2 * sum(s.send_s for s in behind[:-1])
-    return late * behind[0].forward_s + (turns + 1) * trip + behind[0].last_s
+    return late * behind[0].forward_s + (turns + 1) * trip

@@ -1,0 +1,111 @@
+"""What belongs to the program that trains: each property of a stack changes what its code says it changes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core import Pipeline, Plan, Stack, StageCost, load_cluster, load_stack
+from planner_core.cost import simulated_pipeline
+from planner_core.planning.methods.layout import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+
+CLUSTER = load_cluster("2x8-a100")
+MODEL = "llama-3-8b"
+Price = Callable[..., Plan]
+
+
+@pytest.fixture
+def priced(monkeypatch: pytest.MonkeyPatch) -> Price:
+    """Prices a layout of a small model under torch's stack with changes."""
+
+    def price(layout: str = "dp=8,tp=2", *, recompute: str = "none", accumulate: int = 4, **changes: object) -> Plan:
+        def stack(name: str) -> Stack:
+            return replace(load_stack(name), **changes)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("planner_core.core.workload.software.load_stack", stack)
+        stated = Statement(
+            parse_layout(layout), 1, accumulate, 2048, layers=4, recompute=recompute, gradients="bfloat16"
+        )
+        found = Pricer(MODEL, CLUSTER).plan(stated)
+        assert found is not None
+        return found
+
+    return price
+
+
+def test_a_checkpoint_to_the_end_runs_the_last_product_again(priced: Price) -> None:
+    needed, whole = (priced(recompute="full", checkpoints=c).cost for c in ("needed", "whole"))
+    # the down projection is 58.7 of 218 million weights of a layer: as much of a forward runs again
+    forward = 4 * 2048 * 4 * 2 * 58.7e6 / 2 / 312e12
+    assert 1.0 < (whole.compute_time_s - needed.compute_time_s) / forward < 2.0
+    assert abs(whole.memory_bytes["peak"] - needed.memory_bytes["peak"]) < 2**20
+    assert priced(checkpoints="whole").cost.step_time_s == pytest.approx(priced().cost.step_time_s)
+
+
+def test_a_norm_kernel_keeps_its_operand_alone(priced: Price) -> None:
+    one, several = (priced("dp=16", norms=n).cost for n in ("kernel", "operators"))
+    tokens, width = 2048, 4096
+    # nine norms: a float32 copy and the normed tensor, but for the operand, which is kept instead
+    saved = 9 * tokens * width * (4 + 2 - 2)
+    assert several.memory_bytes["activations"] - one.memory_bytes["activations"] == saved
+    assert one.compute_time_s < several.compute_time_s
+
+
+def test_gathered_logits_are_whole_on_each_tensor_rank(priced: Price) -> None:
+    parts, whole = (priced(loss=loss) for loss in ("eager", "gathered"))
+    (loss,) = [op for op in whole.blocks[""].sites if "cross_entropy" in op]
+    assert str(whole.blocks[""].sites[loss].inputs[0].dst).split("|")[0].endswith("R")
+    # half of the logits more, in float32 and in bfloat16, and those of the micro-batch before
+    words, tokens = 128256, 2048
+    more = whole.cost.memory_bytes["peak"] - parts.cost.memory_bytes["peak"]
+    assert more > words * tokens * (4 + 4) / 2 + 2 * words * tokens
+
+
+def test_late_sums_are_float32_and_hide_behind_nothing(priced: Price) -> None:
+    beside, late = (priced("dp=16,zero=1", sums=s).cost for s in ("beside", "late"))
+    kinds = {t.kind: t for t in late.traffic if t.phase == "backward"}
+    assert set(kinds) == {"all_reduce"}
+    assert kinds["all_reduce"].num_bytes == 2 * sum(t.num_bytes for t in beside.traffic if t.phase == "backward")
+    assert late.exposed_comm_time_s > beside.exposed_comm_time_s + 0.9 * kinds["all_reduce"].time_s
+
+
+def test_a_product_adds_to_the_gradient_itself(priced: Price) -> None:
+    kernel, product = (priced("dp=16", summed_in=s).cost.compute_time_s for s in ("kernel", "product"))
+    assert product < kernel
+    assert kernel - product == pytest.approx(
+        4 * 3.7 * 2 * 1.92e9 / (2.039e12 * 0.8), rel=0.25
+    )  # 1.92 G weights, in each micro-batch
+
+
+def test_packed_projections_keep_three_tensors_more(priced: Price) -> None:
+    packed, apart = (priced("dp=16", qkv=q).cost.memory_bytes["activations"] for q in ("packed", ""))
+    assert packed - apart == pytest.approx(4 * 3 * 2048 * 4096 * 2, rel=0.01)
+
+
+def test_tensor_ranks_send_parts(priced: Price) -> None:
+    whole, parts = (priced("dp=4,tp=2,pp=2", boundary=b).cost.pipeline for b in ("whole", "parts"))
+    assert whole is not None and parts is not None
+    assert parts.stages[0].send_bytes * 2 == whole.stages[0].send_bytes
+
+
+def test_a_softmax_kernel_keeps_the_scores(priced: Price) -> None:
+    flash, softmax = (priced("dp=16", attention=a).cost for a in ("flash2", "softmax"))
+    scores = 32 * 2048 * 2048 * 2
+    kept = softmax.memory_bytes["activations"] - flash.memory_bytes["activations"]
+    assert kept == pytest.approx(4 * scores, rel=0.1)
+    assert softmax.compute_time_s > flash.compute_time_s
+
+
+def test_gradients_of_a_stage_do_not_hold_the_one_before() -> None:
+    """Three stages of 1 s and 2 s, whose gradients take 10 s more than their backward: all leave at about the same time."""
+    one = StageCost(
+        forward_s=1, backward_s=2, weight_s=1, first_s=0, last_s=10, step_s=0, send_s=0, send_bytes=0, peak_bytes=0
+    )
+    found = simulated_pipeline(Pipeline(3, "1f1b", (1, 1, 1)), [one] * 3, 3)
+    assert found.step_s == 3 * 3 + 2 * 3 + 10
+    assert found.once_s == (10, 10, 10)
+    gathers = replace(one, first_s=4, last_s=0)
+    assert simulated_pipeline(Pipeline(3, "1f1b", (1, 1, 1)), [gathers] * 3, 3).step_s == 4 + 3 * 3 + 2 * 3
