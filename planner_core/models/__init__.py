@@ -1,6 +1,6 @@
 """From a model source to a graph. Snapshots of the zoo open without torch; any other model is captured, which imports torch.
 
-loading     `load_model`: the one entrance
+loading     `load_model`: the one entrance; batches: the graphs of one model for several numbers of samples
 zoo         well-known models by name; snapshots/ writes and compares their graphs
 sources/    builds a module and its inputs from a config, a file or an object
 capture/    runs a module's forward and records it as a graph
@@ -11,6 +11,7 @@ fold        TAP's Algorithm 1, step by step
 """
 
 from planner_core.models import fold
+from planner_core.models.batches import BatchGraphs
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
 from planner_core.models.loading import (
     DEFAULT_BATCH,
@@ -33,6 +34,7 @@ __all__ = [
     "DTYPES",
     "VOCABULARY",
     "ZOO",
+    "BatchGraphs",
     "FoldGroup",
     "FoldStep",
     "brings_inputs",

@@ -29,6 +29,7 @@ from planner_core.planning.pipeline import (
     block_candidates,
     compare_methods,
     plan_model,
+    prove,
 )
 from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
 from planner_core.planning.session import (
@@ -79,6 +80,7 @@ __all__ = [
     "plan_with_stages",
     "prepare",
     "price",
+    "prove",
     "replace_request",
     "retarget",
     "shards_data",

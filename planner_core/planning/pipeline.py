@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
     OBJECTIVES,
+    TIE,
     block_totals,
     objective_of,
     solve,
@@ -40,19 +42,20 @@ from planner_core.search import (
 from planner_core.search.candidates import Candidates, score
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """All that a report or a page shows. `plans`: the chosen plan, then the fastest if a simpler one was chosen, then the corners of
-    the front, then the baselines."""
+    the front, then the baselines. `request` has the number of micro-batches of the chosen plan; `asked` is the request as it was given,
+    and `source` where its graphs come from (see `prove`). What most pages do not show (`candidates`) is worked out when it is asked for."""
 
     request: Request
     graph: Graph
     coarse: CoarseGraph
     cluster: Cluster
     workload: Workload
-    candidates: tuple[Candidates, ...]
-    dropped: Mapping[str, int]
-    unknown_ops: tuple[str, ...]  # call sites of operators without a rule, as "block:site"
+    planner: Planner
+    asked: Request
+    source: GraphSource
     plans: tuple[Plan, ...]
     timings_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
@@ -71,6 +74,21 @@ class Result:
         """The plan that the search found: the chosen one, unless a simpler one was chosen that ties with it."""
         return fastest_alone(self.plans)[0]
 
+    @cached_property
+    def candidates(self) -> tuple[Candidates, ...]:
+        """The candidates of every repeated block, on the tensor axis of the fastest plan."""
+        return tuple(block_candidates(self.planner, self.fastest))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Number of candidates that were dropped, by reason."""
+        return _dropped(self.candidates, self.planner.budget)
+
+    @property
+    def unknown_ops(self) -> tuple[str, ...]:
+        """The call sites of operators without a rule, as "block:site"."""
+        return _unknown(self.planner)
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -86,7 +104,6 @@ class Draft:
     leading: tuple[Plan, ...] = ()
     usual: tuple[Plan, ...] = ()
     trade_offs: tuple[Plan, ...] = ()
-    candidates: tuple[Candidates, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,8 +123,9 @@ Stage = Callable[[Draft], tuple[Draft, str]]
 """One step on the way of a request: the draft with what the stage found, and the reason for what it chose."""
 
 
-def choose_step(request: Request, graph: GraphSource, say: Progress) -> Draft:
+def choose_step(request: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Draft:
     """The planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every placement.
+    `like`: an earlier planner of the same model, whose graphs serve again.
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
@@ -115,7 +133,7 @@ def choose_step(request: Request, graph: GraphSource, say: Progress) -> Draft:
     if request.micro_batch is not None:
         planner, chosen = of_size(request, graph, say)
     elif request.tool in (None, FREE):
-        planner, chosen = choose_micro_batches(request, graph, say)
+        planner, chosen = choose_micro_batches(request, graph, say, like=like)
     else:
         planner, chosen, *price = for_tool(request, graph, say)
         told = tuple(price)
@@ -162,13 +180,6 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
 
 
-def add_candidates(draft: Draft) -> tuple[Draft, str]:
-    """Score the candidates of every block."""
-    draft.say("candidates")
-    scored = tuple(block_candidates(draft.planner, draft.chosen))
-    return replace(draft, candidates=scored), f"of {len(scored)} blocks"
-
-
 def add_notes(draft: Draft) -> tuple[Draft, str]:
     """Say what a reader has to know beside the numbers; samples that cannot be dealt out evenly come first."""
     planner, chosen = draft.planner, draft.chosen
@@ -188,20 +199,21 @@ STAGES: Mapping[str, Stage] = {
     "no worse than a baseline": take_better_baseline,
     "simpler": lead_with_simpler,
     "trade-offs": add_trade_offs,
-    "candidates": add_candidates,
     "notes": add_notes,
 }
 """The way of a request behind its first plan, in order. What changes the chosen plan stands before the baselines."""
 
 
-def plan_model(request: Request, graph: GraphSource = None, progress: Progress | None = None) -> Result:
-    """Run every stage of planning.
+def plan_model(
+    request: Request, graph: GraphSource = None, progress: Progress | None = None, like: Planner | None = None
+) -> Result:
+    """Run every stage of planning. `like`: an earlier planner of the same model, whose graphs serve again.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
     that the user gave.
     """
     start = time.perf_counter()
-    draft = choose_step(request, graph, progress or (lambda text: None))
+    draft = choose_step(request, graph, progress or (lambda text: None), like)
     for name, stage in STAGES.items():
         draft, reason = stage(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})
@@ -209,10 +221,27 @@ def plan_model(request: Request, graph: GraphSource = None, progress: Progress |
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
         request=planner.request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        candidates=draft.candidates, dropped=_dropped(draft.candidates, planner.budget), unknown_ops=_unknown(planner),
-        plans=(*draft.leading, *draft.trade_offs, *draft.others), timings_s=timings, notes=draft.notes, reasons=draft.reasons,
-        uneven_batch=uneven_batch(planner),
+        planner=planner.changed(), asked=request, source=graph, plans=(*draft.leading, *draft.trade_offs, *draft.others),
+        timings_s=timings, notes=draft.notes, reasons=draft.reasons, uneven_batch=uneven_batch(planner),
     )  # fmt: skip
+
+
+def prove(result: Result, progress: Progress | None = None) -> Result:
+    """The result with its gap closed as far as a gap can be closed, which may take a minute: what `Request.prove` does, after the answer.
+
+    A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
+    lower. A result that is proven, or of which no plan fits, is returned as it is.
+    """
+    known = result.fastest
+    if known.optimal or not known.fits:
+        return result
+    proven = plan_model(replace(result.asked, prove=True), result.source, progress, result.planner)
+    found, objective = proven.fastest, known.objective
+    if found.fits and found.cost.seconds(objective) <= known.cost.seconds(objective) * (1 + TIE):
+        return proven
+    bounds = [p.bound for p in (known, found) if p.bound is not None]  # a search for a proof may end at another plan
+    plans = tuple(replace(p, bound=max(bounds)) if p is known and bounds else p for p in result.plans)
+    return replace(result, plans=plans)
 
 
 def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:

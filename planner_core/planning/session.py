@@ -36,7 +36,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.communication import volume_link
-from planner_core.models import DTYPES, open_model
+from planner_core.models import DTYPES, BatchGraphs
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
@@ -54,7 +54,7 @@ from planner_core.search import (
     bounded,
     fit,
     gap_note,
-    hopeless,
+    infeasible_answer,
     narrow,
     search,
     value_of,
@@ -95,6 +95,8 @@ class Planner:
     effort: Effort = THOROUGH
     work: Allowance = field(default_factory=lambda: Allowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it."""
+    graphs: BatchGraphs = field(default_factory=BatchGraphs)
+    """The model's graphs for other numbers of samples. All planners of a request share them."""
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
     """Both by mesh and stages."""
@@ -193,7 +195,7 @@ class Planner:
         proof. `stop`, `prove` and `prices` are those of `search`."""
         prove = prove and self.work.left > 0
         with self.clock("search"):
-            answer = hopeless(problem, rough, self.budget, objective) if rough else None
+            answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
             return answer or fit(
                 problem, self.graph, self.budget, objective, abandon_above, stop, self.work, prove, prices
             )
@@ -305,13 +307,15 @@ def prepare(
 ) -> Planner:
     """The planner of a request: all that does not depend on the mesh.
 
-    `like`: another planner of the same request, with which it shares the clock and what is left of the work for proofs. Raises InputError.
+    `like`: another planner of the same model, with which it shares the clock and the graphs; of the same effort also what is left of the
+    work for proofs. Raises InputError.
     """
     if request.method not in METHODS:
         raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
-    clock, work = (like.clock, like.work) if like else (Clock(), Allowance(effort.request))
+    clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
+    work = like.work if like and like.effort == effort else Allowance(effort.request)
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
         if not 1e-6 <= request.memory_gb < 1e6:
@@ -328,7 +332,7 @@ def prepare(
     if graph is None:
         say(f"graph of {request.model}")
         with clock("capture"):
-            graph = open_model(
+            graph = graphs.open(
                 request.model, batch=request.batch and asked.graph_batch, seq=request.seq, dtype=request.dtype,
                 layers=request.layers,
             )  # fmt: skip
@@ -342,7 +346,7 @@ def prepare(
     with clock("coarsen"):
         coarse = coarsen(graph)
         strategies = graph_strategies(coarse)
-    return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work)
+    return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
 
 
 def _workload(request: Request) -> Workload:

@@ -8,7 +8,7 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import ABOVE, far_above, fit, fits_about, hopeless
+from planner_core.search.budget.memory_fit import ABOVE, exceeds_budget_by_far, fit, infeasible_answer, quick_plan_fits
 from planner_core.search.budget.pareto_front import corners_below, front
 from planner_core.search.extract_plan import assemble
 from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
@@ -43,13 +43,12 @@ __all__ = [
     "block_totals",
     "bounded",
     "corners_below",
-    "far_above",
+    "exceeds_budget_by_far",
     "fastest",
     "fit",
-    "fits_about",
     "front",
     "gap_note",
-    "hopeless",
+    "infeasible_answer",
     "least_memory",
     "least_value",
     "memory_of",
@@ -57,6 +56,7 @@ __all__ = [
     "objective_of",
     "quick",
     "quick_bound",
+    "quick_plan_fits",
     "run_tables",
     "search",
     "solve",

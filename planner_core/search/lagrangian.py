@@ -157,23 +157,25 @@ class _Search:
         if bound > self.bound:
             self.bound, self.at_bound = bound, replace(objective, exact=True)
 
-    def free(self, abandon_above: float) -> Assignment | None:
-        """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest."""
+    def free(self, abandon_above: float, exact: bool) -> Assignment | None:
+        """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest; also if it need
+        not be `exact`."""
         found = self.at(0.0, 0.0, abandon_above, exact=False)
         # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
-        if found is not None and memory_of(found) <= self.budget and self.bound <= abandon_above:
+        if exact and found is not None and memory_of(found) <= self.budget and self.bound <= abandon_above:
             return self.at(0.0, 0.0, abandon_above)
         return found
 
-    def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool) -> None:
-        """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits."""
+    def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool, mix: bool) -> None:
+        """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits. `mix`: look for
+        better incumbents too."""
         ends = (FORWARD, BACKWARD) if free.totals[FORWARD] >= free.totals[BACKWARD] else (BACKWARD, FORWARD)
         # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
         for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
             for end in ends:
                 if free.totals[end] > self.budget:
                     _price_memory(self, free, small, end, enough, exact)
-            if not exact and not enough():
+            if mix and not exact and not enough():
                 self.mix()
 
     def mix(self) -> None:
@@ -208,7 +210,7 @@ class _Search:
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: Allowance | None = None,
-    top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0),
+    top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0), bound_only: bool = False,
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within a memory budget (see the head of the file).
 
@@ -222,13 +224,14 @@ def search(
         known: Further assignments that may be incumbents.
         work: The points that may be formed to close the gap; what is formed is taken from it.
         prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
+        bound_only: Only a bound is asked for, so its gap stays open and no better incumbents are looked for.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
     run = _Search(problem, replace(objective_of(problem, objective), top=top), budget, work=work or Allowance())
-    free = run.free(abandon_above)
+    free = run.free(abandon_above, not bound_only)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
@@ -248,7 +251,7 @@ def search(
     for a in (small, *known):
         run.consider(a)
     run.start()
-    run.price(free, small, lambda: stop() or run.bound > abandon_above, prove)
+    run.price(free, small, lambda: stop() or run.bound > abandon_above, prove, not bound_only)
     if prove:
         run.close(lambda: stop() or run.bound > abandon_above, abandon_above)
     problem.last = None

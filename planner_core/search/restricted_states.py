@@ -39,6 +39,7 @@ from planner_core.search.network.folded import (
     Restriction,
     compile_like,
     compile_network,
+    merge,
     ordered,
     ports,
     prune,
@@ -289,7 +290,10 @@ def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> P
         while name not in blocks:
             try:
                 first = ordered(pruned, keep)
-                blocks[name] = {v: compile_like(first, net) if k else first for k, (v, net) in enumerate(nets.items())}
+                before = merge(first.net)
+                blocks[name] = {
+                    v: compile_like(first, before, net) if k else first for k, (v, net) in enumerate(nets.items())
+                }
             except TooWide:
                 if not go:
                     raise

@@ -12,7 +12,7 @@ from planner_core.core import DeviceMesh
 from planner_core.cost import NUM_COMPONENTS
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import METHODS
-from planner_core.search import far_above, least_memory, memory_of
+from planner_core.search import exceeds_budget_by_far, least_memory, memory_of
 from planner_core.search.algebra.elimination import eliminate, given
 from planner_core.search.algebra.elimination_order import _links
 from planner_core.search.algebra.minplus import Power, power
@@ -97,8 +97,8 @@ def test_no_assignment_holds_less_than_the_least_bytes(model: str, mesh: tuple[i
         least = least_memory(problem)
         assert least is not None
         assert 0.75 * memory_of(least) <= problem.least_bytes <= memory_of(least) * (1 + 1e-9)
-        assert not far_above(problem, memory_of(least))
-        assert far_above(problem, 0.75 * memory_of(least) / FAR)
+        assert not exceeds_budget_by_far(problem, memory_of(least))
+        assert exceeds_budget_by_far(problem, 0.75 * memory_of(least) / FAR)
 
 
 def test_a_path_is_the_cheapest_chain() -> None:

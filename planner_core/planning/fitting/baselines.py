@@ -8,7 +8,7 @@ from itertools import islice
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import ABOVE, Answer, far_above, fastest, fit, fits_about, quick_bound, search
+from planner_core.search import ABOVE, Answer, exceeds_budget_by_far, fastest, fit, quick_bound, quick_plan_fits, search
 from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
@@ -63,7 +63,7 @@ def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: M
     problems = _problems(planner, options, b)
     with planner.clock("baselines"):
         fast = fastest(problems, "time") if saving is not planner else []
-        fits = any(fits_about(p, planner.graph, planner.budget, "time") for p in fast)
+        fits = any(quick_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
     if fast and not fits:
         planner, problems = saving, _problems(saving, options, b)
     with planner.clock("baselines"):
@@ -88,7 +88,7 @@ def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] |
     for problem in problems:
         if quick_bound(problem, "time") >= least:
             break
-        if far_above(problem, planner.budget):
+        if exceeds_budget_by_far(problem, planner.budget):
             continue
         answer = fit(
             problem, planner.graph, planner.budget, "time", least, prove=False

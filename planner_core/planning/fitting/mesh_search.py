@@ -23,7 +23,18 @@ from planner_core.planning.fitting.shortage import left_out, needs_buffers, refu
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import ABOVE, TIE, Answer, bounded, far_above, gap_note, memory_of, quick, quick_bound, search
+from planner_core.search import (
+    ABOVE,
+    TIE,
+    Answer,
+    bounded,
+    exceeds_budget_by_far,
+    gap_note,
+    memory_of,
+    quick,
+    quick_bound,
+    search,
+)
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -61,7 +72,7 @@ def choose_mesh(
     ranked, wide = _ranked_problems(planner, options, method, say, below)
     for rough in ranked:
         problem, known = rough.problem, best[0] if best else below
-        nothing_fits = far_above(problem, planner.budget)
+        nothing_fits = exceeds_budget_by_far(problem, planner.budget)
         if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
             continue
         if rough.bound > known:
@@ -205,7 +216,7 @@ def rank_by_bound(
     go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
     first."""
     found: list[tuple[bool, float, RoughSearch]] = []
-    near = [p for p in problems if not far_above(p, budget)]
+    near = [p for p in problems if not exceeds_budget_by_far(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
     best, prices = min([below, *fit]), (0.0, 0.0)
     for problem in sorted(near, key=lambda p: _level(quick_bound(p, objective))):
@@ -222,7 +233,7 @@ def rank_by_bound(
         found.append((nothing, answer.bound, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
         best = answer.value if less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices
-    far = sorted((p for p in problems if far_above(p, budget)), key=lambda p: p.least_bytes)
+    far = sorted((p for p in problems if exceeds_budget_by_far(p, budget)), key=lambda p: p.least_bytes)
     return [one for *_, one in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [RoughSearch(p) for p in far]
 
 

@@ -16,10 +16,12 @@ GraphSource = Graph | Callable[[Request], Graph] | None
 class Numbers:
     """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
 
-    def __init__(self, request: Request, graph: GraphSource, say: Progress, effort: Effort) -> None:
+    def __init__(
+        self, request: Request, graph: GraphSource, say: Progress, effort: Effort, like: Planner | None = None
+    ) -> None:
         self._request, self._graph, self._say, self.effort = request, graph, say, effort
         self.several = request.accumulate is None and not isinstance(graph, Graph)
-        self.first = self._planner(replace(request, accumulate=1) if self.several else request)
+        self.first = self._planner(replace(request, accumulate=1) if self.several else request, like)
         self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
     def _planner(self, request: Request, like: Planner | None = None) -> Planner:

@@ -33,7 +33,16 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource, Numbe
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.planning.session import Planner, meshes, with_recompute
-from planner_core.search import TIE, far_above, fastest, fits_about, gap_note, least_value, quick, quick_bound
+from planner_core.search import (
+    TIE,
+    exceeds_budget_by_far,
+    fastest,
+    gap_note,
+    least_value,
+    quick,
+    quick_bound,
+    quick_plan_fits,
+)
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -75,15 +84,16 @@ def choose_micro_batches(
     *,
     search: MeshSearch = choose_mesh,
     effort: Effort | None = None,
+    like: Planner | None = None,
 ) -> tuple[Planner, Plan]:
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
     Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
-    `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. Raises NoPlanFits if the user
-    gave a budget that no plan fits, and InputError.
+    `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. `like`: an earlier planner of the
+    same model, whose graphs serve again. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    return _Choice(Numbers(request, graph, say, effort), search, say).run()
+    return _Choice(Numbers(request, graph, say, effort, like), search, say).run()
 
 
 class _Choice:
@@ -276,7 +286,7 @@ def _may_fit(count: Count) -> bool:
         problems = _problems(count.planner, count.options)
     except TooWide:
         return True
-    return any(p.whole is not None or not far_above(p, count.planner.budget) for p in problems)
+    return any(p.whole is not None or not exceeds_budget_by_far(p, count.planner.budget) for p in problems)
 
 
 def _room(count: Count) -> float:
@@ -307,7 +317,7 @@ def _without_recomputation(
         return None
     with planner.clock("search"):
         fast = fastest(problems, objective)
-        if not any(fits_about(p, planner.graph, planner.budget, objective) for p in fast):
+        if not any(quick_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
             return None
         least = least_value(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):

@@ -54,23 +54,27 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     return assignment.peak
 
 
-def far_above(problem: Problem, budget: float) -> bool:
-    """Whether every assignment of a problem holds far more than `budget` bytes per GPU. It is told without a search."""
-    return problem.least_bytes > FAR * budget
+def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
+    """Whether no assignment of a problem fits into `budget` bytes per GPU, as far as sums that no assignment is below say so."""
+    # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
+    # counts tensors of which the walk may free some.
+    return bool(problem.least_at_ends[1] > budget) or problem.least_bytes > FAR * budget
 
 
-def hopeless(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
+def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
     """If even the least memory is far too much: the answer that nothing fits, with an assignment of nearly the least memory. Else
     None. `rough`: the answer of a search without proof."""
-    if not far_above(problem, budget) and (rough is None or rough.assignment or rough.least_memory <= FAR * budget):
+    if not exceeds_budget_by_far(problem, budget) and (
+        rough is None or rough.assignment or rough.least_memory <= FAR * budget
+    ):
         return None
-    near = _near_least(lightest(problem), objective)
+    near = _near_least(with_smallest_variants(problem), objective)
     if near is None:
         return None
     return Answer(None, float("inf"), float("inf"), memory_of(near), smallest=near)
 
 
-def lightest(problem: Problem) -> Problem:
+def with_smallest_variants(problem: Problem) -> Problem:
     """The problem with one variant of each block, the one of the least bytes."""
     least = {n: min(found, key=lambda v: max(found[v].least_bytes)) for n, found in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
@@ -82,7 +86,7 @@ def _near_least(problem: Problem, objective: str) -> Assignment | None:
     return solve(problem, replace(objective_of(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
 
 
-def fits_about(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
+def quick_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
     """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
     found = quick(problem, objective)
     return found is not None and walked(problem, graph, found, budget) <= budget
@@ -103,7 +107,7 @@ def fit(
     known: Answer | None = problem.refused.get((objective, budget))
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
-    answer = hopeless(problem, None, budget, objective) or _fit(
+    answer = infeasible_answer(problem, None, budget, objective) or _fit(
         problem, graph, budget, objective, abandon_above, stop, work or Allowance(WALKS * MAX_WORK), prove, prices
     )
     if answer.bound > abandon_above or answer.bound == float("inf"):

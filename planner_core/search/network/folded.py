@@ -163,7 +163,7 @@ class Networks:
 
     def without(self, restrict: Restriction | None) -> Networks:
         """The same networks without the states that `restrict` forbids."""
-        blocks = {n: {v: restricted(n, net, restrict) for v, net in nets.items()} for n, nets in self.blocks.items()}
+        blocks = {n: restricted_variants(n, nets, restrict) for n, nets in self.blocks.items()}
         return Networks(self.runs, restricted("", self.top, restrict), blocks)
 
 
@@ -222,12 +222,9 @@ def build_problem(
     nets = networks or build_networks(coarse, strategies, model)
     blocks: dict[str, dict[str, Compiled]] = {}
     for name, variants in nets.blocks.items():
-        blocks[name] = {}
-        for variant, net in variants.items():
-            like = next(iter(blocks[name].values()), None)
-            own = restricted(name, net, restrict)
-            keep = ports(coarse.graph.blocks[name])
-            blocks[name][variant] = compile_network(own, keep) if like is None else compile_like(like, own)
+        first, *others = restricted_variants(name, variants, restrict).items()
+        like, before = compile_network(first[1], ports(coarse.graph.blocks[name])), merge(first[1])
+        blocks[name] = {first[0]: like, **{variant: compile_like(like, before, net) for variant, net in others}}
     return put_together(coarse, strategies, model, nets.runs, restricted("", nets.top, restrict), blocks, uniform)
 
 
@@ -241,6 +238,17 @@ def put_together(
     problem.scopes.update((k, _run_scope(problem, run)) for k, run in enumerate(runs))
     problem.top = _compile_top(problem, top, largest)
     return problem
+
+
+def restricted_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:
+    """The networks of all variants of a block without the states that `restrict` forbids. It is asked once: variants have the same
+    variables and states."""
+    first, net = next(iter(nets.items()))
+    one = restricted(name, net, restrict)
+    more = one.factors[len(net.factors) :]
+    return (
+        {v: one if v == first else replace(n, factors=[*n.factors, *more]) for v, n in nets.items()} if more else nets
+    )
 
 
 def restricted(name: str, net: Network, restrict: Restriction | None) -> Network:
@@ -266,7 +274,7 @@ class Restriction:
     """Forbids states of a network. It is the base class of baselines and of the papers' methods; it forbids nothing itself."""
 
     def apply(self, block: str, net: Network) -> None:
-        """Add factors to `net` that forbid states, or replace some. `block` is the block's name, "" for the top block."""
+        """Add factors to `net` that forbid states: the same in all variants of a block. `block` is its name, "" for the top block."""
 
 
 def ports(block: Block) -> tuple[str, ...]:
@@ -286,10 +294,10 @@ def ordered(pruned: Compiled, keep: tuple[str, ...]) -> Compiled:
     return replace(pruned, keep=kept, sequence=order(pruned.sizes, [f.vars for f in pruned.factors], kept), orders={})
 
 
-def compile_like(first: Compiled, net: Network) -> Compiled:
-    """Compile another variant as the `first` was. Variables, states and constraints are the same; only costs differ."""
-    merged, before = merge(net), merge(first.net)
-    factors = []
+def compile_like(first: Compiled, before: Mapping[tuple[str, ...], Factor], net: Network) -> Compiled:
+    """Compile another variant as the `first` was, whose merged factors are `before`. Variables, states and constraints are the same;
+    only costs differ."""
+    merged, factors = merge(net), []
     for known in first.factors:
         f = merged[known.vars]
         if f is before[known.vars]:

@@ -127,6 +127,8 @@ class UnitCost:
     work: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
     settlings: int = 0
     """How often an entry was settled."""
+    best_copies: dict[tuple[str, Shares, View, tuple[int, ...]], Copy] = field(default_factory=dict)
+    """What `best_copy` gave: the runs of one block ask for the same entries."""
 
     @property
     def compiled(self) -> Compiled:
@@ -252,10 +254,13 @@ class UnitCost:
 
     def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
         """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
-        solved = self.solver(variant, shares).over(view.keep, dict(view.at))
-        at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
-        one = {v: 0 for v in self.compiled.keep if v not in at}  # variables that have one state
-        return self.measured(variant, solved.assignment(one | at))
+        key = variant, shares, view, entry
+        if key not in self.best_copies:
+            solved = self.solver(variant, shares).over(view.keep, dict(view.at))
+            at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
+            one = {v: 0 for v in self.compiled.keep if v not in at}  # variables that have one state
+            self.best_copies[key] = self.measured(variant, solved.assignment(one | at))
+        return self.best_copies[key]
 
     def measured(self, variant: str, states: Mapping[str, int]) -> Copy:
         """The copy whose variables have these `states`, numbered as in `alive`, with its cost."""

@@ -1,0 +1,76 @@
+"""The graphs of one model for several numbers of samples, of which few are captured.
+
+A step of 16 samples may run in 1, 2, 4, 8 or 16 micro-batches, and each number has a graph of its own. Captures of b and 2b samples show
+how every size depends on the samples (`snapshots.symbolic`), and a third capture must agree with them. The others follow from these.
+
+Example: 16, 8 and 4 samples are captured. A size of 32 768, 16 384 and 8 192 is 2 048 a sample, so it is 2 048 with one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner_core.core import CaptureError, Graph, graph_from_json
+from planner_core.models.loading import brings_inputs, open_model
+from planner_core.models.snapshots.symbolic import symbolic_batch
+from planner_core.models.zoo import ZOO
+
+
+class BatchGraphs:
+    """Opens models as `open_model` does, and remembers the last one's graphs."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked: tuple[Any, ...] = ()
+        self._captured: dict[int, Graph] = {}
+        self._symbolic: dict[str, Any] | None = None
+        self._irregular = False
+
+    def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
+        """The graph of a model at a workload; None: the usual."""
+        if model in ZOO or brings_inputs(model):  # a snapshot has every batch, and code brings its own
+            return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        if not self._same(model, seq, dtype, layers):
+            self._forget()
+        if batch in self._captured:
+            return self._captured[batch]
+        if batch is not None and (graph := self._derived(batch)) is not None:
+            return graph
+        graph = open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        self._asked = model, graph.workload["seq"], dtype, layers
+        self._captured[graph.workload["batch"]] = graph
+        return graph
+
+    def _same(self, model: str, seq: int | None, dtype: str, layers: int | None) -> bool:
+        """Whether the graphs that are here are of this model and workload. Where no length is asked for it is the model's own."""
+        if not self._asked:
+            return False
+        return self._asked == (model, seq or self._asked[1], dtype, layers)
+
+    def _derived(self, batch: int) -> Graph | None:
+        """The graph for `batch` samples, if three captures show how it depends on them."""
+        if self._symbolic is None and not self._irregular:
+            pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
+            proofs = [g for b, g in self._captured.items() if pair and b not in pair]
+            if pair and proofs:
+                self._symbolic = _merged(self._captured[pair[0]], self._captured[pair[1]], proofs)
+                self._irregular = self._symbolic is None
+        return None if self._symbolic is None else graph_from_json(self._symbolic, batch=batch)
+
+
+def _merged(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[str, Any] | None:
+    """The graph of any number of samples as JSON, from captures of b and 2b samples; None if it is not that of each of the `proofs`."""
+    try:
+        merged = symbolic_batch(first, wide)
+    except CaptureError:  # a size depends on the samples in another way
+        return None
+    for proof in proofs:
+        if replace(graph_from_json(merged, batch=proof.workload["batch"]), assumptions=()) != replace(
+            proof, assumptions=()
+        ):
+            return None
+    return merged
