@@ -8,13 +8,10 @@ Example: 16, 8 and 4 samples are captured. A size of 32 768, 16 384 and 8 192 is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from planner_core.core import CaptureError, Graph, graph_from_json
-from planner_core.models.loading import brings_inputs, open_model
-from planner_core.models.snapshots.symbolic import symbolic_batch
+from planner_core.core import Graph, graph_from_json
+from planner_core.models.loading import brings_inputs, merged_samples, open_model
 from planner_core.models.zoo import ZOO
 
 
@@ -57,20 +54,6 @@ class BatchGraphs:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
             proofs = [g for b, g in self._captured.items() if pair and b not in pair]
             if pair and proofs:
-                self._symbolic = _merged(self._captured[pair[0]], self._captured[pair[1]], proofs)
+                self._symbolic = merged_samples(self._captured[pair[0]], self._captured[pair[1]], proofs)
                 self._irregular = self._symbolic is None
         return None if self._symbolic is None else graph_from_json(self._symbolic, batch=batch)
-
-
-def _merged(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[str, Any] | None:
-    """The graph of any number of samples as JSON, from captures of b and 2b samples; None if it is not that of each of the `proofs`."""
-    try:
-        merged = symbolic_batch(first, wide)
-    except CaptureError:  # a size depends on the samples in another way
-        return None
-    for proof in proofs:
-        if replace(graph_from_json(merged, batch=proof.workload["batch"]), assumptions=()) != replace(
-            proof, assumptions=()
-        ):
-            return None
-    return merged

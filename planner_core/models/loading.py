@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import Block, CaptureError, Graph, InputError, NeedsValues, Op, Plan, TensorMeta, require
+from planner_core.core import (
+    Block,
+    CaptureError,
+    Graph,
+    InputError,
+    NeedsValues,
+    Op,
+    Plan,
+    TensorMeta,
+    graph_from_json,
+    require,
+)
 from planner_core.models.zoo import ZOO, config_file, load_snapshot
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -158,6 +169,22 @@ def open_model(
     if model.endswith(".pt2"):
         _as_exported(model, graph, asked)
     return graph
+
+
+def merged_samples(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[str, Any] | None:
+    """The graph of any number of samples as JSON, from captures of b and 2b samples; None if it is not that of each of the `proofs`."""
+    from planner_core.models.snapshots.symbolic import symbolic_batch
+
+    try:
+        merged = symbolic_batch(first, wide)
+    except CaptureError:  # a size depends on the samples in another way
+        return None
+    for proof in proofs:
+        if replace(graph_from_json(merged, batch=proof.workload["batch"]), assumptions=()) != replace(
+            proof, assumptions=()
+        ):
+            return None
+    return merged
 
 
 def with_config(graph: Graph, **fields: Any) -> Graph:

@@ -94,9 +94,8 @@ class Planner:
     clock: Clock
     effort: Effort = THOROUGH
     work: Allowance = field(default_factory=lambda: Allowance(THOROUGH.request))
-    """What is left of `effort.request`. All planners of a request share it."""
+    """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    """The model's graphs for other numbers of samples. All planners of a request share them."""
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
     """Both by mesh and stages."""
