@@ -9,7 +9,7 @@ from explorer.analysis.answer import OWN
 from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.planning import STAGES
-from planner_core.planning.analysis import Choice
+from planner_core.planning.analysis import MOST_DOUBT, Choice
 from planner_core.planning.methods import BASELINES
 
 MOST = 5
@@ -46,7 +46,10 @@ def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[Liste
         else:
             told[run] += ", as fast as the exact optimum"
     told |= {n: "what you run now" for n, p in plans.items() if p.method == OWN}
-    told |= {n: _deep(p, plans[fastest]) for n, p in plans.items() if p.name == STAGES and n not in told}
+    deep = {n: p for n, p in plans.items() if p.name == STAGES}
+    told |= {n: _deep(p, plans[fastest]) for n, p in deep.items()}
+    if any(p.cost.step_time_s * (1 + MOST_DOUBT) < plans[run].cost.step_time_s for p in deep.values()):
+        told[run] = "the best without pipeline stages"
     stock = [n for n, p in plans.items() if p.method in MEGATRON]
     if stock:
         told.setdefault(

@@ -73,7 +73,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One page of the course. `number` is its place. `key` names it in addresses, cookies and files, and stays when its place changes.
+    """One page of the course. `number` is its place, `minutes` what it takes in class with its question: an estimate that no class has
+    tried. `key` names it in addresses, cookies and files, and stays when its place changes.
     `terms` are the words defined here, and only here; `link` is (page, what is there), and
     `focus` the settings of that page's address that show the same thing, e.g. the node or the plans meant;
     `prefetch` says that the settings of its sliders are worth computing before they are asked for;
@@ -81,6 +82,7 @@ class Lesson:
     `block` is the block that the picture shows, whose code the page writes when it is asked to; None where it cannot run."""
 
     number: int
+    minutes: int
     key: str
     title: str
     idea: str

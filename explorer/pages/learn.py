@@ -15,10 +15,20 @@ from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
 from explorer.learn.files import export, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
-from explorer.learn.lessons import LESSONS
+from explorer.learn.lessons import CHAPTERS, LESSONS
 from explorer.learn.recent import seen, shown
 from explorer.learn.visit import address, answers, assignment, progress, task
-from explorer.learn.visit.place import assigned, begin, done, exercise, learner, place, start_over, to_address
+from explorer.learn.visit.place import (
+    assigned,
+    begin,
+    done,
+    exercise,
+    learner,
+    place,
+    start_over,
+    to_address,
+    to_contents,
+)
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
 from planner_core.core import PlannerError
@@ -27,7 +37,7 @@ PAGE = "explorer/pages/{}.py"
 
 
 def go(number: int) -> None:
-    """Callback: another lesson."""
+    """Callback: another lesson; 0 is the contents."""
     st.session_state["learn_number"] = number
     st.session_state["learn_problems"] = []
 
@@ -125,7 +135,39 @@ def rail(lesson: Lesson) -> None:
             links, forgotten=st.session_state.get("learn_forgotten", 0), key="lessons",
             on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)),
         )  # fmt: skip
+        st.button("Contents", key="w_contents", type="tertiary", icon=":material/toc:", on_click=go, args=(0,))
+
+
+def contents() -> None:
+    """The course: every lesson with its idea, its minutes, and whether it is done; what one can do by now."""
+    to_contents()
+    for problem in st.session_state.pop("learn_problems", []):
+        st.warning(problem)
+    everywhere, mine = settings.write(state.values()), done()
+    begun = next((x for x in LESSONS if x not in mine), LESSONS[0])
+    with st.container(key="lesson_head", gap="xxsmall"):
+        st.markdown("## Learn how a model is split over GPUs")
+        total = sum(x.minutes for x in LESSONS)
+        st.markdown(
+            f"{len(LESSONS)} lessons, {len(mine)} done, some {total // 60} hours. Every number is computed while you read."
+        )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        label = f"{'Go on' if mine else 'Begin'}: {begun.number}. {begun.title}"
+        st.button(label, key="w_begin", type="primary", on_click=go, args=(begun.number,))
         st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
+    with st.container(key="contents"):
+        for chapter, numbers in CHAPTERS.items():
+            st.markdown(f"**{chapter}**")
+            for x in (LESSONS[n - 1] for n in numbers):
+                query = {**everywhere, "lesson": x.key}
+                with st.container(horizontal=True, vertical_alignment="center", key=f"entry_{x.number}"):
+                    icon = ":material/check_circle:" if x in mine else ":material/circle:"
+                    st.page_link(
+                        PAGE.format("learn"), label=f"{x.number}. {x.title}", icon=icon, query_params=query, width=330
+                    )
+                    st.caption(x.idea, width="stretch")
+                    st.caption(f"{x.minutes} min", width="content")
+    map_of_progress(begun)
 
 
 def map_of_progress(lesson: Lesson) -> None:
@@ -187,6 +229,9 @@ def scrubber(lesson: Lesson, scene: Scene) -> None:
             "Step", 1, steps, key=widget, on_change=turn, args=(lesson, scene), format=f"%d of {steps}",
             label_visibility="collapsed",
         )  # fmt: skip
+        if here["step"] == steps - 1 and lesson.number < len(LESSONS):
+            st.button("Next lesson", key="w_onward", on_click=_onward, args=(lesson.number + 1,), type="primary")
+            return
         st.button(
             "Next",
             key="w_next",
@@ -195,6 +240,12 @@ def scrubber(lesson: Lesson, scene: Scene) -> None:
             disabled=here["step"] >= most - 1,
             type="primary",
         )
+
+
+def _onward(number: int) -> None:
+    """Callback: the next lesson, which the whole page shows."""
+    go(number)
+    st.session_state["learn_newly"] = True
 
 
 def show(lesson: Lesson, scene: Scene) -> None:
@@ -376,6 +427,9 @@ def page() -> None:
     """The page."""
     lesson = begin()
     warm()
+    if lesson is None:
+        contents()
+        return
     rail(lesson)
     assignment.box(lesson)
     for problem in st.session_state.pop("learn_problems", []):
@@ -384,13 +438,8 @@ def page() -> None:
         st.markdown(f"## {lesson.number}. {lesson.title}")
         st.markdown(lesson.idea)
     if lesson.uses_model:
-        sentence.sentence()
+        sentence.sentence(brief=True)
     body(lesson.number)
-    map_of_progress(lesson)
-    if lesson.number < len(LESSONS):
-        st.button(
-            f"Next lesson: {LESSONS[lesson.number].title}", key="w_onward", on_click=go, args=(lesson.number + 1,)
-        )
 
 
 page()

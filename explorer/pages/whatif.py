@@ -8,7 +8,7 @@ import streamlit as st
 
 from explorer.components import frame
 from explorer.components.plans import sweep_panel, whatif_panel
-from explorer.session import state
+from explorer.session import state, stated
 from explorer.text import recipe, units
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, regret
@@ -17,7 +17,7 @@ from planner_core.planning.analysis import SCENARIOS, regret
 def page() -> None:
     """The page."""
     result = frame.open_page("whatif")
-    _, plan = state.chosen(state.plan_ids(result.plans), result)
+    _, plan = state.chosen(stated.beside(state.plan_ids(result.plans), result), result)
     st.markdown(f"**One change**, set against {frame.text(recipe.short(plan))}")
     whatif_panel.panel(result, plan)
     st.markdown("**A sweep** of one quantity, or two")

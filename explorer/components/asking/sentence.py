@@ -49,8 +49,9 @@ MESH_HELP = "GPUs as a grid; neighbours on the last axis are neighbours in a nod
 TOOL_HELP = "Only what this tool can be told is searched, and it is exported to it"
 
 
-def sentence() -> None:
-    """Draw the chips. Problems with the address stand above them, what an edit changed beside itself below."""
+def sentence(*, brief: bool = False) -> None:
+    """Draw the chips. Problems with the address stand above them, what an edit changed beside itself below. `brief`: without the tool and
+    what is run now, of which lessons know nothing."""
     for problem in state.problems():
         st.warning(problem)
     v = state.values()
@@ -65,13 +66,15 @@ def sentence() -> None:
         _word("with")
         with _chip(load_words(v), "batch"):
             _load(v, cluster)
-        _word("run with")
-        with _chip(tool_words(v), "tool"):
-            _tool(v)
+        if not brief:
+            _word("run with")
+            with _chip(tool_words(v), "tool"):
+                _tool(v)
         _word("in")
         with _chip(numbers_words(v), "numbers"):
             _numbers(v)
-        setup_chip(v, cluster)
+        if not brief:
+            setup_chip(v, cluster)
         address(*state.completion())
     for one in state.told():
         st.caption(plain(one))

@@ -26,6 +26,10 @@ KEYS = {
 }  # fmt: skip
 
 
+MOST_TIMES = 3.0
+"""A bar that is so many times as long as the shortest fills its place, as longer ones do."""
+
+
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _parts(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _home: Result) -> dict[str, float]:
     return answer.step_parts(_plan, _home.graph, _home.coarse)
@@ -45,7 +49,8 @@ def _flops(request: Request, _home: Result) -> int:
 def draw(result: Result, plans: Mapping[str, Plan], listed: Sequence[Listed], chosen: str) -> None:
     """The table, its legend, and the sentence about the chosen plan."""
     parts = {one.name: parts_of(one.name, plans[one.name], result) for one in listed}
-    longest = max(sum(parts[n].values()) for n in ([n for n in parts if plans[n].fits] or parts))
+    steps = [sum(parts[n].values()) for n in ([n for n in parts if plans[n].fits] or parts)]
+    longest = min(max(steps), MOST_TIMES * min(steps))  # one bad plan must not make all other bars specks
     rows = [_row(plans[one.name], one, parts[one.name], longest, result) for one in listed]
 
     def choose() -> None:
@@ -76,7 +81,7 @@ def _row(plan: Plan, one: Listed, parts: Mapping[str, float], longest: float, re
     # what is reserved is never less than what is held
     low, high = (max(held, n) / units.GIB for n in (kept.low_bytes, kept.high_bytes))
     bounds = f"{low:.0f} – {high:.0f} reserved of {most / units.GIB:.3g}"
-    shows = units.seconds(plan.cost.exposed_comm_time_s)
+    shows = units.seconds(parts[answer.WAITS] + parts[answer.WEIGHTS])
     return {
         "id": one.name, "name": recipe.short(plan), "what": f"{one.what}; {work}" if work else one.what, "fits": plan.fits,
         "step": units.seconds(s.step_time_s), "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",

@@ -9,7 +9,7 @@ from explorer.analysis import what_if as whatif
 from explorer.components import frame
 from explorer.components.plans import whatif_panel
 from explorer.session import state
-from explorer.text import glossary, words
+from explorer.text import glossary, recipe, words
 from planner_core.core import Placements, Plan, PlannerError, parse_placement
 from planner_core.planning import Editable, Result, edit
 
@@ -30,9 +30,7 @@ def panel(result: Result, plans: dict[str, Plan], chosen: str) -> None:
     if base is not None:
         _controls(result, asked, base)
     if not texts:
-        st.caption(
-            "Give one weight another placement: what it costs is told at once, and the edited plan joins the list above."
-        )
+        st.caption("Give one weight another placement: what it costs is told at once, and the plan joins the others.")
         return
     found = state.edited(state.plan(result.request), texts)
     if isinstance(found, str):
@@ -44,7 +42,7 @@ def panel(result: Result, plans: dict[str, Plan], chosen: str) -> None:
 
 def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
     known = {edit.key_of(e.weight): e for e in edit.editable(result.graph, base)}
-    st.markdown(f"From **{frame.text(words.title(base))}** on {words.mesh_words(base.mesh)}.")
+    st.markdown(f"From **{frame.text(recipe.short(base))}**")
     with st.container(horizontal=True, key="edit", gap="medium", vertical_alignment="bottom"):
         start = next(reversed(tuple(asked.changes)), None) or _of_node(result, known)
         key = st.selectbox(
@@ -111,7 +109,7 @@ def _answer(before: Plan, after: Plan) -> None:
     st.markdown(" ".join(told))
     for note in after.notes[1:]:
         st.caption(frame.text(note))
-    whatif_panel.moved(before, after)
+    whatif_panel.moved(before, after, "edit")
 
 
 def _undo(asked: edits.Edits, good: bool) -> None:

@@ -122,7 +122,7 @@ def _point(name: str, changes: sweep.Changes, say: Pace, stopped: bool) -> Point
         return Point(name, changes, plan, "" if plan else why or sweep.LEFT)
     try:
         say("planning")
-        return Point(name, changes, whatif_panel.best(request, say)[0])
+        return Point(name, changes, whatif_panel.best(request, say))
     except PlannerError as error:
         _refusals().put(request, text := state.in_words(str(error)))
         return Point(name, changes, None, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import time
 from typing import Any
 
 import streamlit as st
@@ -13,7 +12,7 @@ from explorer.analysis import what_if as whatif
 from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
-from explorer.text import units, words
+from explorer.text import recipe, words
 from planner_core.core import OPTIMIZERS, RECOMPUTE, Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
 
@@ -21,7 +20,7 @@ KEPT = 200
 """Answers kept for all sessions."""
 LABELS = {
     "batch": "Batch, samples a step", "seq": "Tokens a sample", "nodes": "Nodes", "gpus": "GPUs in a node",
-    "intra": "Inside a node, GB/s out of a GPU", "inter": "Between nodes, GB/s out of a node",
+    "intra": "Inside a node, GB/s per GPU", "inter": "Between nodes, GB/s per GPU",
     "dtype": "Numbers", "precision": "Precision", "optimizer": "Optimizer", "zero": "ZeRO", "recompute": "Recomputation",
 }  # fmt: skip
 STEPS: dict[str, tuple[float, ...]] = {
@@ -46,24 +45,19 @@ DEFAULT_INTER = 400.0
 
 
 @st.cache_resource(show_spinner=False)
-def _answers() -> ResultCache[Request, tuple[Plan, float]]:
+def _answers() -> ResultCache[Request, Plan]:
     return ResultCache(KEPT)
 
 
-def best(request: Request, say: Progress = lambda text: None) -> tuple[Plan, float]:
-    """The best plan for a request and the seconds that it took, shared by all sessions."""
-
-    def make() -> tuple[Plan, float]:
-        start = time.perf_counter()
-        return whatif.best(request, state.own_source(request, say), say), time.perf_counter() - start
-
-    return _answers().get(request, make, lambda: say("another visitor's plan"))
+def best(request: Request, say: Progress = lambda text: None) -> Plan:
+    """The best plan for a request, shared by all sessions."""
+    source = state.own_source(request, say)
+    return _answers().get(request, lambda: whatif.best(request, source, say), lambda: say("another visitor's plan"))
 
 
 def known(request: Request) -> Plan | None:
     """The best plan for a request, where it was found before."""
-    found = _answers().peek(request)
-    return found[0] if found else None
+    return _answers().peek(request)
 
 
 @st.fragment
@@ -79,7 +73,9 @@ def panel(result: Result, chosen: Plan) -> None:
             now = stands.get(key, DEFAULT_INTER)
             useless = key == "inter" and changes.get("nodes", stands["nodes"]) == 1
             if not useless and not (key == "seq" and now == 1):
-                _slider(key, steps, now, changes, alone="inter" not in stands)
+                # the address has what leaves a node; people know what a GPU has
+                size = changes.get("gpus", stands["gpus"]) if key == "inter" else 1
+                _slider(key, steps, now, changes, alone="inter" not in stands, size=size)
         for key, names in CHOICES.items():
             _choice(key, names, changes)
     if not changes:
@@ -93,18 +89,17 @@ def panel(result: Result, chosen: Plan) -> None:
         place = st.empty()  # not sooner: it clears what stands there
         if early is not None:
             with place.container():
-                _answer(chosen, early, "whatif_early", EARLY)
+                _answer(chosen, early, "whatif_early")
+                st.caption(EARLY)
         with st.spinner("Planning", show_time=True):
-            after, taken = best(asked)
+            after = best(asked)
     except PlannerError as error:
         st.error(state.in_words(str(error)))
         _buttons(changes, False)
         return
     st.session_state[LAST] = after
     with place.container():
-        _answer(
-            chosen, after, "whatif_answer", f"Planned in {units.seconds(taken)}: the best plan alone, on every mesh."
-        )
+        _answer(chosen, after, "whatif_answer")
     _buttons(changes, True)
 
 
@@ -129,11 +124,14 @@ def _set(key: str, value: Any, stands: Any, alone: bool = False) -> None:
     state.follow()
 
 
-def _slider(key: str, steps: tuple[float, ...], now: float, changes: dict[str, Any], alone: bool) -> None:
+def _slider(
+    key: str, steps: tuple[float, ...], now: float, changes: dict[str, Any], *, alone: bool, size: float
+) -> None:
+    """A slider whose values are shown divided by `size`."""
     current = changes.get(key, now)
     widget = state.shown(f"wi_{key}", current)
     st.select_slider(
-        LABELS[key], whatif.options((*steps, current), now), value=current, key=widget, width=WIDE, format_func=lambda v: f"{v:g}",
+        LABELS[key], whatif.options((*steps, current), now), value=current, key=widget, width=WIDE, format_func=lambda v: f"{v / size:.3g}",
         on_change=lambda: _set(key, st.session_state[widget], now, alone),
     )  # fmt: skip
 
@@ -149,19 +147,13 @@ def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _answer(before: Plan, after: Plan, key: str, how: str) -> None:
+def _answer(before: Plan, after: Plan, key: str) -> None:
     with st.container(horizontal=True, key=key, gap="large"):
         figures(before, after)
-        old, new = words.mesh_words(before.mesh), words.mesh_words(after.mesh)
-        st.metric(
-            "mesh",
-            new,
-            "as before" if old == new else f"before: {old}",
-            delta_color="off",
-            delta_arrow="off",
-            width="content",
-        )
-    told = [f"{frame.text(words.describe(after))}."]
+        old, new = (" · ".join(filter(None, (recipe.short(p), recipe.brief_work(p)))) for p in (before, after))
+        note = "as before" if old == new else f"before: {old}"
+        st.metric("plan", new, note, delta_color="off", delta_arrow="off", width="content")
+    told = []
     if not after.fits:
         told.append("It does not fit the memory.")
     if key == "whatif_answer":
@@ -169,9 +161,10 @@ def _answer(before: Plan, after: Plan, key: str, how: str) -> None:
             f"{frame.text(note[:1].upper() + note[1:])}." for note in after.notes if after.fits and not after.optimal
         ]
     speed = whatif.per_sample(before, after)
-    st.markdown(" ".join([*told, f"{frame.text(speed)}." if speed else ""]))
-    moved(before, after)
-    st.caption(f"Set against {frame.text(words.title(before))}. {how}")
+    told += [f"{frame.text(speed)}."] if speed else []
+    if told:
+        st.markdown(" ".join(told))
+    moved(before, after, key)
 
 
 def figures(before: Plan, after: Plan) -> None:
@@ -183,12 +176,12 @@ def figures(before: Plan, after: Plan) -> None:
         )  # fmt: skip
 
 
-def moved(before: Plan, after: Plan) -> None:
+def moved(before: Plan, after: Plan, where: str) -> None:
     """The weights that lie otherwise."""
     found = whatif.moved(before, after)
     if found:
         title = f"{len(found)} placement{'s differ' if len(found) > 1 else ' differs'} from {words.title(before)}"
-        with st.expander(title, key="moved"):
+        with st.expander(title, key=f"moved_{where}"):  # the answer stands before the early one is gone
             rows = [[html.escape(w), html.escape(a), html.escape(b)] for w, a, b in found[: whatif.CHANGED_SHOWN]]
             frame.table(["weight", "before", "after"], rows, "placements that changed")
             if len(found) > whatif.CHANGED_SHOWN:

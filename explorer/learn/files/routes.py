@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from explorer.learn.files import export
 from explorer.learn.lesson import Choice, Lesson
+from explorer.learn.lessons import LESSONS
 from explorer.learn.visit import address
-
-MINUTES = (10, 8, 8, 12, 15, 8, 12, 10, 10, 8, 10, 8, 12, 12, 10, 12, 8, 8, 10, 8, 10, 12, 8, 12)
-"""Minutes in class of each lesson, in order, with its question: an estimate that no class has tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class RouteStop:
     @property
     def takes(self) -> int:
         """Minutes, the lesson's own where the stop states none."""
-        return self.minutes or MINUTES[self.lesson - 1]
+        return self.minutes or LESSONS[self.lesson - 1].minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def page(lessons: Sequence[Lesson], link: Link) -> str:
         for m in MISCONCEPTIONS
         if m.lesson in by_number
     )
-    minutes = ", ".join(f"{x.number}: {MINUTES[x.number - 1]}" for x in lessons)
+    minutes = ", ".join(f"{x.number}: {x.minutes}" for x in lessons)
     return (
         f"<p>Minutes are an estimate that no class has tried. By lesson: {minutes}.</p>{sessions}"
         f"<h2>Misconceptions to expect</h2><table><tr><th>belief</th><th>breaks in</th><th>by</th></tr>{rows}</table>"

@@ -15,8 +15,8 @@ from explorer.learn.visit import address, progress, task
 from explorer.session import state
 
 
-def begin() -> Lesson:
-    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson."""
+def begin() -> Lesson | None:
+    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson, None for the contents."""
     state.begin("learn")
     s = st.session_state
     if "learn" not in s:
@@ -34,9 +34,9 @@ def begin() -> Lesson:
         if not left or (left["values"], left["step"]) != (values, step):
             right = bool(left and left["right"])
             s["learn"][lesson.number] = {**fresh(values, step), "asked": step, "right": right, "open": right}
-        s["learn_number"] = lesson.number
-    s.setdefault("learn_number", 1)
-    return LESSONS[int(s["learn_number"]) - 1]
+        s["learn_number"] = lesson.number if found.keys() - {"done"} else 0
+    number = int(s.setdefault("learn_number", 0))
+    return LESSONS[number - 1] if number else None
 
 
 def _assign(found: Mapping[str, str]) -> list[str]:
@@ -115,6 +115,13 @@ def to_address(lesson: Lesson) -> None:
     if new != now:
         st.query_params.from_dict(new)  # at once: one entry in the browser's history
     st.session_state["learn_written"] = wanted
+
+
+def to_contents() -> None:
+    """The address names no lesson any more."""
+    for key in address.KEYS & st.query_params.keys():
+        del st.query_params[key]
+    st.session_state["learn_written"] = None
 
 
 def learner() -> Learner:

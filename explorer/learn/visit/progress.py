@@ -19,7 +19,7 @@ ABLE = (
     "say from how many tokens on a gather hides", "say what shows in a step, and when two plans tie", "tell what each ZeRO stage keeps and sends",
     "find the moment at which memory is fullest", "choose the number of micro-batches", "fit a constant, read residuals, and say what a model is for",
     "tell what one hot expert costs", "deal a long text to GPUs fairly", "choose a mesh of two dimensions", "fold a model into what must be planned once",
-    "say how a search proves its plan without trying all",
+    "say how a search proves its plan without trying all", "fill a pipeline's bubble, and say when stages beat FSDP",
 )  # fmt: skip
 """What one can do after each lesson, in order."""
 

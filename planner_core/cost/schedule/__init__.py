@@ -23,7 +23,9 @@ from planner_core.cost.schedule.exposed import (
 )
 from planner_core.cost.schedule.host import host_seconds, waited_for_host, with_host
 from planner_core.cost.schedule.pipeline import (
+    Pass,
     PipelineTime,
+    Span,
     boundary_states,
     check_micro_batches,
     even_copies,
@@ -45,7 +47,9 @@ __all__ = [
     "WAITED",
     "Event",
     "Exposed",
+    "Pass",
     "PipelineTime",
+    "Span",
     "beyond_compute",
     "boundary_states",
     "check_micro_batches",
