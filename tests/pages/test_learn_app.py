@@ -235,7 +235,9 @@ def test_lessons_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after a lesson is prepared while it is read."""
     ahead: list[int] = []
     monkeypatch.setattr(warm, "prefetch", lambda number, learner, plan: ahead.append(number))
-    at = opened(lesson="1", step=str(len(LESSONS[0].scene(Learner(Request("llama-3-8b")), LESSONS[0].defaults()).steps)))
+    at = opened(
+        lesson="1", step=str(len(LESSONS[0].scene(Learner(Request("llama-3-8b")), LESSONS[0].defaults()).steps))
+    )
     assert "## 1. " in words(at)
     at.button(key="w_onward").click().run()
     assert "## 2. Two ways to cut a matrix" in words(at)
