@@ -76,12 +76,10 @@ def panel(result: Result, chosen: Plan) -> None:
                 # the address has what leaves a node; people know what a GPU has
                 size = changes.get("gpus", stands["gpus"]) if key == "inter" else 1
                 _slider(key, steps, now, changes, alone="inter" not in stands, size=size)
-    with st.expander(
-        "Numbers, optimizer, ZeRO, recomputation", key="whatif_more", expanded=bool(CHOICES.keys() & changes)
-    ):
-        with st.container(horizontal=True, gap="medium"):
-            for key, names in CHOICES.items():
-                _choice(key, names, changes)
+    more = st.expander("Numbers, optimizer, ZeRO, recomputation", expanded=bool(CHOICES.keys() & changes))
+    with more, st.container(horizontal=True, gap="medium"):
+        for key, names in CHOICES.items():
+            _choice(key, names, changes)
     if not changes:
         st.caption(
             "Move a slider: the best plan for it is found at once and set against the chosen plan. Nothing else changes."
@@ -135,9 +133,14 @@ def _slider(
     current = changes.get(key, now)
     widget = state.shown(f"wi_{key}", current)
     st.select_slider(
-        LABELS[key], whatif.options((*steps, current), now), value=current, key=widget, width=WIDE, format_func=lambda v: f"{round(v / size, 2):g}",
+        LABELS[key],
+        whatif.options((*steps, current), now),
+        value=current,
+        key=widget,
+        width=WIDE,
+        format_func=lambda v: f"{round(v / size, 2):g}",
         on_change=lambda: _set(key, st.session_state[widget], now, alone),
-    )  # fmt: skip
+    )
 
 
 def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
