@@ -9,25 +9,22 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from explorer.address import carry, settings
-from explorer.components import frame
+from explorer.components import course, frame
 from explorer.components.asking import sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
 from explorer.learn.files import export, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
-from explorer.learn.lessons import CHAPTERS, LESSONS
+from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
-from explorer.learn.visit import address, answers, assignment, progress, task
+from explorer.learn.visit import address, answers, assignment, task
 from explorer.learn.visit.place import (
     assigned,
     begin,
-    done,
     exercise,
     learner,
     place,
-    start_over,
     to_address,
-    to_contents,
 )
 from explorer.learn.warm import prefetch, warm
 from explorer.session import state
@@ -136,60 +133,6 @@ def rail(lesson: Lesson) -> None:
             on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)),
         )  # fmt: skip
         st.button("Contents", key="w_contents", type="tertiary", icon=":material/toc:", on_click=go, args=(0,))
-
-
-def contents() -> None:
-    """The course: every lesson with its idea, its minutes, and whether it is done; what one can do by now."""
-    to_contents()
-    for problem in st.session_state.pop("learn_problems", []):
-        st.warning(problem)
-    everywhere, mine = settings.write(state.values()), done()
-    begun = next((x for x in LESSONS if x not in mine), LESSONS[0])
-    with st.container(key="lesson_head", gap="xxsmall"):
-        st.markdown("## Learn how a model is split over GPUs")
-        total = sum(x.minutes for x in LESSONS)
-        st.markdown(
-            f"{len(LESSONS)} lessons, {len(mine)} done, some {total // 60} hours. Every number is computed while you read."
-        )
-    with st.container(horizontal=True, vertical_alignment="center"):
-        label = f"{'Go on' if mine else 'Begin'}: {begun.number}. {begun.title}"
-        st.button(label, key="w_begin", type="primary", on_click=go, args=(begun.number,))
-        st.page_link(PAGE.format("teacher"), label="For teachers", query_params=everywhere, width="content")
-    with st.container(key="contents"):
-        for chapter, numbers in CHAPTERS.items():
-            st.markdown(f"**{chapter}**")
-            for x in (LESSONS[n - 1] for n in numbers):
-                query = {**everywhere, "lesson": x.key}
-                with st.container(horizontal=True, vertical_alignment="center", key=f"entry_{x.number}"):
-                    icon = ":material/check_circle:" if x in mine else ":material/circle:"
-                    st.page_link(
-                        PAGE.format("learn"), label=f"{x.number}. {x.title}", icon=icon, query_params=query, width=330
-                    )
-                    st.caption(x.idea, width="stretch")
-                    st.caption(f"{x.minutes} min", width="content")
-    map_of_progress(begun)
-
-
-def map_of_progress(lesson: Lesson) -> None:
-    """What one can do by now, and how to take it along to the same lesson elsewhere."""
-    mine = done()
-    with st.expander(f"What you can do now: {len(mine)} of {len(LESSONS)} lessons", key="progress"):
-        if not mine:
-            st.markdown(
-                "Nothing yet. A lesson is done when its question is answered right, at whatever try. This browser remembers it, and a link "
-                "takes it along. It is for you: it proves nothing to others."
-            )
-            return
-        st.markdown("\n".join(f"- {progress.ABLE[x.number - 1].capitalize()} ({x.number})" for x in mine))
-        left = [str(x.number) for x in LESSONS if x not in mine]
-        if left:
-            st.caption(f"Not yet: {', '.join(left)}.")
-        with st.container(horizontal=True, vertical_alignment="center"):
-            keys = progress.write(x.key for x in mine)
-            query = {**settings.write(state.values()), "lesson": lesson.key, "done": keys}
-            here, icon = PAGE.format("learn"), ":material/link:"
-            st.page_link(here, label="Link with my progress", icon=icon, query_params=query, width="content")
-            st.button("Start over", key="w_start_over", type="tertiary", on_click=start_over)
 
 
 def controls(lesson: Lesson) -> None:
@@ -428,7 +371,7 @@ def page() -> None:
     lesson = begin()
     warm()
     if lesson is None:
-        contents()
+        course.contents(go)
         return
     rail(lesson)
     assignment.box(lesson)
