@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from explorer.address import carry, settings
-from explorer.components import course, frame
+from explorer.components import frame
 from explorer.components.asking import sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
@@ -17,7 +17,7 @@ from explorer.learn.files import export, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import seen, shown
-from explorer.learn.visit import address, answers, assignment, task
+from explorer.learn.visit import address, answers, assignment, course, task
 from explorer.learn.visit.place import (
     assigned,
     begin,
