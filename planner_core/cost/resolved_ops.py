@@ -8,6 +8,9 @@ from planner_core.core import ITEM_BYTES, Block, Graph, InputError, Op, Placemen
 from planner_core.cost.model import CostModel
 from planner_core.ops import Row, rows
 
+RECEIVE = "receive"
+"""The function of the operator that makes what comes from the stage before, in a graph that is one stage of a model."""
+
 
 def block_of(graph: Graph, label: str) -> Block:
     """The block of a label of a plan. Raises InputError if the model does not have it."""

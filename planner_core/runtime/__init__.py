@@ -2,6 +2,7 @@
 
 library     `apply`, the function that a training loop calls
 parallel    a model under a plan: recorded, rewritten, and run as generated code
+stages/     a model under a plan with pipeline stages
 record/     one forward pass of the model, call by call
 write/      Python code from a recording and a plan
 program/    what generated code needs at run time: collectives, weights, gradients in buckets
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.runtime.initialize import Init, initializer
-    from planner_core.runtime.library import apply
+    from planner_core.runtime.library import apply, mesh_of
     from planner_core.runtime.mismatch import PlanMismatch
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.program.collectives import Trace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.program.operators.chances import drawing, seed_of
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.record.batch import changed, with_samples
+    from planner_core.runtime.stages import StagedParallel
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
     from planner_core.runtime.training.host_states import HostStates
@@ -35,6 +37,7 @@ __all__ = [
     "Init",
     "Parallel",
     "PlanMismatch",
+    "StagedParallel",
     "Trace",
     "apply",
     "changed",
@@ -43,6 +46,7 @@ __all__ = [
     "initializer",
     "load",
     "make_optimizer",
+    "mesh_of",
     "save",
     "seed_of",
     "sent_in_exchange",
@@ -62,6 +66,8 @@ _HOME = {
     "seed_of": "planner_core.runtime.program.operators.chances",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
+    "mesh_of": "planner_core.runtime.library",
+    "StagedParallel": "planner_core.runtime.stages",
     "CountCollectives": "planner_core.runtime.program.collectives.counter",
     "sent_in_exchange": "planner_core.runtime.program.collectives.counter",
     "table_of": "planner_core.runtime.program.collectives.counter",

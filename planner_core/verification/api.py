@@ -3,6 +3,8 @@
 verify_rules(plan)            # at once: what is wrong can be read off the plan
 verify(plan, ranks=4)         # numbers: the same architecture and plan, scaled down, on real gloo ranks
 verify(plan)                  # traffic and memory: full size, on a fake process group of the plan's world size
+
+Of a plan with pipeline stages a small pipeline runs, or a GPU of each rank of the whole one.
 """
 
 from __future__ import annotations
@@ -19,17 +21,20 @@ from planner_core.core import (
     Graph,
     InputError,
     NotRunnable,
+    Pipeline,
     Plan,
     PlannerError,
     Workload,
     divisors,
-    refuse_stages,
 )
-from planner_core.cost import cost_model
+from planner_core.cost import cost_model, even_copies
 from planner_core.models import capture_graph, graph_of, whole_config
 from planner_core.planning import retarget, shrinks, small_mesh
+from planner_core.runtime.stages import check_schedule
 from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake_stages import verify_fake_stages
 from planner_core.verification.numerics import verify_numbers
+from planner_core.verification.stages import verify_stages
 from planner_core.verification.static import check_rules, verify_rules
 
 __all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
@@ -38,6 +43,8 @@ LARGEST_WHOLE = 50_000_000
 """A model with more parameters is not verified on real processes."""
 SMALL_SEQ = 32
 """Tokens of a small model's sample, if the model allows so few."""
+SMALL_ROUNDS = 2
+"""Micro-batches of a small pipeline, for each of its ranks."""
 LONGER_SEQ = 512
 """Tokens of its sample if a model does something else with fewer."""
 
@@ -75,7 +82,8 @@ def verify(
         >>> shardscope.verify(plan)["ok"]
         True
     """
-    refuse_stages(plan, "verify", "check it with --rules")
+    if plan.pipeline:
+        return _verify_stages(plan, ranks, timeout_s, progress)
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
         return verify_fake(plan, graph=graph_of(plan), timeout_s=timeout_s)
@@ -87,25 +95,53 @@ def verify(
     return verify_numbers(small, graph=graph_of(small), timeout_s=timeout_s)
 
 
+def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    assert plan.pipeline is not None
+    check_schedule(plan.pipeline)
+    if ranks is None:
+        progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
+        return verify_fake_stages(plan, graph_of(plan), timeout_s=timeout_s)
+    if not 1 < ranks <= MOST_RANKS:
+        raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
+    progress("a small model with the same plan")
+    small = scaled(plan, ranks)
+    progress(f"{ranks} gloo processes")
+    return verify_stages(small, graph_of(small), timeout_s=timeout_s)
+
+
+def small_stages(plan: Plan, ranks: int) -> int:
+    """How many ranks of a small pipeline stand for those of a plan, if there are `ranks` processes: two, or as many as there are where each
+    is one GPU."""
+    assert plan.pipeline is not None
+    if plan.mesh.num_devices == 1 and ranks <= plan.pipeline.ranks:
+        return ranks
+    if ranks % 2 == 0 and (plan.mesh.num_devices > 1 or ranks == 2):
+        return 2
+    raise InputError(
+        f"{ranks} ranks cannot stand for {plan.pipeline.ranks} ranks of a pipeline on {plan.mesh} each; use --ranks "
+        f"{2 if plan.mesh.num_devices == 1 else 4}"
+    )
+
+
 def scaled(plan: Plan, ranks: int) -> Plan:
     """The same plan on a small model of the same architecture and a mesh of `ranks` devices, in float32."""
     config = plan.model.get("config") or {}
-    mesh = small_mesh(plan.mesh, ranks)
-    w = plan.workload
+    mesh = small_mesh(plan.mesh, ranks // small_stages(plan, ranks) if plan.pipeline else ranks)
+    w, layers = plan.workload, small_stages(plan, ranks) * plan.pipeline.virtual if plan.pipeline else 2
     if "callable" in config:
         _small_enough(plan)
         graph = capture_graph(config["callable"])
-        return _on(plan, graph, mesh)
+        return _on(plan, graph, mesh, ranks)
     failed: PlannerError | None = None
     unfit = False  # whether the first that failed is a small model which cannot run, and not a config of none
     first: tuple[Plan, list[str]] | None = None
-    for (batch, seq), small in itertools.product(_samples(plan, ranks), _small_forms(config, w["seq"])):
+    for (batch, seq), small in itertools.product(_samples(plan, ranks), _small_forms(config, w["seq"], layers)):
         captured = False
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             captured = True
             if graph.num_params <= LARGEST_WHOLE:
-                made = _on(plan, graph, mesh)
+                made = _on(plan, graph, mesh, ranks)
                 broken = check_rules(made, graph)
                 if not broken:
                     return made
@@ -141,13 +177,13 @@ def _too_few(mesh: DeviceMesh, broken: str) -> str:
     return f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); {way}"
 
 
-def _small_forms(config: Mapping[str, Any], seq: int) -> Iterator[dict[str, Any]]:
+def _small_forms(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:
     """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
     of a sample of the plan."""
     whole = whole_config(config)
     if len(whole) > len(config):
-        yield from (small for small in shrinks(config, seq=seq) if small != config)
-    yield from shrinks(whole if len(whole) > len(config) else config, seq=seq)
+        yield from (small for small in shrinks(config, layers, seq) if small != config)
+    yield from shrinks(whole if len(whole) > len(config) else config, layers, seq)
 
 
 def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
@@ -164,16 +200,26 @@ def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*first, *itertools.product(fewer, (SMALL_SEQ, whole)), (some, whole)]))
 
 
-def _on(plan: Plan, graph: Graph, mesh: DeviceMesh) -> Plan:
+def _on(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
     """The plan on another graph of the same architecture and another mesh with the same axes, in float32."""
     w = plan.workload
     cluster = Cluster.from_json(dict(plan.cluster))
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
-    big = cost_model(cluster, plan.mesh, workload)
+    cut = None
+    if plan.pipeline:
+        stages = small_stages(plan, ranks)
+        calls, every = len(list(graph.calls())), stages * plan.pipeline.virtual
+        cut = Pipeline(stages, plan.pipeline.schedule, even_copies(calls, every))
+        num = SMALL_ROUNDS * stages
+        workload = replace(workload, batch=num * batch, accumulate=num)
+    big = cost_model(cluster, plan.mesh, workload, plan.pipeline.ranks if plan.pipeline else 1)
+    if cut:  # links between stages are those of a node with as many GPUs: times do not matter here
+        node = replace(cluster.levels[0], size=cut.ranks * mesh.num_devices)
+        big = replace(big, cluster=replace(cluster, levels=(node,)))
     # the small mesh is not that of the cluster, so its axes keep the links of the plan's axes
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
-    return retarget(plan, graph, replace(big, mesh=mesh, links=links))
+    return retarget(plan, graph, replace(big, mesh=mesh, links=links), cut)
 
 
 def _small_enough(plan: Plan) -> None:
@@ -211,6 +257,7 @@ def verify_text(data: Mapping[str, Any]) -> str:
     if data.get("order"):
         order = data["order"]
         lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")
+    lines += [_stage_text(row) for row in data.get("stages", ())]
     predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
     for phase in ("forward", "backward", "optimizer"):
         for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
@@ -218,3 +265,14 @@ def verify_text(data: Mapping[str, Any]) -> str:
             same = "" if rows[0] == rows[1] else f"   predicted {rows[1]['count']} x, {rows[1]['bytes']:,} bytes"
             lines.append(f"{phase:10} {kind:15} {rows[0]['count']:5} x {rows[0]['bytes']:>18,} bytes{same}")
     return "\n".join(lines)
+
+
+def _stage_text(row: Mapping[str, Any]) -> str:
+    """One rank of a pipeline: what it sends to other stages, and its peak."""
+    predicted, measured = row["messages"]["predicted"], row["messages"]["measured"]
+    text = f"rank {row['rank']:<5} sends {measured['sent']} x to other stages, {measured['sent_bytes']:,} bytes"
+    if predicted != measured:
+        text += f"   predicted {predicted['sent']} x, {predicted['sent_bytes']:,} bytes"
+    if memory := row.get("memory_bytes"):
+        text += f"; peak {memory['measured'] / 2**30:.2f} GiB, {memory['predicted'] / 2**30:.2f} GiB predicted"
+    return text if row["ok"] else f"{text}   DIFFERENT"

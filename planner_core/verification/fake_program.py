@@ -62,18 +62,34 @@ def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with ValuesOnMeta(), _MixedOnMeta(), _host_apart(memory):
+    with on_meta(memory):
         step()  # writes the program
         optimizer.zero_grad()
-        _held(memory, parallel, trained, {} if offload else optimizer.state)
         parallel.engine.trace(trace)
-        with flash_kernels(), counted, memory, memory.resizing(), _sent_as_in_flight(memory):
+        with counting_memory(memory, parallel, trained, {} if offload else optimizer.state), counted:
             step()
     return {
         "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
         "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "peak_of_kept_results": memory.peak_of_kept_results,
         "inputs": counted.inputs, "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_meta(memory: TrackMemory) -> Iterator[None]:
+    """Inside, a step runs on tensors without values."""
+    with ValuesOnMeta(), _MixedOnMeta(), _host_apart(memory):
+        yield
+
+
+@contextlib.contextmanager
+def counting_memory(
+    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
+) -> Iterator[None]:  # fmt: skip
+    """Inside, memory is counted, with what is held between two steps. `states`: those of the optimizer that are on the GPU."""
+    _held(memory, parallel, trained, states)
+    with flash_kernels(), memory, memory.resizing(), _sent_as_in_flight(memory):
+        yield
 
 
 def _held(

@@ -143,7 +143,7 @@ def judge(plan: Plan, seed: int = 0) -> dict[str, Any]:
     if within(found):
         return found
     try:
-        with _default_dtype(torch.float64), Widened():  # the former of tensors that forward makes
+        with default_dtype(torch.float64), Widened():  # the former of tensors that forward makes
             exact = compare(plan, seed, "float64")
             unsteady = frozenset[str]() if within(exact) else _unsteady(plan, seed)
             if unsteady:
@@ -161,7 +161,8 @@ def judge(plan: Plan, seed: int = 0) -> dict[str, Any]:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, tensors that are made have this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -173,11 +174,12 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def within(found: Mapping[str, Any]) -> bool:
     """Whether loss, gradients and parameters are equal up to `TOLERANCE`."""
     single, parallel = found["loss"]
-    close = _close(single, parallel) and _close(*found["next_loss"])
-    return bool(close and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE)
+    alike = close(single, parallel) and close(*found["next_loss"])
+    return bool(alike and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE)
 
 
-def _close(single: float, parallel: float) -> bool:
+def close(single: float, parallel: float) -> bool:
+    """Whether two losses are equal up to `TOLERANCE`."""
     return abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
 
 
@@ -206,8 +208,8 @@ def _unsteady(plan: Plan, seed: int) -> frozenset[str]:
         {n: p.grad for n, p in _alone(plan, seed, "float64", nudge)[0].named_parameters() if p.grad is not None}
         for nudge in (0.0, NUDGE)
     )
-    floor = FLOOR * max(map(_largest, grads.values()))
-    found = [n for n in grads if n in moved and _worst({n: moved[n]}, {n: grads[n]}, floor)[0] > TOLERANCE / 10]
+    floor = FLOOR * max(map(largest, grads.values()))
+    found = [n for n in grads if n in moved and worst({n: moved[n]}, {n: grads[n]}, floor)[0] > TOLERANCE / 10]
     return frozenset(found if len(found) <= MOST_UNSTEADY * len(grads) else ())
 
 
@@ -219,7 +221,7 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
     whole, single, chance = _alone(plan, seed, dtype)
     model, parsed = whole_model(config, dtype, seed)
     inputs = example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)  # forward may have written into them
-    turned = _turned(inputs)
+    turned = turned_samples(inputs)
     plan = replace(plan, workload={**workload, "dtype": dtype, "gradient_dtype": dtype})
     model.__dict__["forward"] = chance.around(model.forward)
     parallel = Parallel(with_planned_loss(model, plan.model), plan, mesh)
@@ -232,20 +234,20 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
         loss.backward()
         measured = {n: p.grad for n, p in model.named_parameters()}
         counted.phase = "optimizer"
-        _step(model, bool(workload.get("offload")))
+        adamw_step(model, bool(workload.get("offload")))
     parallel.engine.trace(None)
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
     wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
     grads, wanted = _but(grads, unsteady), _but(wanted, unsteady)
-    top = max(map(_largest, wanted.values()))
+    top = max(map(largest, wanted.values()))
     # gradients of zero would be equal whatever the plan does: float64 has smaller ones
-    gradient = _worst(grads, wanted, FLOOR * top) if top else (float("inf"), "every gradient is zero")
-    _step(whole)
+    gradient = worst(grads, wanted, FLOOR * top) if top else (float("inf"), "every gradient is zero")
+    adamw_step(whole)
     parallel.gather_buffers()  # running statistics are judged with the parameters
-    after = {n: parallel.full(w) for n, w in weights.items()} | _statistics(model)
-    single_after = {n: p.detach() for n, p in whole.named_parameters()} | _statistics(whole)
-    param = _worst(_but(after, unsteady), _but(single_after, unsteady), LEARNING_RATE)
+    after = {n: parallel.full(w) for n, w in weights.items()} | statistics_of(model)
+    single_after = {n: p.detach() for n, p in whole.named_parameters()} | statistics_of(whole)
+    param = worst(_but(after, unsteady), _but(single_after, unsteady), LEARNING_RATE)
     return {
         "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
         "next_loss": _next_loss(whole, parallel, turned, chance),
@@ -256,7 +258,7 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
     }  # fmt: skip
 
 
-def _turned(inputs: Any) -> Any:
+def turned_samples(inputs: Any) -> Any:
     """A copy of the same samples, the last one first."""
     return with_samples(pytree.tree_map_only(torch.Tensor, torch.clone, inputs), lambda x: x.flip(0))
 
@@ -282,28 +284,30 @@ def _but(tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> dict[
     return {n: t for n, t in tensors.items() if n not in left_out}
 
 
-def _statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers of real numbers."""
     return {n: b for n, b in model.named_buffers() if b.is_floating_point()}
 
 
-def _step(model: nn.Module, offload: bool = False) -> None:
+def adamw_step(model: nn.Module, offload: bool = False) -> None:
+    """One step of AdamW."""
     made = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS)
     (HostStates(made) if offload else made).step()
 
 
-def _largest(tensor: torch.Tensor) -> float:
+def largest(tensor: torch.Tensor) -> float:
     """The largest size of an entry; 0 of a tensor that has none (a table of no register tokens)."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def _worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
+def worst(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
     """The largest error, relative to each tensor's largest entry (or to `floor`), and the tensor's name. If a tensor is missing, the
     error is infinite."""
     worst = (0.0, "")
     for name in {*found, *wanted}:
         if name not in found or name not in wanted:
             return float("inf"), name
-        error = _largest(found[name] - wanted[name]) / max(_largest(wanted[name]), floor)
+        error = largest(found[name] - wanted[name]) / max(largest(wanted[name]), floor)
         if not error <= worst[0]:  # NaN too
             worst = (error, name)
     return worst

@@ -8,7 +8,7 @@ import torch
 
 from planner_core.planning import Request
 from planner_core.verification import verify_text
-from planner_core.verification.numerics import Widened, _default_dtype, _unsteady
+from planner_core.verification.numerics import Widened, _unsteady, default_dtype
 from tests.support.plans import planned
 
 MODULE = '''
@@ -40,7 +40,7 @@ def make():
 def _unsteady_of(tmp_path: Path, odd: int) -> frozenset[str]:
     (tmp_path / f"odd{odd}.py").write_text(MODULE.replace("ODD", str(odd)))
     plan = planned(Request(f"{tmp_path}/odd{odd}.py:make", cluster="1x8-h100:gpus=2")).best
-    with _default_dtype(torch.float64), Widened():
+    with default_dtype(torch.float64), Widened():
         return _unsteady(plan, 0)
 
 

@@ -18,6 +18,7 @@ from planner_core.cost.memory.in_flight import UnitMemory
 from planner_core.cost.memory.saved import run_again
 from planner_core.cost.memory.standing import weight_forms
 from planner_core.cost.memory.storages import Key, Storages
+from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.ops import AS_RUN, is_heavy, last_saving, operator
 
 COMPILED = "compiled"
@@ -264,8 +265,11 @@ class BlockMemory:
         return until
 
     def _held(self) -> tuple[int, ...]:
-        """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns."""
+        """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns. The last
+        stage of a pipeline returns the loss alone."""
         ops = self.storages.block.ops
+        if any(op.fn == RECEIVE for op in ops):
+            return ()
         losses = {op.name for op in ops if operator(op.fn).of_logits and op.attrs.get(AS_RUN, COMPILED) == COMPILED}
         if not losses:
             return ()

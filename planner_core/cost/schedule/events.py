@@ -82,6 +82,18 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
     return rank.events
 
 
+def scheduled_pass(
+    units: Sequence[ScheduledUnit], axes: Sequence[str], *, forward: bool, first: bool, last: bool
+) -> list[Event]:
+    """The events of one pass of a micro-batch, the `first` or the `last` of a step, through the units of a stage."""
+    rank = _Recorder(axes)
+    if forward:
+        rank.one_forward(units, first)
+    else:
+        rank.one_backward(units, first, last)
+    return rank.events
+
+
 class Rank(ABC):
     """Does the work of one rank in order. A subclass records it, or measures its time."""
 
@@ -112,7 +124,15 @@ class Rank(ABC):
 
     def micro_batch(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
         """Forward and backward. Working copies are made in the first, gradients are summed in the last."""
+        self.one_forward(units, first)
+        self.one_backward(units, first, last)
+
+    def one_forward(self, units: Sequence[ScheduledUnit], first: bool) -> None:
+        """Forward of a micro-batch; `first`: of the first of a step."""
         self.forward(units, [_brought(u, copied=first) for u in units])
+
+    def one_backward(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
+        """Backward of a micro-batch; `first` and `last`: of a step."""
         stay = [u.stays for u in units] if first and last else None
         self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else (), stay)
 

@@ -24,6 +24,7 @@ from planner_core.core import (
     Op,
     P,
     ParamPlan,
+    Pipeline,
     Placements,
     Plan,
     R,
@@ -34,7 +35,7 @@ from planner_core.core import (
     join_name,
     unequal_dims,
 )
-from planner_core.cost import CostModel, cuttable, price
+from planner_core.cost import CostModel, cuttable, ops_at_the_ends, price, price_pipeline, with_parts
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import SegmentMap, coarsen, graph_strategies
 
@@ -54,12 +55,17 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
     return DeviceMesh(mesh.axis_names, tuple(sizes))
 
 
-def retarget(plan: Plan, graph: Graph, model: CostModel) -> Plan:
-    """`plan` on another graph of the same architecture, and on another mesh with the same axes. Raises InputError if the plan lacks an
-    operator of the graph, or if a tensor cannot be sharded evenly."""
+def retarget(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | None = None) -> Plan:
+    """`plan` on another graph of the same architecture, and on another mesh with the same axes; with `pipeline` in these stages. Raises
+    InputError if the plan lacks an operator of the graph, or if a tensor cannot be sharded evenly."""
     blocks = _Retarget(plan, graph, model).blocks()
+    if pipeline is None:
+        cost = price(blocks, graph, model)
+    else:
+        pipeline = with_parts(pipeline, graph)
+        cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(coarsen(graph)))
     return replace(
-        plan, mesh=model.mesh, blocks=blocks, cost=price(blocks, graph, model), fits=True,
+        plan, mesh=model.mesh, blocks=blocks, cost=cost, fits=True, pipeline=pipeline,
         model={**plan.model, "params": graph.num_params, "config": dict(graph.config), "layers": graph.num_repeats},
         workload=model.workload.to_json(),
     )  # fmt: skip

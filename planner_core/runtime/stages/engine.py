@@ -37,11 +37,11 @@ def check_schedule(cut: Pipeline) -> None:
 
 
 class StageModule(nn.Module):
-    """One stage of a step. `run(number, received)`: the outputs for a micro-batch. `begins(last)` is called when a backward pass begins,
-    `last`: whether it is that of the last micro-batch."""
+    """One stage of a step. `run(number, received)`: the outputs for a micro-batch. `begins(number)` is called when backward of a
+    micro-batch begins."""
 
     def __init__(
-        self, run: Callable[[int, Sequence[torch.Tensor]], tuple[torch.Tensor, ...]], begins: Callable[[bool], None], num: int,
+        self, run: Callable[[int, Sequence[torch.Tensor]], tuple[torch.Tensor, ...]], begins: Callable[[int], None], num: int,
         *, last: bool,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -67,8 +67,8 @@ class StageModule(nn.Module):
         return left[0]
 
     def _begin(self) -> None:
-        self.backwards += 1
-        self.begins(self.backwards == self.num)
+        number, self.backwards = self.backwards, self.backwards + 1
+        self.begins(number)
 
 
 class _Leaving(torch.autograd.Function):

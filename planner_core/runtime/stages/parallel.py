@@ -8,7 +8,7 @@ axes inside a stage with the last micro-batch, as without stages, and those of w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Pipeline, Plan
+from planner_core.models.sources import unread_argument
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
@@ -196,6 +197,8 @@ class StagedParallel(Parallel):
             kwargs = {**kwargs, "use_cache": False}
         self._check()
         self.agreement.batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
+        if unread := unread_argument(args, kwargs):
+            raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         batches = self._micro_batches(args, kwargs, global_batch)
         self._check_gradients()
         spec = pytree.tree_structure((args, kwargs))
@@ -250,9 +253,10 @@ class StagedParallel(Parallel):
             ready = StageReady(made, stage, program, self)
             self.programs[(stage.number, len(self.ways)), 0] = ready
             last = stage.number + 1 == len(self.cut.copies)
-            modules.append(
-                (stage.number, StageModule(self._runs(ready, batch), self._begins, self.micro_batches, last=last))
-            )
+            module = StageModule(
+                self._runs(ready, batch), self._begins(stage.number), self.micro_batches, last=last
+            )  # fmt: skip
+            modules.append((stage.number, module))
             metas.append(ready.metas())
         backward = torch.is_grad_enabled()
         device = torch.device("meta") if self.on_meta else self.device
@@ -262,10 +266,14 @@ class StagedParallel(Parallel):
     on_meta = False
     """Whether what passes between stages has no values, as in a check at full size."""
 
+    def on_pass(self, forward: bool, stage: int, micro_batch: int) -> None:
+        """A pass begins. A check replaces this function."""
+
     def _runs(self, ready: StageReady, batch: list[list[Any]]) -> Any:
         """Runs one micro-batch of a stage."""
 
         def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            self.on_pass(True, ready.stage.number, number)
             brought = ready.brought or [Bring.AS_IT_IS] * len(batch[number])
             own = [self._brought(x, how) for x, how in zip(batch[number], brought, strict=True)]
             try:
@@ -279,5 +287,11 @@ class StagedParallel(Parallel):
 
         return run
 
-    def _begins(self, last: bool) -> None:
-        self.engine.backward.sync = last
+    def _begins(self, stage: int) -> Callable[[int], None]:
+        """Called when backward of a micro-batch begins in a stage: gradients are summed over the stage's mesh with the last one."""
+
+        def begin(number: int) -> None:
+            self.on_pass(False, stage, number)
+            self.engine.backward.sync = number + 1 == self.micro_batches
+
+        return begin

@@ -2,6 +2,7 @@
 
 orders   what each rank runs in which order, by schedule
 stages   a stage as a model of its own
+passes   what a rank issues, pass by pass
 timing   the seconds of a step, event by event, and the closed form below it
 memory   what a rank holds, with the micro-batches that are in flight
 price    the cost of a plan with stages
@@ -9,9 +10,9 @@ price    the cost of a plan with stages
 
 from planner_core.cost.schedule.pipeline.memory import StageMemory, stage_memories
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, in_flight, rank_orders
+from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
 from planner_core.cost.schedule.pipeline.price import price_pipeline, stage_costs
 from planner_core.cost.schedule.pipeline.stages import (
-    RECEIVE,
     StagePlan,
     boundary_states,
     cut_items,
@@ -23,10 +24,10 @@ from planner_core.cost.schedule.pipeline.stages import (
 from planner_core.cost.schedule.pipeline.timing import PipelineTime, Span, bound_s, simulated_pipeline
 
 __all__ = [
-    "RECEIVE",
     "Order",
     "Pass",
     "PipelineTime",
+    "RankWork",
     "Span",
     "StageMemory",
     "StagePlan",
@@ -39,6 +40,7 @@ __all__ = [
     "in_flight",
     "price_pipeline",
     "rank_orders",
+    "ranks_work",
     "simulated_pipeline",
     "stage_costs",
     "stage_memories",

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from planner_core.core import (
     Block,
     BlockPlan,
@@ -23,7 +21,6 @@ from planner_core.core import (
     R,
     SitePlan,
     StageCost,
-    largest_part,
 )
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.links import AxisLink
@@ -31,15 +28,15 @@ from planner_core.cost.compute import has_kernels, kernel_seconds
 from planner_core.cost.model import CostModel, pipe_link
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.schedule.pipeline.memory import fullest_rank, stage_memories
+from planner_core.cost.schedule.pipeline.passes import tied_bytes
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_states,
     stage_plans,
-    tied_weights,
 )
 from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
 from planner_core.cost.step import traffic_of, unit_totals, units_of
-from planner_core.cost.step_messages import messages, weight_item
+from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
 
@@ -149,16 +146,11 @@ def _tied_seconds(
 ) -> dict[int, float]:
     """Seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
     found = dict.fromkeys(range(len(stages)), 0.0)
-    for name, users in tied_weights(stages).items():
+    for users, num_bytes in tied_bytes(stages, model):
         ranks = {pipeline.rank_of(s) for s in users}
-        block = stages[users[0]].graph.top
-        value = next(i for i, v in enumerate(block.values) if v.kind == "parameter" and v.name == name)
-        if len(ranks) == 1 or not block.values[value].grad:
+        if len(ranks) == 1:
             continue
-        param = stages[users[0]].blocks[""].params[name]
-        elements = float(np.prod(largest_part(block.values[value].meta.shape, param.gradient, model.sizes)))
-        between = replace(link, size=len(ranks), stages=())
-        seconds = collective_time("all_reduce", elements * weight_item(block, value, model), between)[0]
+        seconds = collective_time("all_reduce", num_bytes, replace(link, size=len(ranks), stages=()))[0]
         for stage in users:
             found[stage] += seconds
     return found

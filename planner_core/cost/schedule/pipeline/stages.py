@@ -17,10 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, Op, Pipeline, SitePlan, State
-from planner_core.cost.resolved_ops import block_of
-
-RECEIVE = "receive"
-"""The function of the operator that makes what comes from the stage before."""
+from planner_core.cost.resolved_ops import RECEIVE, block_of
 
 
 @dataclass(frozen=True, slots=True)

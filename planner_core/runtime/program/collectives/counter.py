@@ -42,6 +42,9 @@ class CountCollectives(TorchDispatchMode):
         self.phase = "forward"
         self.rows: dict[tuple[str, str, int], list[int]] = {}
         self.exchanges: list[tuple[str, int, int]] = []
+        self.sent: list[tuple[int, int]] = []
+        """The messages to single ranks between stages, in order: (rank in their group, bytes)."""
+        self.received: list[tuple[int, int]] = []
         self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,6 +54,9 @@ class CountCollectives(TorchDispatchMode):
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("_c10d_functional", "c10d") and not name.startswith(("wait", "_wrap", "barrier", "monitored")):
             kind = KINDS.get(name, name)
+            if name in ("send", "recv_"):
+                (self.sent if name == "send" else self.received).append((int(args[2]), _bytes(args[0])))
+                return out
             self._count("send_recv" if kind == "all_to_all" and _to_one_other(args) else kind, func, args, out)
         return out
 

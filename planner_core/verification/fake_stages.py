@@ -1,0 +1,140 @@
+"""Measure a plan with stages at full size: one GPU of each rank of the pipeline, one after the other, on a fake process group of all ranks.
+
+torch's own schedule runs, and what it sends goes nowhere. So the passes, the messages and the memory of a GPU are those of a run.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
+from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
+from planner_core.ops import coarsen
+from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
+from planner_core.runtime.training import with_planned_loss
+from planner_core.verification.build_models import build_model, example_inputs
+from planner_core.verification.fake_group import MEMORY_TOLERANCE, SMALL_BYTES
+from planner_core.verification.fake_program import counting_memory, on_meta
+from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.processes import run_ranks
+from planner_core.verification.stages import rank_reports, recorded, step_call, summary
+
+
+def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) -> dict[str, Any]:
+    """The report of docs/CONTRACT.md without numerics, for a plan with stages."""
+    (found,) = run_ranks(_every_rank, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
+    cut = plan.pipeline
+    assert cut is not None
+    per_rank = rank_reports(plan, graph, found)
+    model = cost_model_of(plan)
+    # operators keep what they kept when they were recorded (`fake_group`)
+    priced = price_pipeline(plan.blocks, graph, cut, model, ops_at_the_ends(coarsen(graph))).pipeline
+    assert priced is not None
+    for row, record in zip(per_rank, found, strict=True):
+        wanted, peak = priced.stages[cut.stages_of(row["rank"])[0]].peak_bytes, record["memory"]["peak"]
+        row["memory_bytes"] = {
+            "predicted": wanted, "measured": peak, "rel_error": abs(wanted - peak) / peak,
+            "in_flight": record["memory"][IN_FLIGHT], "by_kind": record["memory"],
+        }  # fmt: skip
+        row["ok"] = row["ok"] and abs(wanted - peak) <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
+    worst = max(per_rank, key=lambda row: float(row["memory_bytes"]["rel_error"]))
+    return {
+        "ok": all(row["ok"] for row in per_rank), "ranks": plan.num_gpus, "backend": "fake", "loss": None, "grad": None,
+        **summary(plan, per_rank), "memory_bytes": worst["memory_bytes"], "stages": per_rank,
+        "seconds": round(sum(record["seconds"] for record in found), 2),
+    }  # fmt: skip
+
+
+def _every_rank(data: dict[str, Any]) -> list[dict[str, Any]]:
+    plan = plan_from_json(data)
+    assert plan.pipeline is not None
+    return [_rank(plan, rank) for rank in range(plan.pipeline.ranks)]
+
+
+def _rank(plan: Plan, rank: int) -> dict[str, Any]:
+    """One training step of the first GPU of a rank, after the first."""
+    start = time.perf_counter()
+    warnings.simplefilter("ignore")
+    place = rank * plan.mesh.num_devices
+    dist.init_process_group("fake", store=FakeStore(), rank=place, world_size=plan.num_gpus)
+    try:
+        with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _messages_on_meta():
+            found = _step(plan)
+        return {**found, "seconds": round(time.perf_counter() - start, 2)}
+    finally:
+        dist.destroy_process_group()
+        gc.collect()
+
+
+def _step(plan: Plan) -> dict[str, Any]:
+    load = plan.workload
+    model, parsed = build_model(plan.model["config"], load["dtype"])
+    initializer(model)  # buffers only
+    inputs = example_inputs(model, parsed, dict(load), 0, meta_signals=True)
+    with_planned_loss(model, plan.model)
+    parallel = StagedParallel(model, plan, mesh_of(plan, "cpu"))
+    parallel.on_meta = True
+    trained = [p for p in model.parameters() if p.requires_grad]
+    name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
+    optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
+    counted, memory = parallel.engine.counting(parallel.mesh), TrackMemory()
+    args, kwargs = step_call(parallel, inputs)
+
+    def step() -> None:
+        parallel.step(*args, **kwargs)
+        counted.phase, memory.kind = "optimizer", "buffers"
+        optimizer.step()
+
+    with on_meta(memory):
+        step()  # writes the programs
+        optimizer.zero_grad()
+        with (
+            counting_memory(memory, parallel, trained, {} if offload else optimizer.state),
+            recorded(parallel, counted) as record,
+        ):
+            begins = parallel.on_pass
+
+            def kinds(forward: bool, stage: int, micro_batch: int) -> None:
+                memory.kind = "activations" if forward else "buffers"
+                begins(forward, stage, micro_batch)
+
+            parallel.on_pass = kinds  # type: ignore[method-assign]
+            step()
+    return {**record.data(counted), "memory": {**memory.peak, "peak": sum(memory.peak.values())}}
+
+
+@contextlib.contextmanager
+def _messages_on_meta() -> Iterator[None]:
+    """Inside, torch does not ask for the backend of tensors on meta, nor for the numbers by which stages agree how to begin."""
+
+    def one_by_one(ops: list[dist.P2POp]) -> list[Any]:
+        return [
+            op.op(op.tensor, group=op.group, tag=op.tag, **{"group_dst" if op.op is dist.isend else "group_src": op.group_peer})
+            for op in ops
+        ]  # fmt: skip
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", one_by_one))
+        if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
+            stack.enter_context(mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", _as_stated))
+        yield
+
+
+def _as_stated(schedule: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+    """The forms of what passes between stages are stated, so nothing is inferred."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    for stage in stages:
+        stage._inference_mode = InferenceMode.STATIC

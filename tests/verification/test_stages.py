@@ -1,0 +1,92 @@
+"""A plan with stages computes what one process computes, and each of its ranks issues and holds what was predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from planner_core.core import Graph, InputError, Plan, load_cluster
+from planner_core.cost import ranks_work
+from planner_core.models import graph_of
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.verification.api import scaled, verify
+from planner_core.verification.stages import rank_reports
+
+
+@cache
+def of_layout(model: str, text: str, layers: int = 4) -> Plan:
+    stated = Statement(parse_layout(text), accumulate=4, seq=256, layers=layers, micro_batch=2)
+    plan = Pricer(model, load_cluster("1x8-h100:gpus=4")).plan(stated)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "layers"),
+    [
+        ("llama-3-8b", "dp=1,tp=2,pp=2", 4),
+        ("gpt2-xl", "dp=2,pp=2,zero=1", 3),
+        ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved", 5),
+    ],
+    ids=["tensor", "tied, ZeRO-1", "interleaved, sharded"],
+)
+def test_stages_run_as_predicted(model: str, layout: str, layers: int) -> None:
+    plan = of_layout(model, layout, layers)
+    found = verify(plan, ranks=4, timeout_s=240)
+    assert found["ok"] and found["numbers_ok"] and found["collectives_ok"] and found["order"]["ok"], found
+    assert found["loss"]["single"] != found["next_loss"]["single"] and len(found["stages"]) == 2
+    if model == "gpt2-xl":
+        assert all(row["messages"]["measured"]["summed_bytes"] > 0 for row in found["stages"])
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "layers"),
+    [("gpt2-xl", "dp=2,pp=2,zero=0", 3), ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4)],
+    ids=["uneven", "gpipe"],
+)
+def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
+    found = verify(of_layout(model, layout, layers), timeout_s=240)
+    assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
+    assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4, 4]
+
+
+def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
+    """Records of ranks that do what is scheduled."""
+    every, found = ranks_work(plan, graph), []
+    for rank, work in enumerate(every):
+        events = [e for p in work.passes for e in p.events]
+        starts = [sum(len(p.events) for p in work.passes[:i]) for i in range(len(work.passes))]
+        found.append({
+            "collectives": work.collectives, "summed": list(work.summed), "sent": [[p.to, n] for p in work.passes for n in p.sends],
+            "received": [[0, n] for w in every for p in w.passes if p.to == rank for n in p.sends],
+            "passes": [[*p.key, start] for p, start in zip(work.passes, starts, strict=True)],
+            "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in events],
+        })  # fmt: skip
+    return found
+
+
+def test_what_is_not_as_scheduled_is_found() -> None:
+    plan = of_layout("llama-3-8b", "tp=2,pp=2")
+    graph = graph_of(plan)
+    assert all(row["ok"] for row in rank_reports(plan, graph, _as_scheduled(plan, graph)))
+    early, smaller, lost = (_as_scheduled(plan, graph) for _ in range(3))
+    early[0]["passes"][1:3] = reversed(early[0]["passes"][1:3])
+    smaller[1]["sent"][2][1] -= 2
+    del lost[0]["events"][3]
+    told = [rank_reports(plan, graph, records) for records in (early, smaller, lost)]
+    assert "pass 1 is backward of micro-batch 0 in stage 0" in told[0][0]["order"]["difference"]
+    assert not told[1][1]["ok"] and told[1][0]["ok"]
+    assert "forward of micro-batch 0 in stage 0" in told[2][0]["order"]["difference"]
+
+
+def test_ranks_that_cannot_stand_for_a_pipeline() -> None:
+    plan = of_layout("llama-3-8b", "tp=2,pp=2")
+    with pytest.raises(InputError, match=r"3 ranks cannot stand for 2 ranks of a pipeline.*--ranks 4"):
+        scaled(plan, 3)
+    assert plan.pipeline is not None
+    with pytest.raises(InputError, match="takes the gradients of weights apart"):
+        verify(replace(plan, pipeline=replace(plan.pipeline, schedule="zb")))
