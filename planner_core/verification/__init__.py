@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner_core.verification.api import scaled, verify, verify_text
     from planner_core.verification.build_models import materialise
-    from planner_core.verification.fake_group import verify_fake_all
+    from planner_core.verification.fake.group import verify_fake_all
     from planner_core.verification.machine import measured_here
     from planner_core.verification.numerics import verify_all
     from planner_core.verification.processes import run_ranks
@@ -37,7 +37,7 @@ _HOME = {
     "verify": "planner_core.verification.api",
     "verify_text": "planner_core.verification.api",
     "materialise": "planner_core.verification.build_models",
-    "verify_fake_all": "planner_core.verification.fake_group",
+    "verify_fake_all": "planner_core.verification.fake.group",
     "verify_all": "planner_core.verification.numerics",
     "run_ranks": "planner_core.verification.processes",
     "check_rules": "planner_core.verification.static",

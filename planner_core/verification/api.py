@@ -31,8 +31,8 @@ from planner_core.cost import cost_model, even_copies
 from planner_core.models import capture_graph, graph_of, whole_config
 from planner_core.planning import retarget, shrinks, small_mesh
 from planner_core.runtime.stages import check_schedule
-from planner_core.verification.fake_group import verify_fake
-from planner_core.verification.fake_stages import verify_fake_stages
+from planner_core.verification.fake.group import verify_fake
+from planner_core.verification.fake.pipeline import verify_fake_stages
 from planner_core.verification.numerics import verify_numbers
 from planner_core.verification.stages import verify_stages
 from planner_core.verification.static import check_rules, verify_rules

@@ -29,7 +29,7 @@ Work = Callable[..., Any]
 
 PRELOADED = (
     "planner_core.verification.numerics",
-    "planner_core.verification.fake_group",
+    "planner_core.verification.fake.group",
     "transformers.modeling_utils",
     "transformers.modeling_layers",
     "transformers.processing_utils",

@@ -33,8 +33,8 @@ from planner_core.planning.pipeline import baselines
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare, replace_request
-from planner_core.verification.fake_group import verify_fake_all
-from planner_core.verification.memory_tracker import TrackMemory
+from planner_core.verification.fake.group import verify_fake_all
+from planner_core.verification.fake.memory_tracker import TrackMemory
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from planner_core.ops import LocalBytes, operator
 from planner_core.ops.catalog.elementwise import UNARY
-from planner_core.verification.memory_tracker import TrackMemory
+from planner_core.verification.fake.memory_tracker import TrackMemory
 
 ROWS, COLUMNS = 64, 128
 ARGUMENTS = {"clamp_min": (0.0,), "clamp_max": (1.0,), "threshold": (0.0, 0.0)}

@@ -15,7 +15,7 @@ from planner_core.planning.request import Request
 from planner_core.planning.small.scaled_down import _other_layers
 from planner_core.planning.small.small_config import shrink, shrinks
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.static import check_rules
 from tests.support.plans import planned

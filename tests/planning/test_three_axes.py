@@ -10,7 +10,7 @@ from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from tests.support.plans import searched
 
 ROWS = "2x8-h100:nodes=16"

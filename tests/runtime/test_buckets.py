@@ -19,7 +19,7 @@ from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike
 from planner_core.runtime.program.collectives import Axis, AxisMove
 from planner_core.runtime.write.operators import reshaped
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks

@@ -12,7 +12,7 @@ from planner_core.core import Plan
 from planner_core.exporters import export
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import in_chunks, planned
 from tests.support.torchrun import run_script

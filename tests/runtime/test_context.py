@@ -29,7 +29,7 @@ from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.operators.chances import attention, shard_seed
 from planner_core.runtime.program.setup import axes_of
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks

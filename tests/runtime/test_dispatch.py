@@ -12,7 +12,7 @@ from planner_core.ops import DISPATCH
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.static import check_rules
 from tests.support.plans import planned

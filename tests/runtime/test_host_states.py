@@ -18,7 +18,7 @@ from planner_core.runtime.training import host_states
 from planner_core.runtime.training.host_states import HostStates
 from planner_core.runtime.training.optimizers import make_optimizer
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.torchrun import run_script

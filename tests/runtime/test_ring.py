@@ -16,7 +16,7 @@ from planner_core.ops.catalog.attention import RING
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.runtime_plans import make_plan

@@ -14,7 +14,7 @@ from planner_core.models.loading import capture_graph
 from planner_core.ops.registry import rule_of
 from planner_core.planning.request import Request
 from planner_core.runtime.training.optimizers import make_optimizer
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import searched
 from tests.support.runtime_plans import make_plan, random_choice

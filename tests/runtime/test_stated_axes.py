@@ -14,7 +14,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare
-from planner_core.verification.fake_group import verify_fake, verify_fake_all
+from planner_core.verification.fake.group import verify_fake, verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.tiny_models import tiny_config
 

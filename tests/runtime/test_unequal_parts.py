@@ -11,7 +11,7 @@ import planner_core as shardscope
 from planner_core.core import Shard, largest_part, parts_differ
 from planner_core.models import graph_of
 from planner_core.runtime.program.collectives import cut
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.static import check_rules
 from tests.runtime.test_stated_axes import small

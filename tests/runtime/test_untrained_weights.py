@@ -14,7 +14,7 @@ import planner_core as shardscope
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.request import Request
 from planner_core.verification.api import verify
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans

@@ -15,8 +15,8 @@ from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, choose_mesh, meshes, plan_model, prepare
 from planner_core.planning.fitting.front import corners
-from planner_core.verification.fake_group import _report as fake_report
-from planner_core.verification.fake_group import fake_step
+from planner_core.verification.fake.group import _report as fake_report
+from planner_core.verification.fake.group import fake_step
 from planner_core.verification.numerics import judge, report
 from tests.support.ranks import run_ranks
 

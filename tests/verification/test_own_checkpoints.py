@@ -17,7 +17,7 @@ from planner_core.models.capture import capture_module
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification import verify
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 
 WORDS, WIDTH, TOKENS = 4096, 128, 512
 CODE = f'''"""A head and its loss over `parts` checkpointed parts of the tokens, as several losses of long sequences have it."""

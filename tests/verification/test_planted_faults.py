@@ -16,7 +16,8 @@ from planner_core.cost import cost_model_of
 from planner_core.cost.memory import walk
 from planner_core.models import graph_of
 from planner_core.planning.request import Request
-from planner_core.verification import fake_group, numerics
+from planner_core.verification import numerics
+from planner_core.verification.fake import group as fake_group
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.verification.fake_group import verify_fake_all
+from planner_core.verification.fake.group import verify_fake_all
 
 
 class Layer(nn.Module):

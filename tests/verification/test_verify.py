@@ -33,7 +33,7 @@ from planner_core.planning.request import Request
 from planner_core.runtime.mismatch import PlanMismatch, other_versions
 from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
-from planner_core.verification.fake_group import verify_fake
+from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned, searched
 from tests.support.ranks import fresh_ranks, run_ranks

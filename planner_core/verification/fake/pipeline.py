@@ -25,9 +25,9 @@ from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import build_model, example_inputs
-from planner_core.verification.fake_group import MEMORY_TOLERANCE, SMALL_BYTES
-from planner_core.verification.fake_program import counting_memory, on_meta
-from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.fake.group import MEMORY_TOLERANCE, SMALL_BYTES
+from planner_core.verification.fake.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.fake.program import counting_memory, on_meta
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import rank_reports, recorded, step_call, summary
 

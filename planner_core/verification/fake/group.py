@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Graph, InputError, Plan
 from planner_core.cost import cost_model_of, differs, price
-from planner_core.verification.fake_program import program_step
-from planner_core.verification.memory_tracker import IN_FLIGHT
+from planner_core.verification.fake.memory_tracker import IN_FLIGHT
+from planner_core.verification.fake.program import program_step
 from planner_core.verification.numerics import order_of, same_traffic
 from planner_core.verification.processes import run_ranks
 

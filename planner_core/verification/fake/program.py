@@ -28,7 +28,7 @@ from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import takes_meta
 from planner_core.runtime.training import host_states, with_planned_loss
 from planner_core.verification.build_models import build_model, called_as_in_a_loop, example_inputs, loss_of
-from planner_core.verification.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.fake.memory_tracker import IN_FLIGHT, TrackMemory
 
 _COMPARING = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
 
