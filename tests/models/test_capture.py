@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, unfold
@@ -801,6 +802,64 @@ def test_experts_in_parts_sum_to_the_whole():
         for i in (0, 2)
     ]
     assert torch.allclose(whole, sum(terms), atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("first", [0, 2])
+def test_experts_give_what_one_after_the_other_gives(transposed: bool, biased: bool, first: int) -> None:
+    """Also where an expert gets no token, and tokens go to experts of others. Each weight's gradient is made once, not once an expert."""
+    torch.manual_seed(1)
+    index = torch.stack([torch.randperm(6)[:2] for _ in range(9)])
+    index[index == first + 1] = 5
+    up, down = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    up, down = (up.mT.contiguous(), down.mT.contiguous()) if transposed else (up, down)
+    biases = (torch.randn(4, 12), torch.randn(4, 8)) if biased else (None, None)
+
+    def gate(x):
+        a, b = x.chunk(2, -1)
+        return F.silu(a) * b
+
+    def one_by_one(hidden, index, weights, up, down, up_bias, down_bias, **_):
+        total = torch.zeros_like(hidden)
+        for e in range(4):
+            token, slot = torch.where(index - first == e)
+            inner = F.linear(hidden[token], up[e].T if transposed else up[e], None if up_bias is None else up_bias[e])
+            outer = F.linear(
+                gate(inner), down[e].T if transposed else down[e], None if down_bias is None else down_bias[e]
+            )
+            total = total.index_add(0, token, outer * weights[token, slot, None])
+        return total
+
+    found = []
+    for run in (one_by_one, moe.moe_experts):
+        given = [
+            None if x is None else x.clone().requires_grad_()
+            for x in (torch.ones(9, 8), torch.rand(9, 2), up, down, *biases)
+        ]
+        torch.manual_seed(2)
+        given[0].data.normal_()
+        given[1].data.uniform_()
+        out = run(given[0], index, *given[1:], apply_gate=gate, transposed=transposed, first_expert=first)
+        with Shapes() as made:
+            (out * torch.arange(8)).sum().backward()
+        found.append([out, *(x.grad for x in given if x is not None)])
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*found, strict=True))
+    assert made.shapes.count(tuple(up.shape)) == made.shapes.count(tuple(down.shape)) == 1
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of the tensors that calls make; views and what writes into another tensor are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns):
+            self.shapes.append(tuple(out.shape))
+        return out
 
 
 # --- a running model has the captured names ---------------------------------------------------------------

@@ -54,10 +54,9 @@ class Stack:
     `attention`: its kernel, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `fused`: the share of the chains of operators
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
-    does. `experts`: "grouped" kernels, or one expert after the other ("loop"). `call_s`: seconds of the host for each call of a step
-    (`cost.schedule.host`); 0: not known, and no run waits for its host. `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`.
-    `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as one tensor, and attention wants copies. `summed_in`: one of
-    `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
+    does. `call_s`: seconds of the host for each call of a step (`cost.schedule.host`); 0: not known, and no run waits for its host.
+    `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`. `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as
+    one tensor, and attention wants copies. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Stack:
     fused: float = 0.0
     outside_s: float = 0.0
     loss: str = "eager"
-    experts: str = "grouped"
     call_s: float = 0.0
     norms: str = "operators"
     checkpoints: str = "needed"

@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Op, Value
+from planner_core.core import Op, Value
 from planner_core.cost.compute.attention import attention_seconds
 from planner_core.cost.compute.products import product_seconds, work_seconds
 from planner_core.cost.compute.sdpa import attention_kernel
 from planner_core.cost.model import Array, CostModel
 from planner_core.ops import (
     OWN_KERNEL,
-    SUM_PASSES,
     Attention,
     Gemm,
-    GroupedGemm,
     Kernel,
     Kind,
     Merge,
@@ -79,20 +77,6 @@ def kernel_seconds(
     return forward, fullest * sum(_seconds(k, dtype, whole, name, model) for k in work.backward)
 
 
-LOOP = "loop"
-
-
-def looped_bytes(kernel: GroupedGemm, dtype: str) -> int:
-    """Bytes that it takes to sum the gradients of experts that run one after the other.
-
-    The backward of `weight[expert]` makes zeros of the size of all experts, writes that expert's gradient there, and adds it to those
-    before. Example: eight experts of Mixtral-8x7B have 2.8 GB of weights in bfloat16. Eight times zeros and seven sums move 82 GB a layer,
-    33 ms on an H100.
-    """
-    whole = ITEM_BYTES[dtype] * kernel.groups * kernel.k * kernel.n
-    return whole * (kernel.groups + 1 + SUM_PASSES * (kernel.groups - 1)) if kernel.groups > 1 else 0
-
-
 def op_time(
     op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel
 ) -> tuple[Array, Array]:  # fmt: skip
@@ -122,6 +106,4 @@ def _seconds(kernel: Kernel, dtype: str, whole: bool, attention: str, model: Cos
         return kernel.times * max(kernel.num_bytes / gpu.bytes_per_s, gpu.launch_s)
     if isinstance(kernel, Scan):
         return kernel.flops / gpu.flops_per_s(dtype)
-    looped = isinstance(kernel, GroupedGemm) and kernel.sums_rows and model.software.experts == LOOP
-    summed = looped_bytes(kernel, dtype) / gpu.bytes_per_s if looped else 0.0  # type: ignore[arg-type]
-    return summed + (product_seconds(kernel, dtype, gpu) if whole else work_seconds(kernel, dtype, gpu))
+    return product_seconds(kernel, dtype, gpu) if whole else work_seconds(kernel, dtype, gpu)

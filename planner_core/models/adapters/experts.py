@@ -6,7 +6,7 @@ model see one call, and the weights of all experts are one operand with an exper
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,29 +39,104 @@ def moe_experts(
         raise ValueError("there are no experts: the number of them is 0")
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
         return _Grouped.apply(*given, gated, transposed)  # type: ignore[no-any-return, no-untyped-call]
-    total = torch.zeros_like(hidden)
-    chosen = top_k_index - first_expert
-    for expert in range(gate_up_proj.shape[0]):
-        token, slot = torch.where(chosen == expert)
-        if token.numel() == 0:
-            continue
-        inner = _project(
-            hidden[token], gate_up_proj[expert], None if gate_up_bias is None else gate_up_bias[expert], transposed
-        )
-        outer = _project(
-            apply_gate(inner), down_proj[expert], None if down_bias is None else down_bias[expert], transposed
-        )
-        if top_k_weights is not None:
-            outer = outer * top_k_weights[token, slot, None]
-        total = total.index_add(0, token, outer.to(total.dtype))
-    if all(t.grad_fn is None and not t.requires_grad for t in operands) or total.requires_grad:
-        return total
-    # no token was routed here: keep the operands in the autograd graph, with gradients of zero
-    return total + 0.0 * sum(t.sum() for t in operands if t.is_floating_point()).to(total.dtype)  # type: ignore[union-attr]
+    copies, counts = _by_expert(top_k_index - first_expert, len(gate_up_proj))
+    if not copies.numel():
+        # no token was routed here: keep the operands in the autograd graph, with gradients of zero
+        sums = [t.sum() for t in operands if t.is_floating_point()]
+        return torch.zeros_like(hidden) + 0.0 * sum(sums).to(hidden.dtype)  # type: ignore[union-attr]
+    k = top_k_index.shape[1]
+    rows = _Dealt.apply(hidden, copies, k)  # type: ignore[no-untyped-call]
+    inner = _Products.apply(rows, gate_up_proj, gate_up_bias, counts, transposed)  # type: ignore[no-untyped-call]
+    outer = _Products.apply(apply_gate(inner), down_proj, down_bias, counts, transposed)  # type: ignore[no-untyped-call]
+    if top_k_weights is not None:
+        outer = outer * top_k_weights.reshape(-1).index_select(0, copies)[:, None]
+    summed: torch.Tensor = _Summed.apply(outer.to(hidden.dtype), copies, len(hidden), k)  # type: ignore[no-untyped-call]
+    return summed
 
 
-def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight.T if transposed else weight, bias)
+def _by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
+    """The places in `chosen` [t, k], flat, of the copies of tokens that `experts` experts get, one expert after the other; and how many
+    each gets. The host waits here, once: products need their sizes."""
+    flat = chosen.reshape(-1)
+    flat = torch.where((flat >= 0) & (flat < experts), flat, experts)  # others' experts come last
+    counts: list[int] = flat.bincount(minlength=experts + 1)[:experts].tolist()
+    return flat.argsort(stable=True)[: sum(counts)], counts
+
+
+def _sum_of_copies(rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
+    """Of each token the sum of its at most k rows: [n, h] -> [t, h]. Each row has a place of its own, so no kernel adds to one place twice:
+    the sums are the same in every run."""
+    apart = rows.new_zeros((tokens * k, rows.shape[1])).index_copy_(0, copies, rows)
+    return apart if k == 1 else apart.view(tokens, k, -1).sum(1)
+
+
+class _Dealt(torch.autograd.Function):
+    """The rows of tokens, one for each copy."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, copies: torch.Tensor, k: int) -> torch.Tensor:
+        ctx.save_for_backward(copies)
+        ctx.sizes = len(hidden), k
+        return hidden.index_select(0, copies // k)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _sum_of_copies(gradient, *ctx.saved_tensors, *ctx.sizes), None, None
+
+
+class _Summed(torch.autograd.Function):
+    """The sums of copies, by token."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
+        ctx.save_for_backward(copies)
+        ctx.k = k
+        return _sum_of_copies(rows, copies, tokens, k)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (copies,) = ctx.saved_tensors
+        return gradient.index_select(0, copies // ctx.k), None, None, None
+
+
+class _Products(torch.autograd.Function):
+    """Rows in the order of their experts through each one's matrix: rows [n, i], weight [E, o, i] -> [n, o].
+
+    Autograd of `weight[expert]` would make zeros of the size of all experts for each of them. Here each expert's gradient is written into
+    its place in one tensor.
+    """
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, counts: list[int], transposed: bool
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(rows, weight)
+        ctx.how = counts, transposed, bias is not None
+        parts: Sequence[torch.Tensor] = torch.split(rows, counts)
+        each = zip(parts, weight if transposed else weight.mT, weight if bias is None else bias, strict=True)
+        return torch.cat([x @ w if bias is None else torch.addmm(b, x, w) for x, w, b in each if len(x)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (rows, weight), (counts, transposed, has_bias) = ctx.saved_tensors, ctx.how
+        given = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
+        own = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        bias = gradient.new_zeros((len(weight), gradient.shape[1])) if has_bias and ctx.needs_input_grad[2] else None
+        for expert, (x, g) in enumerate(zip(torch.split(rows, counts), torch.split(gradient, counts), strict=True)):
+            at = slice(sum(counts[:expert]), sum(counts[: expert + 1]))
+            if given is not None and len(x):
+                torch.mm(g, weight[expert].T if transposed else weight[expert], out=given[at])
+            if own is not None:  # an expert without rows gets zeros: a product over no rows
+                torch.mm(*((x.T, g) if transposed else (g.T, x)), out=own[expert])
+            if bias is not None:
+                bias[expert] = g.sum(0)
+        return given, own, bias, None, None
 
 
 class _Grouped(torch.autograd.Function):
@@ -127,10 +202,9 @@ def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tenso
         return made
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
         return _GroupedLinear.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
-    out = hidden.new_zeros(len(hidden), weight.shape[1])
-    for expert in range(len(weight)):
-        rows = torch.where(index == expert)[0]
-        out = out.index_put((rows,), torch.nn.functional.linear(hidden[rows], weight[expert]))
+    copies, counts = _by_expert(index, len(weight))
+    rows = _Products.apply(_Dealt.apply(hidden, copies, 1), weight, None, counts, False)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Summed.apply(rows, copies, len(hidden), 1)  # type: ignore[no-untyped-call]
     return out
 
 
