@@ -41,8 +41,6 @@ LETTER_SYMBOLS = ("circle", "square", "diamond", "circle")
 """Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
 OWN_COLOUR = "#009E73"
 """What the visitor runs now."""
-LINKED = "#CC79A7"
-"""What is marked in another chart of the page."""
 MANY = 20_000
 """More marks than this are drawn without a border, for speed."""
 
@@ -50,11 +48,10 @@ MANY = 20_000
 def plans_scatter(
     plans: Mapping[str, Plan], chosen: str, baselines: Sequence[str], capacity_bytes: int, theme: Theme,
     axis: str = "communication", all_plans: Mapping[str, Plan] | None = None, marked: Sequence[str] = (),
-    like: Sequence[str] = (),
 ) -> go.Figure:  # fmt: skip
     """Whole-model plans: time against memory per GPU, the GPU's memory as a line. The chosen one has a ring, those that
-    tie with the fastest a dotted one; `marked` ones have a square, and those `like` a marked candidate of a block a diamond.
-    `all_plans` sets the axes, so that they stand still while plans are filtered."""
+    tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes, so that they stand still while plans are
+    filtered."""
     figure = go.Figure()
     ends = {n: _where(p, axis) for n, p in plans.items()}
     own = {n: p for n, p in plans.items() if p.method == OWN}
@@ -73,8 +70,6 @@ def plans_scatter(
     )
     _rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
     _rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
-    told = "places the block’s weights as a marked candidate does"
-    _rings(figure, [ends[n] for n in like if n in plans], told, (34, 1.5), LINKED, "diamond-open")
     reach = [_where(p, axis) for p in (all_plans or plans).values()]
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12

@@ -36,6 +36,7 @@ def page() -> None:
     else:
         _every(result, plans, chosen, plan)
     first_picture.rest()
+    methods_panel.rest()
 
 
 def _every(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:

@@ -185,6 +185,11 @@ def plan(request: Request, say: Progress | None = None) -> Result:
     return found
 
 
+def known(request: Request) -> Result | None:
+    """All plans for a request, where they were made before."""
+    return _plans().peek(request)
+
+
 @st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
 def drawing(request: Request) -> Scene:
     """The drawing of the request's model by its modules, laid out once."""

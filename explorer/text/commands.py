@@ -58,7 +58,7 @@ def launch(target: str, cluster: Cluster, file: str) -> str:
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     forms = {
-        "torchrun": f"{run} {file}", "torchtitan": f"{run} -m torchtitan.train $(cat {file})",
+        "torchrun": f"{run} {file}", "torchtitan": f"{run} -m torchtitan.train $(grep -v '^#' {file})",
         "megatron": f"{run} pretrain_gpt.py $(cat {file})",
         "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
         "accelerate": f"accelerate launch --config_file {file} {TRAINER}",

@@ -34,7 +34,7 @@ LONGEST = 36
 def short(plan: Plan) -> str:
     """The layout as a name of one short line: `FSDP 8 × TP 8`; what goes another way is named where there is room, else as mixed."""
     whole = [part.partition(" with ") for part in _axes(plan)]
-    parts = [_degree(head) for head, _, _ in whole]
+    parts = [_degree(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in whole]
     apart = [tail for _, _, tail in whole if tail and tail != "sequence parallelism"]
     apart = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in apart]
     name = " × ".join(parts)

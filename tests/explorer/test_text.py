@@ -17,9 +17,10 @@ from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
 from explorer.jobs import export as exporting
 from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, keep
-from explorer.text import units, words
+from explorer.text import commands, units, words
 from explorer.text.glossary import define
 from explorer.text.option_words import in_words
+from planner_core.core import load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
@@ -228,3 +229,9 @@ def test_memory_that_would_do_is_told_in_gib_and_rounded_up() -> None:
     for gigabytes in range(1, 200):
         said = in_words(f"use --memory-gb {gigabytes}").split(" of ")[1].split(" ")[0]
         assert float(said) * 2**30 >= gigabytes * 1e9 > (float(said) - 0.11) * 2**30
+
+
+def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> None:
+    """The file begins with a line about the plan, which must not become an argument."""
+    line = commands.launch("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
+    assert line.endswith("-m torchtitan.train $(grep -v '^#' torchtitan.txt)")

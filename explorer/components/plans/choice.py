@@ -101,7 +101,6 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         state.value("axis"),
         plans,
         state.value("among"),
-        [],
     )
     key = f"plans_chart{generation()}"
 

@@ -21,7 +21,8 @@ FAIR = (
 
 def _asked() -> dict[str, Request]:
     names = [m for m in METHODS if m != state.value("method")]
-    return {m: settings.request(_values(m)) for m in names}
+    # the quicker searches first, which try fewer meshes
+    return {m: settings.request(_values(m)) for m in reversed(names)}
 
 
 def _values(method: str) -> dict[str, object]:
@@ -33,19 +34,30 @@ def _wanted() -> bool:
 
 
 def found() -> dict[str, Plan]:
-    """The best plan of every other method, by the text of its pin; looked for only once they are asked for."""
-    made: dict[str, Plan] = {}
+    """The best plan of every other method that is known by now, by the text of its pin; none until they are asked for."""
     if not _wanted():
-        return made
-    place = st.empty()
-    for k, (name, request) in enumerate(_asked().items(), start=1):
-        place.progress(k / len(METHODS), f"Planning by {settings.METHODS[name]}")
-        try:
-            made[pins.pin("best", _values(name))] = state.plan(request).fastest
-        except PlannerError as error:
-            st.caption(f"{settings.METHODS[name]}: {frame.text(state.in_words(str(error)))}")
-    place.empty()
-    return made
+        return {}
+    known = {name: state.known(request) for name, request in _asked().items()}
+    return {pins.pin("best", _values(name)): ready.fastest for name, ready in known.items() if ready}
+
+
+def rest() -> None:
+    """Plan by the next method that is not known, and show its row before the one after it; call once the page stands."""
+    if not _wanted():
+        return
+    failed: dict[Request, str] = st.session_state.setdefault("methods_failed", {})
+    for name, request in _asked().items():
+        if request in failed:
+            st.caption(f"{settings.METHODS[name]}: {frame.text(failed[request])}")
+            continue
+        if state.known(request):
+            continue
+        with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
+            try:
+                state.plan(request)
+            except PlannerError as error:
+                failed[request] = state.in_words(str(error))
+        st.rerun()
 
 
 def panel(result: Result) -> None:
