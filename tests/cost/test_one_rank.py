@@ -3,6 +3,9 @@ host's seconds for a call are fitted to the rows of T5, and those for a compiled
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +73,23 @@ def test_kernels_have_kinds() -> None:
         assert not kinds or kinds.get("other", [0.0])[0] < 0.1 * total
         if row["way"] == OURS:  # its kernels are on one stream, so they cannot take longer than the step
             assert total < 1.02e6 * row["step_s"]
+
+
+@pytest.mark.parametrize(
+    ("case", "way", "compiled"),
+    [
+        ("vit", "ours", False),
+        pytest.param("vit", "FSDP2", False, marks=pytest.mark.slow),
+        pytest.param("l8b_fsdp", "ours", True, marks=pytest.mark.slow),
+        pytest.param("mix_fsdp", "ours", False, marks=pytest.mark.slow),
+        pytest.param("l8b_sp", "parallelize_module", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_runs_dry_on_a_cpu(case: str, way: str, compiled: bool) -> None:
+    """So it works at once where there is a GPU: the same code with a small model, in a process of its own."""
+    command = [sys.executable, "-m", "bench.gpu.rank", case, way, "2", "--dry", *["--compiled"] * compiled]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=PAGE.parents[1])
+    assert done.returncode == 0, done.stderr[-600:]
+    row = json.loads(done.stdout.splitlines()[-1])
+    assert row["dry"] and row["way"] == way and row["compiled"] == compiled and len(row["all_steps_s"]) == 2
+    assert row["loss"] > 0 and sum(us for us, _ in row["kinds_us"].values()) > 0

@@ -14,7 +14,7 @@ from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_lef
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning.analysis import price_report, price_text
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import GATHERED, WHOLE, Pricer, Statement, price_statement, reserved_of
+from planner_core.planning.pricing import GATHERED, OWN, WHOLE, Pricer, Statement, price_statement, reserved_of
 
 GB = 2**30
 KINDS = json.loads((ASSETS / "reserved.json").read_text())["kinds"]
@@ -45,11 +45,15 @@ def test_a_part_that_is_left_out_is_not_fitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"), [("fsdp=8", GATHERED), ("dp=2,fsdp=4", GATHERED), ("tp=8,sp", WHOLE), ("dp=8", WHOLE)]
-)
-def test_a_plan_is_told_by_its_kind(layout: str, kind: str) -> None:
+    ("layout", "stack", "kind"),
+    [
+        ("fsdp=8", "torchtitan", GATHERED), ("dp=2,fsdp=4", "torchtitan", GATHERED), ("tp=8,sp", "megatron", WHOLE),
+        ("dp=8", "megatron", WHOLE), ("fsdp=8", None, OWN), ("dp=8", "torch", OWN),
+    ],
+)  # fmt: skip
+def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -> None:
     cluster = load_cluster("1x8-h100")
-    plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2))
+    plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2, stack=stack))
     assert plan is not None and plan.cost is not None
     found, row = reserved_of(plan, cluster), KINDS[kind]
     assert (found.kind, found.runs, found.short) == (kind, row["n"], False)

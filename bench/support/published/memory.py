@@ -16,10 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.gpu.cases import OURS
+from bench.gpu.page import steps
 from bench.support.published import reserved
 from bench.support.published.runs import Run, priced, runs
 from planner_core.core import InputError, load_cluster, timing
-from planner_core.planning.pricing import GATHERED, WHOLE
+from planner_core.planning.pricing import GATHERED, OWN, WHOLE
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
@@ -143,9 +145,18 @@ def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
     )  # fmt: skip
 
 
+def own_peaks() -> list[reserved.Peak]:
+    """The steps of one rank that `bench.gpu` measured, left out by model: what the allocator held beside the peak that it counted."""
+    return [
+        reserved.Peak(row["peak_allocated_bytes"], row["peak_reserved_bytes"], case.name, fitted=True)
+        for case, row in steps()
+        if row["way"] == OURS
+    ]
+
+
 def peaks(found: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
     """The runs by what the allocator keeps of them; weights that are gathered are left out by source, others by model."""
-    kinds: dict[str, list[reserved.Peak]] = {GATHERED: [], WHOLE: []}
+    kinds: dict[str, list[reserved.Peak]] = {GATHERED: [], WHOLE: [], OWN: own_peaks()}
     for m in found:
         gathered = m.run.stated.layout.fsdp > 1
         part = publisher(m.run) if gathered else str(m.run.row["model"])

@@ -24,7 +24,8 @@ HEAD = """\
 
 A tool that asks PyTorch's allocator or the driver shows more than tensors: blocks that were freed and are kept, and pieces between
 those in use. `reserved = scale x peak + bytes` is fitted to these runs, one pair of numbers for weights that are gathered and freed
-(FSDP) and one for weights that stay whole (`assets/reserved.json`). *Left out*: each part in turn, a source or a model, is predicted from
+(FSDP), one for weights that stay whole, and one for plans as they run, over the peaks that were measured of one rank ([HARDWARE.md](HARDWARE.md);
+`assets/reserved.json`). *Left out*: each part in turn, a source or a model, is predicted from
 a fit to the others. Runs that their own table contradicts are not fitted, and are counted.
 
 | kind | runs | scale | and GB | within 10 %: tensors alone | fitted | left out | left out by |
@@ -97,7 +98,8 @@ def save(kinds: Mapping[str, Sequence[Peak]]) -> None:
             "low": round(float(low), 3), "high": round(float(high), 3),
         }  # fmt: skip
     source = (
-        "Peaks of published runs (docs/PUBLISHED_MEMORY.md) over scale · predicted peak + add_bytes. torchtitan and torchao print what the "
+        "Peaks of published runs (docs/PUBLISHED_MEMORY.md) over scale · predicted peak + add_bytes; plans as they run: of one rank on an "
+        "H100 (docs/HARDWARE.md), over scale · measured peak + add_bytes. torchtitan and torchao print what the "
         "allocator had reserved; nanotron's figures are read off its plot. low, high: nine in ten of the fitted runs"
     )
     whole = {"schema": "shardscope.reserved/1", "source": source, "kinds": rows}

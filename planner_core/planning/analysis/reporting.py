@@ -172,7 +172,7 @@ def reserved_text(reserved: Reserved) -> str:
             "PyTorch's allocator would reserve more than the GPU has: it will free blocks and allocate them anew, which takes time that is "
             "not in the step. PYTORCH_ALLOC_CONF=expandable_segments:True helps"
         )
-    return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten published runs, {reserved.kind})"
+    return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten measured runs, {reserved.kind})"
 
 
 def gib(plan: Plan) -> str:

@@ -20,7 +20,7 @@ from planner_core.planning.pricing.published import (
     own_runs,
     published_runs,
 )
-from planner_core.planning.pricing.reserved import GATHERED, WHOLE, Reserved, reserved_of
+from planner_core.planning.pricing.reserved import GATHERED, OWN, WHOLE, Reserved, reserved_of
 from planner_core.planning.pricing.run import NOT_LEGAL, PricedRun, price_statement
 from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
 from planner_core.planning.pricing.statement import Statement
@@ -35,6 +35,7 @@ __all__ = [
     "NOT_KNOWN",
     "NOT_LEGAL",
     "ONE_RANK",
+    "OWN",
     "PREDICTED",
     "WHOLE",
     "Band",
