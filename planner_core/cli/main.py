@@ -13,7 +13,7 @@ from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
 from planner_core.cli.options import PROVE, Parser, add_software, shortened
-from planner_core.cli.pricing import OFFLOAD, add_budget, add_price, budget_of, run_price
+from planner_core.cli.pricing import OFFLOAD, add_adapters, add_budget, add_price, budget_of, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
     RECOMPUTE,
@@ -183,6 +183,7 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
     )
     p.add_argument("--offload", action="store_true", help=OFFLOAD)
+    add_adapters(p)
     add_software(p)
     p.add_argument("--prove", action="store_true", help=PROVE)
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
@@ -199,9 +200,8 @@ def _stage(text: str) -> int | None:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    names = [f.name for f in fields(Request)]
-    given = {n: getattr(args, n) for n in names if hasattr(args, n)}
-    return Request(**{n: v for n, v in given.items() if v is not None or n not in SOFTWARE})
+    given = {f.name: getattr(args, f.name) for f in fields(Request) if hasattr(args, f.name)}
+    return Request(**{n: v for n, v in given.items() if v is not None or n not in (*SOFTWARE, "nf4")})
 
 
 def _say(text: str) -> None:

@@ -42,12 +42,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "--expert-imbalance", type=float, help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
         "padded to; default 1",
     )  # fmt: skip
-    p.add_argument(
-        "--lora",
-        type=int,
-        metavar="RANK",
-        help="adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
-    )
+    add_adapters(p)
     p.add_argument(
         "--pad-vocab",
         dest="vocab_multiple",
@@ -63,6 +58,19 @@ def add_price(p: argparse.ArgumentParser) -> None:
     p.add_argument("--alone", action="store_true", help="the stated layout alone: no suggestions, no best plan")
     add_budget(p)
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def add_adapters(p: argparse.ArgumentParser) -> None:
+    """Add the options of adapters of low rank."""
+    p.add_argument(
+        "--lora",
+        type=int,
+        metavar="RANK",
+        help="adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
+    )
+    p.add_argument(
+        "--nf4", action="store_true", default=None, help="with --lora: the frozen weights are kept in 4 bits, as QLoRA does"
+    )  # fmt: skip
 
 
 def add_budget(p: argparse.ArgumentParser) -> None:
@@ -111,5 +119,5 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 _OPTIONS: tuple[str, ...] = (
     "micro_batch", "accumulate", "seq", "recompute", *SOFTWARE, "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple", "lora",
+    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple", "lora", "nf4",
 )  # fmt: skip

@@ -24,6 +24,7 @@ from planner_core.models.loading import (
     load_model,
     open_model,
     whole_config,
+    with_adapters,
     with_config,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -48,5 +49,6 @@ __all__ = [
     "shared_subgraphs",
     "weight_nodes",
     "whole_config",
+    "with_adapters",
     "with_config",
 ]

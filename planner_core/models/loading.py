@@ -29,6 +29,13 @@ DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """The dtypes that the zoo's snapshots serve. They were captured in the first one."""
 
+NF4 = "nf4"
+IN_4_BITS = (
+    "every linear layer but the head keeps its frozen weight in 4 bits (NF4, double quantization: 0.516 bytes a number): this is a price; "
+    "peft with bitsandbytes runs it, and no exported script does"
+)
+"""What is told of QLoRA."""
+
 
 def capture_graph(
     source: str | Mapping[str, Any],
@@ -132,7 +139,8 @@ def _captured_config(
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)
-        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []))
+        four_bits = (model.config.get("lora") or {}).get("weights") == NF4
+        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []), *([IN_4_BITS] if four_bits else []))
         try:
             return capture_module(
                 model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
@@ -196,6 +204,23 @@ def with_config(graph: Graph, **fields: Any) -> Graph:
         dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0]),
     )  # fmt: skip
     return replace(made, name=graph.name, source=graph.source)
+
+
+def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
+    """The graph of a model from a config with adapters of a rank, and with `nf4` its frozen weights in 4 bits; as it is if `rank` is None.
+    Raises InputError."""
+    if rank is None and not nf4:
+        return graph
+    if rank is None:
+        raise InputError(
+            "--nf4 keeps frozen weights beside adapters in 4 bits; give the rank of adapters too, as in --lora 16 --nf4"
+        )
+    if "model_type" not in graph.config:
+        raise InputError(
+            f"--lora {rank} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, or leave "
+            "--lora out"
+        )
+    return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
 
 
 def brings_inputs(model: Any) -> bool:

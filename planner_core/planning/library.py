@@ -49,6 +49,8 @@ def plan(
         `optimizer_kernels` ("fused", "foreach", "for-loop"), `compiled` (by torch.compile), `loss` ("eager", "fused",
         "chunked:N", "whole") and `gradients` ("bfloat16", "float32": the dtype in which they are kept and summed); None: as
         the stack does. `prove` (False): wait until the gap between the plan and its bound is closed.
+        `lora` (the rank of adapters beside the linear layers of a model from a config; all else is frozen) and `nf4` (those frozen
+        weights are in 4 bits, which is a price alone: peft with bitsandbytes runs it).
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`
@@ -112,7 +114,7 @@ def price(
         advise: Whether to search for changes that would help, and for the best plan.
         **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
             ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do), `expert_imbalance`
-            and `offload` (as of `plan`), `layers`, `lora` (the rank of adapters; all else is frozen)
+            and `offload` (as of `plan`), `layers`, `lora` and `nf4` (as of `plan`)
             and `vocab_multiple` (1: the vocabulary is padded to a multiple of `tp` and of this).
 
     Returns:

@@ -25,7 +25,8 @@ class Request(Software):
     weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
     can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`; what runs the step is that of
     `Software`. `prove`: close the gap between the plan and its
-    bound, however long that takes; False: as far as a moment's work does.
+    bound, however long that takes; False: as far as a moment's work does. `lora`: the rank of adapters beside the linear layers of a
+    model from a config, all else frozen; `nf4`: the frozen weights of these layers are in 4 bits.
     """
 
     model: str
@@ -50,6 +51,8 @@ class Request(Software):
     chunks: int = 1
     offload: bool = False
     prove: bool = False
+    lora: int | None = None
+    nf4: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def read(name: str, gpus: int, folder: Path) -> Setup:
         ("smollm.yaml", 64, "dp=64", 512, 2048, "none"),
         ("olmo2.yaml", 128, "fsdp=128", 1024, 4096, "none"),
         ("axolotl_nd.yml", 8, "fsdp=2,tp=2,cp=2,cp_type=gather", 2, 8192, "none"),
+        ("axolotl_qlora.yml", 8, "fsdp=8", 32, 512, "full"),
         ("axolotl_lora.yml", 8, "dp=8", 64, 4096, "full"),
         ("factory.yaml", 8, "fsdp=8", 16, 1024, "none"),
         ("olympic.yaml", 8, "dp=8", 128, 32768, "full"),

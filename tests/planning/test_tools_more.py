@@ -252,10 +252,10 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.yml", AXOLOTL + "adapter: qlora\n", "(axolotl): adapter qlora freezes or quantises weights of the model"),
+        ("a.yml", AXOLOTL + "adapter: lora\nload_in_8bit: true\n", "(axolotl): load_in_8bit true freezes or quantises weights of the model"),
         ("a.yml", AXOLOTL.replace("true", "offload"), "gradient_checkpointing offload keeps activations in the host's memory"),
         ("a.yml", FACTORY.replace("full", "oft"), "(LLaMA-Factory): finetuning_type oft freezes"),
-        ("a.yml", AXOLOTL + "load_in_4bit: true\nlora_r: 16\n", "--lora 16 with --layout prices frozen weights in 16 bits"),
+        ("a.yml", AXOLOTL + "load_in_4bit: true\nlora_r: 16\n", "--lora 16 with --layout prices frozen weights in 16 bits, and --nf4 beside it in 4"),
         ("a.yml", FACTORY, 'deepspeed names "z3.json", which is neither beside it nor in a folder above'),
         ("a.yml", ACCELERATE_DS + "deepspeed_config_x: 1\nmixed_precision: maybe", "mixed_precision is"),
         ("a.yml", "actor_rollout_ref: {a: 1}", "is of verl, whose files are not read"),

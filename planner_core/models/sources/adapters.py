@@ -1,8 +1,9 @@
 """Adapters of low rank (LoRA) beside the linear layers of a model from a config, as peft puts them: all that was there is frozen.
 
-    {"model_type": "llama", ..., "lora": {"rank": 16, "targets": ["q_proj", "v_proj"]}}
+    {"model_type": "llama", ..., "lora": {"rank": 16, "targets": ["q_proj", "v_proj"], "weights": "nf4"}}
 
-`targets` are names of layers; without them every linear layer but the head has an adapter, as by peft's "all-linear".
+`targets` are names of layers; without them every linear layer but the head has an adapter, as by peft's "all-linear". With `weights`
+"nf4" every linear layer but the head keeps its frozen weight in 4 bits (`models.adapters.nf4`), as QLoRA does.
 
     y = W x + B (A x) · scale        W frozen, A [rank, in] and B [out, rank] trained
 
@@ -19,9 +20,12 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, short
+from planner_core.models.adapters.nf4 import FourBitLinear
 
 LORA = "lora"
 """The field of a config that asks for adapters."""
+NF4 = "nf4"
+"""The form of frozen weights in 4 bits."""
 MOST_RANK = 4096
 USUAL_ALPHA = 2
 """The scale of an adapter's result is this, unless `alpha` over `rank` is given: it changes no cost."""
@@ -30,7 +34,7 @@ USUAL_ALPHA = 2
 class LoraLinear(nn.Module):
     """A frozen linear layer with an adapter beside it."""
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear | FourBitLinear, rank: int, scale: float) -> None:
         super().__init__()
         self.base_layer, self.scale = base, scale
         like: dict[str, Any] = {"bias": False, "device": base.weight.device, "dtype": base.weight.dtype}
@@ -48,19 +52,18 @@ def adapted(model: nn.Module, asked: Any) -> nn.Module:
     rank, targets, scale = _read(asked)
     model.requires_grad_(False)
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    found = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer is not head and (not targets or name.rpartition(".")[2] in targets)
-    ]
+    linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    found = [(name, layer) for name, layer in linear if not targets or name.rpartition(".")[2] in targets]
     if not found:
         there = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise InputError(
             f"lora: no linear layer is called {short(targets)}; the model has {', '.join(there) or 'none'}"
         )
-    for name, layer in found:
+    names = {name for name, _ in found}
+    for name, layer in linear:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, LoraLinear(layer, rank, scale))
+        base = FourBitLinear(layer) if asked.get("weights") == NF4 else layer
+        setattr(model.get_submodule(parent), own, LoraLinear(base, rank, scale) if name in names else base)
     return model
 
 
@@ -70,5 +73,7 @@ def _read(asked: Any) -> tuple[int, tuple[str, ...], float]:
     targets = asked.get("targets") or ()
     if not isinstance(targets, (list, tuple)) or not all(isinstance(t, str) for t in targets):
         raise InputError(f'lora: targets is {short(targets)}, but must be names of layers, e.g. ["q_proj", "v_proj"]')
+    if asked.get("weights") not in (None, NF4):
+        raise InputError(f"lora: weights is {short(asked['weights'])}, but must be {NF4}, or left out")
     alpha = asked.get("alpha", USUAL_ALPHA * asked["rank"])
     return asked["rank"], tuple(targets), float(alpha) / asked["rank"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
 from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, broadcast_splits, split, unknown
-from planner_core.ops.work import Gemm, GroupedGemm, Part, Sizes, grouped, product
+from planner_core.ops.work import Gemm, GroupedGemm, Merge, Part, Sizes, grouped, product
 
 # --- linear and its relatives ------------------------------------------------------------------------
 
@@ -28,6 +28,27 @@ def _linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     x, (n, k) = sizes.ins[0], sizes.ins[1]
     return (product(Gemm(math.prod(x[:-1]), n, k), (0,), (1,)),)
+
+
+def _linear_nf4(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Rows of x alone: a rank makes the whole weight from its 4 bits, so no feature is split."""
+    x = ins[0]
+    return Rule(tuple(split(f"d{d}", [d, *[None] * (len(ins) - 1)], [d], x[d]) for d in range(len(x) - 1) if x[d] > 1))
+
+
+def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    """The product, and before it the weight in the dtype that computes, which forward and backward each make: an element is written in
+    2 bytes, and read in half a byte."""
+    x, n = sizes.ins[0], sizes.outs[0][-1]
+    made = Merge(n * x[-1] * 5 // 2, 1)
+    part = product(Gemm(math.prod(x[:-1]), n, x[-1]), (0,), ())
+    return (part, Part(made, ((frozenset((0,)), made),)))
+
+
+def _made_weight(local: LocalBytes) -> int:
+    """Bytes of the weight in the dtype that computes, which are there while the kernels run."""
+    held = 2 * local.item_bytes[1]  # numbers in an element of the packed weight
+    return math.prod(local.shapes[1]) * held * local.item_bytes[0]
 
 
 def _addmm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -319,6 +340,15 @@ def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 OPERATORS = (
     Operator(
         name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias", cuts=True
+    ),
+    Operator(
+        name="LinearNF4",
+        kind=Kind.PRODUCT,
+        rule=_linear_nf4,
+        work=_linear_nf4_work,
+        own_forward=_made_weight,
+        own_backward=_made_weight,
+        title="linear in 4 bits",
     ),
     Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
     Operator(name="baddbmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input batch1 batch2"),

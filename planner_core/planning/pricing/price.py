@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts, with_host
-from planner_core.models import VOCABULARY, brings_inputs, load_model, with_config
+from planner_core.models import VOCABULARY, brings_inputs, load_model, with_adapters, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
@@ -22,8 +22,6 @@ from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, prepare
 
-LORA = "lora"
-"""The field of a config that asks for adapters (`models.sources.adapters`)."""
 OWN_DTYPE = "own"
 """Stands for the dtype that a model with example inputs has, until it is known."""
 COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
@@ -80,6 +78,7 @@ class Pricer:
             stated.layers,
             workload,
             stated.lora,
+            stated.nf4,
             graph.config.get(VOCABULARY),
         )
         if key not in self.planners:
@@ -108,17 +107,9 @@ class Pricer:
 
     def _adapted(self, graph: Graph, stated: Statement, request: Request) -> Graph:
         """The graph with adapters of the stated rank beside its linear layers, whose weights are frozen; as it is if none is stated."""
-        if stated.lora is None:
-            return graph
-        if self.given:
-            raise InputError(
-                f"--lora {stated.lora} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, "
-                "or leave --lora out"
-            )
-        which = (request.batch, request.seq, request.dtype, request.layers, LORA, stated.lora)
+        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, "adapters")
         if which not in self.graphs:
-            self.say(f"graph of {self.model} with adapters")
-            self.graphs[which] = with_config(graph, **{LORA: {"rank": stated.lora}})
+            self.graphs[which] = with_adapters(graph, stated.lora, stated.nf4)
         return self.graphs[which]
 
     def _padded(self, graph: Graph, stated: Statement, request: Request) -> Graph:
@@ -127,7 +118,7 @@ class Pricer:
         if self.given or not isinstance(words, int) or words % multiple == 0:
             return graph
         padded = -(-words // multiple) * multiple
-        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, padded)
+        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, padded)
         if which not in self.graphs:
             self.say(f"graph of {self.model} with {padded} words")
             told = (

@@ -31,6 +31,7 @@ class Statement(Software):
     offload: bool = False
     vocab_multiple: int = 1
     lora: int | None = None
+    nf4: bool = False
 
     @property
     def graph_batch(self) -> int:

@@ -101,6 +101,11 @@ class PlannedForward:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis]) -> None:
+        if any("/LinearNF4" in site for block in plan.blocks.values() for site in block.sites):
+            raise PlanMismatch(
+                "the plan keeps frozen weights in 4 bits, which is priced and not run here; peft with bitsandbytes runs it, or plan "
+                "without --nf4"
+            )
         self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
         self.names = positional(model.forward)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from planner_core.models.adapters import scans
 from planner_core.models.adapters.experts import moe_experts
+from planner_core.models.adapters.nf4 import LinearNF4
 from planner_core.ops.catalog import elementwise
 from tests.support.operators.judge import Case
 
@@ -205,6 +206,7 @@ def products() -> list[Case]:
         Case("matmul", torch.matmul, (t(1, 4), t(8, 4, 12)), kinds="pa", name="matmul broadcast"),
         Case("bmm", torch.bmm, (t(4, 8, 4), t(4, 4, 12)), kinds="aa"), Case("mm", torch.mm, (t(8, 4), t(4, 12))),
         Case("rmatmul", torch.Tensor.__rmatmul__, (t(4, 8), t(12, 4)), kinds="pa"), Case("rmatmul", torch.Tensor.__rmatmul__, (t(4, 8), t(6, 12, 4)), kinds="aa", name="rmatmul batched"),
+        Case("LinearNF4", LinearNF4.apply, (t(4, 2, 64), t(8, 1), flags(2).to(torch.uint8), pos(1).float(), 2), kinds="accc"),
         Case("bilinear", F.bilinear, (t(4, 2, 8), t(4, 2, 6), t(12, 8, 6), t(12)), kinds="aapp"), Case("bilinear", F.bilinear, (t(4, 8), t(4, 6), t(12, 8, 6)), kinds="aap", name="bilinear without bias"),
         Case("einsum", torch.einsum, ("ij,jk", t(4, 8), t(8, 12)), name="einsum without arrow"), Case("einsum", torch.einsum, ("bTd,de", t(4, 4, 8), t(8, 12)), name="einsum of a capital letter"),
         Case("einsum", torch.einsum, ("...d,Ad->...A", t(4, 4, 8), t(12, 8)), name="einsum of a capital letter beside dots"),

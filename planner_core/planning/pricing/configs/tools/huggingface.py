@@ -112,18 +112,28 @@ def recompute(fields: Fields) -> str:
 
 
 QUANTISED = ("load_in_4bit", "load_in_8bit", "quantization_bit", "gptq")
+IN_4_BITS = {"load_in_4bit": ("true",), "quantization_bit": ("4",)}
+"""The values that ask for bitsandbytes' weights in 4 bits."""
+DOUBLE = ("use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant")
+"""Whether scales are quantized too, by the names of tools."""
 
 
-def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The rank of adapters as an option, and a note where only some layers have one. Raises InputError for quantised weights, and for other
-    ways to freeze some: the model given has neither."""
+def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The rank of adapters and whether frozen weights are in 4 bits, as options; notes where only some layers have an adapter, or scales
+    are in float32. Raises InputError for weights in 8 bits, and for other ways to freeze some: the model given has neither."""
+    asked = str(fields.values.get(kind)).lower()
+    with_adapters = asked in ("lora", "qlora", "true")
+    nf4 = asked == "qlora" or (
+        with_adapters and any(str(fields.values.get(name)).lower() in values for name, values in IN_4_BITS.items())
+    )
     for name in (kind, *QUANTISED):
         value = str(fields.values.get(name)).lower()
         fields.read.add(name)
-        if value in ("none", "", "false", "0", "full") or (name == kind and value in ("lora", "true")):
+        plain = value in ("none", "", "false", "0", "full") or (name == kind and with_adapters)
+        if plain or (nf4 and value in IN_4_BITS.get(name, ())):
             continue
         lower = (
-            f"; --lora {fields.values.get(rank) or 8} with --layout prices frozen weights in 16 bits"
+            f"; --lora {fields.values.get(rank) or 8} with --layout prices frozen weights in 16 bits, and --nf4 beside it in 4"
             if value != "freeze"
             else ""
         )
@@ -131,13 +141,16 @@ def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[s
             f"{fields.where} ({fields.tool}): {name} {value} freezes or quantises weights of the model in a way that its config does not "
             f"say; give the model as it is trained by path.py:function{lower}"
         )
-    fields.read.add(targets)
-    if str(fields.values.get(kind)).lower() not in ("lora", "true"):
+    fields.read.update((targets, *DOUBLE))
+    if not with_adapters:
         fields.read.add(rank)
         return {}, ()
     named = [t for t in fields.words(targets) if t not in ("all", "all-linear", "true")]
     note = f"{targets} of {fields.where} puts adapters beside {', '.join(named)} alone; priced beside every linear layer but the head"
-    return {"lora": fields.whole(rank, 8)}, (note,) if named else ()
+    single = nf4 and any(str(fields.values.get(name)).lower() == "false" for name in DOUBLE)
+    scales = f"{fields.where} keeps scales of 4-bit weights in float32, 0.05 bytes a number more than priced (double quantization)"
+    notes = (*([note] if named else []), *([scales] if single else []))
+    return {"lora": fields.whole(rank, 8), **({"nf4": True} if nf4 else {})}, notes
 
 
 def optimizer_of(fields: Fields, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
