@@ -38,8 +38,10 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     chosen, plan = state.chosen(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
     listed = shortlist(plans, state.choice_of(result.request, result), settings.TOOLS[tool] if tool else "")
+    # a model of two stacks is wider than one: it needs the room to be read
+    wide = state.drawing(result.request).scopes[""].width > WIDTH
     with st.container(key="wide_overview"):
-        left, right = st.columns([10, 19], gap="medium")
+        left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
         graphs.draw(result, chosen, plan, WIDTH, HEIGHT)
         st.caption(folded(result))

@@ -351,7 +351,13 @@ def recommended(result: Result) -> str:
 
 def chosen(found: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
     """The plan in the address, else the recommended one; a name that is not there is told in place."""
-    name, first = value("plan"), recommended(result)
+
+    def standing(plan: str) -> str:
+        """A plan that is pinned at these settings stands under its pin."""
+        pinned = pins.pin(plan, values())
+        return pinned if plan not in found and pinned in found else plan
+
+    name, first = standing(value("plan")), standing(recommended(result))
     if name and name not in found:
         st.warning(
             f"There is no plan “{plain(name[:40])}” here any more; showing the recommended one. Plans here: {', '.join(found)}."

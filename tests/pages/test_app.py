@@ -311,3 +311,13 @@ def test_sessions_share_no_settings() -> None:
     two.run()
     assert two.selectbox(key="w_cluster").value == "2x8-h100"
     assert field(two, "batch").value == "32"
+
+
+def test_the_recommended_plan_can_be_pinned() -> None:
+    """A plan that is pinned at the settings as they stand takes the place of its own name."""
+    for plan in ("", "fsdp"):
+        at = open_page("plans", model="gpt2-xl", layers="2", cluster="1x8-h100", **({"plan": plan} if plan else {}))
+        at.button(key="pin").click().run()
+        assert not at.exception
+        assert not at.warning
+        assert at.button(key="pin").label == "Unpin this plan"
