@@ -321,3 +321,21 @@ def test_the_recommended_plan_can_be_pinned() -> None:
         assert not at.exception
         assert not at.warning
         assert at.button(key="pin").label == "Unpin this plan"
+
+
+@pytest.mark.parametrize("page", ["overview", "plans", "compare", "whatif"])
+def test_a_setup_with_pipeline_stages_stands_on_every_page(page: str) -> None:
+    setup = "dp=4,pp=4,vp=2,accumulate=8"
+    at = open_page(page, model="bert-large", layers="8", batch="64", setup=setup, plan="our-current-setup")
+    assert not at.exception
+    assert not at.warning
+    drawn = {c.proto.component_name: json.loads(c.proto.json) for c in at.get("bidi_component")}
+    if page == "overview":
+        (row,) = [r for r in drawn["shardscope_plans"]["rows"] if r["id"] == "our-current-setup"]
+        assert row["name"] == "PP 4 × DP 4"
+        assert "interleaved 2, 8 micro-batches; bubble " in row["what"]
+        assert any(key == "bubble" for key, _, _ in row["parts"])
+        assert [s for s, _ in drawn["shardscope_graph"]["overlay"]["stages"]["run:0"]] == list(range(8))
+    if page == "compare":
+        staged = drawn["shardscope_streams"]["plans"][0]
+        assert staged["lanes"] == [f"rank {r}" for r in range(4)]

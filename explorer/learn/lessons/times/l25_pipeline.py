@@ -222,9 +222,8 @@ def film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Fi
         f'<path d="M{LEFT} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
         for r in range(ranks)
     )
-    ghost = "".join(
-        at(c.x, c.y, body) for c in cells if (body := c.bodies[-1])
-    )  # what is to come, so that gaps are seen at once
+    # what is to come, so that gaps are seen at once
+    ghost = "".join(at(c.x, c.y, done) for c in cells if (done := c.bodies[-1]))
     still = Drawing(0, 0, f'{names}{lines}<g opacity="0.16">{ghost}</g>')
     return Film(WIDTH, ranks * ROW, tuple(_said(time, stop) for stop in stops), still, tuple(cells), tuple(moves))
 
