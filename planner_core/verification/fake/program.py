@@ -174,7 +174,7 @@ class ValuesOnMeta(TorchDispatchMode):
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if len({t.is_meta for t in given}) > 1 and all(t is torch.Tensor or t is torch.nn.Parameter for t in types):
             args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
-        if func.namespace == "c10d" and not takes_meta(func):
+        if func.namespace == "c10d" and not takes_meta(func) and any(t.is_meta for t in given):
             args = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0), args)  # the fake group looks at none
         return func(*args, **kwargs)
 
