@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner_core.exporters.nearest import Nearest
     from planner_core.planning.methods import TpLayout
 
-WITH_STAGES = ("json", "megatron", "torchtitan")
+WITH_STAGES = ("json", "torchrun", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
 """The text of one file, remarks for the user (FILE means its path), and the layout that it has."""
@@ -59,7 +59,7 @@ def _json(plan: Plan) -> WrittenForm:
 def _torchrun(plan: Plan) -> WrittenForm:
     from planner_core.exporters.torchrun import torchrun_script
 
-    n = plan.mesh.num_devices
+    n = plan.num_gpus
     source = (plan.model.get("config") or {}).get("callable")
     tiny = "Try it without a GPU: torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1"
     own = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import planner_core.runtime.program as program
 from planner_core.core import InputError, Plan, params_by_pattern
-from planner_core.exporters.source import train_template as template
+from planner_core.exporters.source import stages_template, train_template
 from planner_core.models import graph_of
 from planner_core.planning.pricing import model_flops
+from planner_core.runtime.stages import check_schedule
 from planner_core.runtime.training import Blocks, blocks_of
 from planner_core.runtime.write import wrapped
 
@@ -48,7 +49,9 @@ def torchrun_script(plan: Plan) -> str:
             f"{plan.model['name']} comes from {own}, an exported program, which a script of its own cannot hold; plan the code "
             "that it was exported from, as path.py:callable"
         )
-    blocks = Blocks() if own else blocks_of(plan)
+    if plan.pipeline:
+        check_schedule(plan.pipeline)
+    blocks = Blocks() if own or plan.pipeline else blocks_of(plan)
     flops = 0 if own else model_flops(graph_of(plan)) * int(plan.workload["accumulate"])
     parts = [f"{_head(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
     if blocks.source:
@@ -56,7 +59,10 @@ def torchrun_script(plan: Plan) -> str:
             _rule("one rank's program: a function for each unique block; edit them as you like, and the edit runs"),
             blocks.source,
         ]
-    parts += [_rule("training"), *(inspect.getsource(getattr(template, name)) for name in BODY), START]
+    own_step = ("train_step", "evaluate") if plan.pipeline else ()
+    parts += [_rule("training")]
+    parts += [inspect.getsource(getattr(stages_template if n in own_step else train_template, n)) for n in BODY]
+    parts += [START]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -65,7 +71,7 @@ def _rule(title: str) -> str:
 
 
 def _head(plan: Plan, blocks: Blocks) -> str:
-    n = plan.mesh.num_devices
+    n = plan.num_gpus
     used = _gathered(plan)
     rows = [
         f"    {name:56} {', '.join(_shown(p.stored, plan.mesh.axis_sizes)):14} {used.get(name, '')}".rstrip()
@@ -77,7 +83,7 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     ]  # fmt: skip
     peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
     lines = [
-        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on a mesh of {plan.mesh}.', "",
+        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_where(plan)}.', "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed", "",
         "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",
@@ -88,6 +94,16 @@ def _head(plan: Plan, blocks: Blocks) -> str:
         *traffic, "", *_told(plan, blocks), '"""',
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _where(plan: Plan) -> str:
+    """The mesh, and the stages on such meshes."""
+    cut = plan.pipeline
+    return (
+        f"{len(cut.copies)} stages ({cut.schedule}) on {cut.ranks} meshes of {plan.mesh}"
+        if cut
+        else f"a mesh of {plan.mesh}"
+    )
 
 
 def _shown(placements: Sequence[object], sizes: Sequence[int]) -> list[str]:
@@ -116,6 +132,10 @@ def _told(plan: Plan, blocks: Blocks) -> list[str]:
         if own
         else ["The model is built without dropout."]
     )
+    if plan.pipeline and not own:
+        lines.append(
+            "Its stages and their blocks are written when the script runs; each rank has the weights of its own stages."
+        )
     if str(plan.model.get("loss", "")).startswith("stand-in"):
         lines.append(
             "The model returns no loss: put yours into loss_of; the plan is for the mean of its output to the fourth power."

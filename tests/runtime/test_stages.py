@@ -92,3 +92,43 @@ def test_stages_that_do_not_run_say_so(tmp_path: Path) -> None:
     plan = shardscope.load_plan(saved(tmp_path, "pp=2,schedule=zb", 2, 3))
     with pytest.raises(InputError, match="takes the gradients of weights apart"):
         shardscope.apply(OwnGPT(3), plan)
+
+
+def _saves(file: str, layers: int, folder: str) -> None:
+    model: Any = shardscope.apply(OwnGPT(layers), shardscope.load_plan(file))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(2):
+        model.step(*samples(step), global_batch=True)
+        shardscope.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    shardscope.save(model, optimizer, folder, extra={"step": 2})
+
+
+def _resumes(file: str, layers: int, folder: str) -> Any:
+    """The loss and norm of the third step."""
+    plan = shardscope.load_plan(file)
+    model: Any = shardscope.apply(OwnGPT(layers), plan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step = shardscope.load(model, optimizer, folder, extra={"step": 0})["step"]
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    if plan.pipeline:
+        loss = model.step(*samples(step), global_batch=True)
+    else:
+        loss = torch.zeros(())
+        for x, y in zip(*(t.chunk(MICRO_BATCHES) for t in samples(step)), strict=True):
+            part = model(x, y, global_batch=True) / MICRO_BATCHES
+            part.backward()
+            loss += part.detach()
+    norm = shardscope.clip_grad_norm_(model.parameters(), 0.5)
+    return None if loss is None else float(loss), float(norm)
+
+
+def test_a_run_goes_on_under_other_stages_or_none(tmp_path: Path) -> None:
+    folder, layers = str(tmp_path / "saved"), 3
+    run_ranks(_saves, 4, (saved(tmp_path, "dp=2,pp=2,zero=1", 4, layers), layers, folder), timeout_s=240)
+    loss, norm = alone(layers)[2]
+    for layout, ranks in (("tp=2,pp=2", 4), ("fsdp=2", 2)):
+        every = run_ranks(_resumes, ranks, (saved(tmp_path, layout, ranks, layers), layers, folder), timeout_s=240)
+        assert [found for _, found in every] == pytest.approx([norm] * ranks, rel=1e-4), (layout, every, loss, norm)
+        assert every[-1][0] == pytest.approx(loss, rel=1e-5)

@@ -23,8 +23,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as TorchShard
 
+from planner_core.core import Shard
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import own_share
 from planner_core.runtime.program.setup import place, torch_placements
@@ -121,7 +123,7 @@ _ORDERS: WeakKeyDictionary[Weight, dict[int, torch.Tensor]] = WeakKeyDictionary(
 def orders_of(tensor: DTensor) -> dict[int, torch.Tensor]:
     """Where each element of the model's dims lies in those of a weight, a gradient, or a tensor in the form of one. Raises PlanMismatch
     if weights of this form have other orders."""
-    if not _ORDERS or LOADS.get() or not any(isinstance(p, Shard) for p in tensor.placements):
+    if not _ORDERS or LOADS.get() or not any(isinstance(p, TorchShard) for p in tensor.placements):
         return {}
     alike, where = [], _where(tensor._local_tensor)
     for weight in filter(None, (reference() for reference in OWNERS.values())):
@@ -153,8 +155,8 @@ def _along(tensor: DTensor, weight: Weight) -> bool:
         and tensor.device_mesh == form.device_mesh
         and all(size in (1, *form.shape) for size in tensor.shape)
         and any(
-            isinstance(p, Shard)
-            and isinstance(q, Shard)
+            isinstance(p, TorchShard)
+            and isinstance(q, TorchShard)
             and q.dim in _ORDERS[weight]
             and tensor.shape[p.dim] == form.shape[q.dim]
             for p, q in zip(tensor.placements, form.placements, strict=True)

@@ -116,6 +116,7 @@ class StagedParallel(Parallel):
         mesh = whole_mesh[plan.mesh.axis_names]
         super().__init__(model, plan, mesh, init=init, seed=seed)
         self.tied = self._tied()
+        model.register_load_state_dict_pre_hook(self._take_own)
 
     # --- weights --------------------------------------------------------------------------------------
 
@@ -169,6 +170,24 @@ class StagedParallel(Parallel):
         dist.all_reduce(power, group=self.group)
         return power ** (1.0 / norm_type)
 
+    def _take_own(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Of the whole model's values that a loop loads, those of other stages' weights are left."""
+        for name in self.left_out:
+            state.pop(prefix + name, None)
+
+    # --- checkpoints ----------------------------------------------------------------------------------
+
+    def from_all_stages(self, mine: Any) -> list[Any]:
+        """Plain data of every rank of the pipeline."""
+        every: list[Any] = [None] * self.cut.ranks
+        dist.all_gather_object(every, mine, group=self.group)
+        return every
+
+    def keeps(self, buffer: str) -> bool:
+        """Whether a checkpoint takes a buffer from this rank: of a block, the rank that runs it; of what stands outside, the first."""
+        users = [s for s in range(len(self.cut.copies)) if self.cut.reads(s, buffer)]
+        return bool(set(users or (0,)) & set(self.own))
+
     # --- calling --------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
@@ -216,6 +235,14 @@ class StagedParallel(Parallel):
         if torch.is_grad_enabled():
             self._sum_tied()
         return loss
+
+    @torch.no_grad()
+    def loss_everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
+        """The loss of a step on all ranks, sent by the last stage's."""
+        found = torch.zeros((), device=self.device) if loss is None else loss.detach().float().to(self.device)
+        last = dist.get_global_rank(self.group, self.cut.rank_of(len(self.cut.copies) - 1))
+        dist.broadcast(found, last, group=self.group)
+        return found
 
     def _micro_batches(self, args: Any, kwargs: Any, whole: bool) -> list[list[Any]]:
         """The arguments of each micro-batch, flat."""

@@ -8,7 +8,7 @@ from planner_core.runtime.training.data import Reader, open_data, place_along
 from planner_core.runtime.training.keeping import Checkpoints
 from planner_core.runtime.training.optimizers import make_optimizer, optimizer_for, set_rate, warmup_cosine
 from planner_core.runtime.training.reporting import Report, counted, profiled
-from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run
+from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run, step_of
 from planner_core.runtime.training.stopping import Stop
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "run",
     "save",
     "set_rate",
+    "step_of",
     "warmup_cosine",
     "with_planned_loss",
 ]

@@ -22,6 +22,7 @@ from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.model_order import deal, portable
 from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.stages import StagedParallel
 from planner_core.runtime.training.host_states import moved, on_gpu
 
 _BESIDE: list[dist.ProcessGroup] = []
@@ -59,6 +60,9 @@ def save(
     parallel.agreement.meet(parallel.agreement.SAVE)
     parallel.gather_buffers()
     state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
+    if isinstance(parallel, StagedParallel):  # a buffer that another stage writes is old here
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        state["model"] = {n: t for n, t in state["model"].items() if n not in buffers or parallel.keeps(n)}
     if wait:
         saver.save(state, checkpoint_id=folder)
         return None
@@ -141,6 +145,10 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
         {**{k: v for k, v in g.items() if k != "params"}, "params": [weights[id(p)].names[0] for p in g["params"]]}
         for g in optimizer.param_groups
     ]  # fmt: skip
+    if isinstance(parallel, StagedParallel):  # the groups of the whole model
+        every = parallel.from_all_stages([group["params"] for group in groups])
+        for number, group in enumerate(groups):
+            group["params"] = list(dict.fromkeys(name for own in every for name in own[number]))
     return {"state": states, "param_groups": groups}
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from planner_core.core import Cluster, Plan
+from planner_core.core import Cluster, InputError, Plan
 from planner_core.runtime.library import applied
 
 TRACED = (2, 2)
@@ -34,7 +34,7 @@ class Report:
         self.every, self.file, self.flops = max(1, every), file, flops
         self.tokens = int(plan.workload["batch"]) * int(plan.workload["seq"])
         peaks = dict(Cluster.from_json(dict(plan.cluster)).gpu.peak_flops)
-        self.peak = peaks.get(plan.workload["dtype"], min(peaks.values())) * plan.mesh.num_devices
+        self.peak = peaks.get(plan.workload["dtype"], min(peaks.values())) * plan.num_gpus
         self.since, self.steps = time.perf_counter(), 0
 
     def step(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float) -> None:
@@ -115,6 +115,10 @@ def counted(
     """The collectives of forward and backward of the micro-batches `batches` of one step, beside those that the plan predicts. The
     gradients are dropped."""
     parallel = applied(model)
+    if plan.pipeline:
+        raise InputError(
+            "--count counts a plan of one stage; `verify --fake` counts what every rank of a pipeline sends"
+        )
     with parallel.engine.counting(parallel.mesh) as found:
         for number, batch in enumerate(batches):
             found.phase = "forward"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from planner_core.core import InputError, Plan, PlannerError
 from planner_core.models.capture import own_loss
 from planner_core.models.sources import build, limits, python_source, training_inputs
 from planner_core.runtime.initialize import Init, initializer
+from planner_core.runtime.library import applied
 from planner_core.runtime.loop.stand_in import with_planned_loss
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.stages import StagedParallel
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variables that say how GPU memory is allocated; torch before 2.10 reads the second."""
@@ -160,6 +162,19 @@ def loss_of(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
             "from which nothing is learned, with --stand-in-loss"
         )
     return own
+
+
+def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Tensor:
+    """One step of a model under a plan with stages: its mean loss over all micro-batches, on every rank."""
+    parallel, parts = applied(model), list(batches)
+    assert isinstance(parallel, StagedParallel)
+
+    def joined(name: str) -> Any:
+        values = [part[name] for part in parts]
+        return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
+
+    args, kwargs = positional({name: joined(name) for name in parts[0]})
+    return parallel.loss_everywhere(parallel.step(*args, **kwargs))
 
 
 def from_safetensors(model: nn.Module, folder: Path) -> Init:
