@@ -109,7 +109,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     if stage > AUTOTP_STAGE:
         told = f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
         layout.differences.append(Difference(told))
-    remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)], by_hand(plan))
+    remarks = remarks_of(layout, [DEEPSPEED_USE, *_columns(layout)], by_hand(plan), autotp_stage(plan))
     kept = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return _json(data), remarks, replace(layout, styles=kept, experts=[])
 

@@ -114,11 +114,13 @@ def _wiring(layout: TpLayout, seen: Observed) -> list[str]:
     return lines
 
 
-def remarks_of(layout: TpLayout, more: Sequence[str], left: Sequence[str] = ()) -> tuple[str, ...]:
-    """Remarks: what the trainer must do, and what differs from the plan; `left` differs beside the layout."""
+def remarks_of(layout: TpLayout, more: Sequence[str], left: Sequence[str] = (), stage: int = 0) -> tuple[str, ...]:
+    """Remarks: what the trainer must do, and what differs from the plan; `left` differs beside the layout. `stage`: the stage of ZeRO
+    that the form itself says."""
     lines = list(more)
     if layout.data > 1:
         way = "FSDP2, since the plan shards weights there" if layout.shards > 1 else "DDP"
+        way = f"ZeRO-{stage}" if stage else way
         lines.insert(
             0,
             f"the data axis is the trainer's: data parallelism ({way}) over {layout.data}, tensor parallelism over {layout.size}"

@@ -14,6 +14,7 @@ from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
 from planner_core.planning.pricing import Statement, price_statement
+from planner_core.planning.pricing.suggest import changes
 from tests.support.plans import pricer
 
 LAYERS, SEQ = 2, 4096
@@ -193,6 +194,22 @@ def test_the_best_beside_it_is_never_slower() -> None:
 def test_other_ways_of_attention_are_suggested() -> None:
     priced = price_statement(pricer("llama-3-8b", "2x8-h100"), stated("fsdp=2,cp=8", seq=32768))
     assert any(s.change == "cp_type=ulysses" for s in priced.suggestions)
+
+
+def test_context_ranks_are_suggested_where_samples_are_long_and_there_are_none() -> None:
+    """One sample of 131 072 tokens a GPU does not fit: its logits alone are 188 GiB. Over four context ranks it does."""
+    run = stated("fsdp=8", seq=131072, recompute="full")
+    priced = price_statement(pricer("llama-3-8b", "1x8-h100"), run)
+    assert priced.plan is not None and not priced.plan.fits
+    found = [s for s in priced.suggestions if s.stated.layout.cp > 1]
+    assert found and all(s.plan.fits and s.stated.batch == run.batch for s in found)
+
+
+def test_a_faster_attention_kernel_is_suggested_on_a_gpu_that_has_it() -> None:
+    kernels = {kernel for _, s in changes(stated("fsdp=8"), 8, {"cudnn", "flash3"}) if (kernel := s.attention)}
+    assert kernels == {"cudnn", "flash3"}
+    assert not [s for _, s in changes(stated("fsdp=8"), 8, {"flash2"}) if s.attention]
+    assert not [s for _, s in changes(stated("fsdp=8", seq=2048), 8, ()) if s.layout.cp > 1]
 
 
 # --- refused ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ ranks each data-parallel rank has more samples. If that is not possible, tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import Plan, PlannerError
@@ -20,6 +20,8 @@ MOST = 5
 PARTS = 8
 """Into how many parts a suggested loss is cut."""
 FASTER_ATTENTION = ("cudnn", "flash3")
+LONG = 16_384
+"""Tokens of a sample from which context parallelism is tried where there is none."""
 RECOMPUTATIONS = {
     "none": "no recomputation",
     "keep-matmuls": "recomputation of all but matmuls and attention",
@@ -43,7 +45,8 @@ def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestio
     """The changes that help, the best first: runs that fit and are faster; if the stated run does not fit, all runs that fit."""
     now = pricer.speed(plan, stated).tokens_per_s_per_gpu
     found = []
-    for change, other in changes(stated, pricer.cluster.levels[0].size):
+    kernels = {rate.kernel for rate in pricer.cluster.gpu.attention.rates}
+    for change, other in changes(stated, pricer.cluster.levels[0].size, kernels):
         pricer.say(change)
         try:
             made = pricer.plan(other)
@@ -57,8 +60,9 @@ def suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Suggestio
     return sorted(found, key=lambda s: -s.tokens_per_s_per_gpu)[:MOST]
 
 
-def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
-    """Every single change that is tried, with its text. `node` is the number of GPUs of a node."""
+def changes(stated: Statement, node: int, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
+    """Every single change that is tried, with its text. `node` is the number of GPUs of a node; `kernels` are those of attention that run
+    on the GPU."""
     yield from _micro_batches(stated)
     for kind, words in RECOMPUTATIONS.items():
         if stated.recompute != kind:
@@ -67,17 +71,33 @@ def changes(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
     if not stated.offload:
         yield "the optimizer's moments in the host's memory", stated.but(offload=True)
     yield from _tensor(stated)
-    for kind in CP_TYPES if stated.layout.cp > 1 else ():
-        if kind != stated.layout.cp_type:
-            yield f"cp_type={kind}", stated.but(layout=replace(stated.layout, cp_type=kind))
+    yield from _context(stated, node)
     if not stated.compiled:
         yield "torch.compile", stated.but(compiled=True)
-    yield from _software(stated)
+    yield from _software(stated, kernels)
     if stated.rank_by_rank:
         yield "updated weights in buckets, as Megatron-LM and DeepSpeed send them", stated.but(rank_by_rank=False)
 
 
-def _software(stated: Statement) -> Iterator[tuple[str, Statement]]:
+def _context(stated: Statement, node: int) -> Iterator[tuple[str, Statement]]:
+    """Another kind of context parallelism; or context ranks within a node in place of data-parallel ranks, where samples are long. The
+    samples of a step stay the same."""
+    now = stated.layout
+    for kind in CP_TYPES if now.cp > 1 else ():
+        if kind != now.cp_type:
+            yield f"cp_type={kind}", stated.but(layout=replace(now, cp_type=kind))
+    if now.cp > 1 or now.ep > 1 or (stated.seq or 0) < LONG:
+        return
+    wide = "fsdp" if now.fsdp > 1 else "dp"
+    ranks, cp = getattr(now, wide), 2
+    while ranks % cp == 0 and cp * now.tp <= node:
+        other = replace(now, cp=cp, **{wide: ranks // cp})
+        other = replace(other, zero=3) if wide == "fsdp" and other.data == 1 else other
+        yield f"cp={cp} ({other})", stated.but(layout=other, accumulate=cp * stated.accumulate)
+        cp *= 2
+
+
+def _software(stated: Statement, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
     """Another loss, dtype of gradients, or attention kernel."""
     if stated.loss in (None, "eager"):
         yield "--loss fused: a kernel that makes no float32 logits", stated.but(loss="fused")
@@ -88,7 +108,7 @@ def _software(stated: Statement) -> Iterator[tuple[str, Statement]]:
     if stated.gradients is None and stated.precision == "mixed":
         yield "--gradients bfloat16: gradients kept and summed in bfloat16", stated.but(gradients="bfloat16")
     for kernel in FASTER_ATTENTION:
-        if stated.attention is not None and stated.attention != kernel:
+        if kernel in kernels and stated.attention != kernel:
             yield f"--attention {kernel}", stated.but(attention=kernel)
 
 
