@@ -227,3 +227,20 @@ def test_what_cannot_be_priced_is_one_sentence(name: str, text: str, said: str, 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
     with pytest.raises(InputError, match=r"there is no file .*none\.toml.*give a file of torchtitan"):
         read_setup("/no/such/none.toml", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kernels"),
+    [
+        ("t.toml", '[optimizer]\nimplementation = "foreach"\n[training]\nseq_len = 8192\n', "foreach"),
+        ("t.toml", '[optimizer]\nimplementation = "for-loop"\n[training]\nseq_len = 8192\n', "for-loop"),
+        ("t.toml", "[optimizer]\nfused = true\n[training]\nseq_len = 8192\n", "fused"),
+        ("t.toml", "[training]\nseq_len = 8192\n", None),
+        ("h.yaml", "per_device_train_batch_size: 1\noptim: adamw_torch\n", "foreach"),
+        ("h.yaml", "per_device_train_batch_size: 1\noptim: adamw_torch_fused\n", "fused"),
+        ("h.yaml", "per_device_train_batch_size: 1\n", None),
+    ],
+)
+def test_how_weights_are_updated_is_read(name: str, text: str, kernels: str | None, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_setup(tmp_path / name, 8).options.get("optimizer_kernels") == kernels

@@ -153,22 +153,21 @@ def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[s
     return {"lora": fields.whole(rank, 8), **({"nf4": True} if nf4 else {})}, notes
 
 
+ADAMW = {
+    "adamw": "fused", "adam": "fused", "adamw_torch": "foreach", "adamw_torch_fused": "fused", "adamw_hf": "for-loop",
+    "adamw_apex_fused": "fused", "adamw_torch_xla": "for-loop",
+}  # fmt: skip
+"""How the Trainer's kinds of AdamW update weights. torch's own runs over lists of tensors if nothing else is asked for."""
+
+
 def optimizer_of(fields: Fields, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """The optimizer as an option, and a note where its moments are kept in another form than the priced one."""
     kind = fields.text(name, "adamw")
     if kind.startswith("sgd"):
         return {"optimizer": "sgd"}, ()
-    plain = kind in (
-        "adamw",
-        "adam",
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_hf",
-        "adamw_apex_fused",
-        "adamw_torch_xla",
-    )
+    kernels = {"optimizer_kernels": ADAMW[kind]} if fields.has(name) and kind in ADAMW else {}
     note = f"{name} {kind} of {fields.where} keeps moments in a form of its own: priced as AdamW, whose two take 8 bytes a weight"
-    return {"optimizer": "adamw"}, () if plain else (note,)
+    return {"optimizer": "adamw", **kernels}, () if kind in ADAMW else (note,)
 
 
 def by_plugin(

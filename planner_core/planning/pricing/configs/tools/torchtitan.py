@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import OPTIMIZER_KERNELS, InputError
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, shared_out
 
@@ -48,6 +48,7 @@ def setup(fields: Fields, num_gpus: int) -> Setup:
         "compiled": fields.flag(fields.first("compile.enable", "training.compile")),
         "accumulate": (accumulation(fields, "training.global_batch_size", local, layout.data) or 1) * parts,
         "optimizer": _optimizer(fields),
+        **_kernels(fields),
     }
     if fields.text("loss.()", "").startswith("chunkedloss"):
         options["loss"] = f"chunked:{fields.whole('loss.num_chunks', 8)}"
@@ -140,6 +141,15 @@ def _optimizer(fields: Fields) -> str:
         if "adamw" not in made and "optimizerscontainer" not in made:
             raise fields.wrong("optimizer", made, "default_adamw")
     return fields.text("optimizer.name", "adamw", ("adamw", "sgd"))
+
+
+def _kernels(fields: Fields) -> dict[str, str]:
+    """How weights are updated, by torchtitan's own words, which are the planner's; in older files by the flag `fused`."""
+    if fields.has("optimizer.implementation"):
+        return {"optimizer_kernels": fields.text("optimizer.implementation", "fused", OPTIMIZER_KERNELS)}
+    if fields.has("optimizer.fused"):
+        return {"optimizer_kernels": "fused" if fields.flag("optimizer.fused") else "foreach"}
+    return {}
 
 
 def _converters(fields: Fields) -> tuple[str, ...]:
