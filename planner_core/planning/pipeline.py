@@ -23,7 +23,7 @@ from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.front import trade_offs
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, larger_numbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, other_numbers
 from planner_core.planning.fitting.micro_batch_size import of_size, only_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import UnevenBatch, same_work, uncounted, uneven_batch
@@ -107,11 +107,12 @@ class Draft:
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def more_micro_batches(self) -> Iterator[Planner]:
-        """The planners of larger numbers of micro-batches than that of the chosen plan, if the request leaves the number open."""
+    def micro_batches(self, *, larger: bool) -> Iterator[Planner]:
+        """The planners of larger (or smaller) numbers of micro-batches than that of the chosen plan, if the request leaves the number
+        open."""
         asked = self.request
         if asked.accumulate is None and asked.micro_batch is None and not isinstance(self.source, Graph):
-            yield from larger_numbers(self.planner, self.source, self.say)
+            yield from other_numbers(self.planner, self.source, self.say, larger=larger)
 
     @property
     def others(self) -> list[Plan]:
@@ -155,7 +156,9 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     every = meshes(replace(request, tool=None), planner.cluster)
     usual = (
         *planner.stated(),
-        *baselines(planner, every, recompute=draft.request.recompute, numbers=draft.more_micro_batches()),
+        *baselines(
+            planner, every, draft.request.recompute, draft.micro_batches(larger=True), draft.micro_batches(larger=False)
+        ),
     )
     return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
 

@@ -58,15 +58,17 @@ class Request(Software):
 @dataclass(frozen=True, slots=True)
 class Effort:
     """The work that proofs may take, in points (`search.algebra`): `request` is for all gaps within a budget of memory together,
-    `network` to settle the units of one network. Points are counted and not timed, so every machine finds the same plan."""
+    `network` to settle the units of one network. Points are counted and not timed, so every machine finds the same plan. `gap`: a plan at
+    most this share above its bound is good enough, so that only what closes at once is closed."""
 
     request: int
     network: int
+    gap: float = 0.0
 
 
 THOROUGH = Effort(10**9, ALL_WORK)
 """As far as a gap can be closed at all. Every single search has a limit of its own."""
-MOMENT = Effort(200_000, 40_000)
+MOMENT = Effort(200_000, 40_000, gap=0.002)
 """About a second of a core: the answer comes first, and says its gap."""
 NO_PROOF = Effort(0, ALL_WORK)
 """Searches within a budget of memory leave their gaps open."""

@@ -196,7 +196,16 @@ class Planner:
         with self.clock("search"):
             answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
             return answer or fit(
-                problem, self.graph, self.budget, objective, abandon_above, stop, self.work, prove, prices
+                problem,
+                self.graph,
+                self.budget,
+                objective,
+                abandon_above,
+                stop,
+                self.work,
+                prove,
+                prices,
+                self.effort.gap,
             )
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:

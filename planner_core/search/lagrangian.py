@@ -119,6 +119,7 @@ class _Search:
     bound: float = 0.0
     solves: int = 0
     work: Allowance = field(default_factory=Allowance)
+    good_enough: float = 0.0
     at_bound: Objective = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,6 +173,8 @@ class _Search:
         ends = (FORWARD, BACKWARD) if free.totals[FORWARD] >= free.totals[BACKWARD] else (BACKWARD, FORWARD)
         # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
         for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
+            if exact and self.is_close:
+                return
             for end in ends:
                 if free.totals[end] > self.budget:
                     _price_memory(self, free, small, end, enough, exact)
@@ -192,8 +195,13 @@ class _Search:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
         closing = GapClosing(self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, self.work)
-        closing.run(stop)
+        closing.run(stop, at_once=self.is_close)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the incumbent is good enough."""
+        return self.best is not None and self.best.seconds <= self.bound * (1 + self.good_enough)
 
     def consider(self, a: Assignment) -> None:
         """Make `a` the incumbent if it fits and is better."""
@@ -211,6 +219,7 @@ def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: Allowance | None = None,
     top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0), bound_only: bool = False,
+    good_enough: float = 0.0,
 ) -> Answer:  # fmt: skip
     """The best assignment of `problem` within a memory budget (see the head of the file).
 
@@ -223,6 +232,7 @@ def search(
         prove: If False, the gap that prices leave stays open.
         known: Further assignments that may be incumbents.
         work: The points that may be formed to close the gap; what is formed is taken from it.
+        good_enough: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
         prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
         bound_only: Only a bound is asked for, so its gap stays open and no better incumbents are looked for.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
@@ -230,7 +240,13 @@ def search(
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
-    run = _Search(problem, replace(objective_of(problem, objective), top=top), budget, work=work or Allowance())
+    run = _Search(
+        problem,
+        replace(objective_of(problem, objective), top=top),
+        budget,
+        work=work or Allowance(),
+        good_enough=good_enough,
+    )
     free = run.free(abandon_above, not bound_only)
     if free is None:
         return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,6 +18,7 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.search import TIE
 
 CLUSTERS = ("1x8-h100:gpus=4", "1x8-h100:gpus=6", "1x4-a100-pcie")
+AMPLE_GB = 1000.0
 POLICIES = ("none", "keep-matmuls", "selective", "keep-attention", "full")
 
 
@@ -63,6 +66,19 @@ def test_no_stated_layout_is_better_than_the_bound(asked: tuple[Request, Stateme
     plan = pricer(request.cluster, request.memory_gb).plan(stated)
     if plan is not None and plan.fits:
         assert plan.cost.step_time_s >= least * (1 - TIE)
+
+
+@settings(max_examples=15)
+@given(requests())
+def test_nothing_fits_is_said_only_where_no_stated_layout_fits(asked: tuple[Request, Statement]) -> None:
+    """In the memory that a stated layout takes, some plan fits."""
+    request, stated = asked
+    assert isinstance(request.cluster, str)
+    plan = pricer(request.cluster, AMPLE_GB).plan(stated) if stated.micro_batch else None
+    if plan is not None:
+        enough = math.ceil(plan.cost.memory_bytes["peak"] / 1e6) / 1e3
+        found = choose_micro_batches(replace(request, memory_gb=enough), None, lambda text: None)[1]
+        assert found.fits
 
 
 @pytest.mark.slow

@@ -8,40 +8,54 @@ from itertools import islice
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import ABOVE, Answer, exceeds_budget_by_far, fastest, fit, quick_bound, quick_plan_fits, search
+from planner_core.search import Answer, exceeds_budget_by_far, fastest, fit, quick_bound, quick_plan_fits, search
 from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
-"""Larger numbers of micro-batches at which a layout is looked at that does not fit at the chosen plan's number."""
+"""Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 
 
 def baselines(
-    planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none", numbers: Iterable[Planner] = ()
-) -> list[Plan]:
+    planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none", larger: Iterable[Planner] = (),
+    smaller: Iterable[Planner] = (),
+) -> list[Plan]:  # fmt: skip
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
-    with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of `numbers`, the
-    planners of larger numbers of micro-batches. So it fits if the layout fits at all within MORE_NUMBERS of these."""
+    with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
+    of micro-batches. With `smaller` numbers it is planned as long as it fits and gets faster, or where it has no plan with more. So it
+    fits if the layout fits at all within MORE_NUMBERS of these."""
     options = list(options)
+    after, before = (_Remembered(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
+    return [
+        plan for b in BASELINES.values() if (plan := _at_its_best(planner, options, b, recompute, after, before)) is not None
+    ]  # fmt: skip
+
+
+def _at_its_best(
+    planner: Planner, options: list[DeviceMesh], b: Method, recompute: str, larger: Iterable[Planner], smaller: Iterable[Planner]
+) -> Plan | None:  # fmt: skip
+    """One baseline at its own number of micro-batches."""
     saving = _saving(planner, recompute)
-    larger = _Kept(islice(numbers, MORE_NUMBERS))
-    found = []
-    for b in BASELINES.values():
-        plan = _baseline(planner, saving, options, b)
-        if plan is not None and not plan.fits and _may_fit(saving, options, b):
-            later = (_baseline(p, _saving(p, recompute), options, b) for p in larger)
-            plan = next((p for p in later if p is not None and p.fits), plan)
-        found += [] if plan is None else [plan]
-    return found
+    best = _baseline(planner, saving, options, b)
+    if best is not None and not best.fits and _may_fit(saving, options, b):
+        more = (_baseline(p, _saving(p, recompute), options, b) for p in larger)
+        best = next((p for p in more if p is not None and p.fits), best)
+    for fewer in smaller:
+        plan = _baseline(fewer, _saving(fewer, recompute), options, b)
+        if plan is None:
+            continue
+        if best is not None and (not plan.fits or (best.fits and plan.cost.step_time_s >= best.cost.step_time_s)):
+            break  # fewer micro-batches hold more
+        best = plan
+    return best
 
 
 def _may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
     """Whether more micro-batches may make a layout fit: weights, gradients and states, which do not shrink, leave room."""
-    problems = _problems(planner, options, b)
-    return any(p.least_at_ends[1] <= ABOVE * planner.budget for p in problems)
+    return any(p.least_at_ends[1] <= planner.budget for p in _problems(planner, options, b))
 
 
-class _Kept:
-    """What an iterator gives, kept for whom asks next."""
+class _Remembered:
+    """What an iterator gives, for everyone who asks."""
 
     def __init__(self, source: Iterator[Planner]) -> None:
         self._source, self._known = source, list[Planner]()

@@ -55,12 +55,17 @@ def _after(number: int, batch: int) -> int:
     return number * next((p for p in range(2, left + 1) if left % p == 0), 0)
 
 
-def larger_numbers(planner: Planner, source: GraphSource, say: Progress) -> Iterator[Planner]:
-    """The planners of larger numbers of micro-batches, of which each is a multiple of the one before."""
+def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, larger: bool) -> Iterator[Planner]:
+    """The planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
     number, batch = planner.workload.accumulate, planner.workload.batch
-    while number := _after(number, batch):
+    while number := _after(number, batch) if larger else _before(number):
         asked = replace(planner.request, batch=batch, accumulate=number)
         try:
             yield prepare(asked, source(asked) if callable(source) else source, say, planner.effort, planner)
         except InputError:  # a model that fixes its batch has no smaller micro-batches
             return
+
+
+def _before(number: int) -> int:
+    """A number of micro-batches by its least prime; 0 if it is 1."""
+    return next((number // p for p in range(2, number + 1) if number % p == 0), 0)

@@ -119,13 +119,14 @@ class GapClosing:
         """A better assignment costs less than this; it is the incumbent's value less what counts as a tie."""
         return min(self.best.seconds, self.at_most) * (1 - TIE / 2)
 
-    def run(self, stop: Callable[[], bool]) -> None:
-        """Enumerate the gap at once. If that is too much: look for better incumbents, and enumerate parts of the gap that grow.
+    def run(self, stop: Callable[[], bool], at_once: bool = False) -> None:
+        """Enumerate the gap at once. If that is too much: look for better incumbents, and enumerate parts of the gap that grow; not if
+        `at_once` is all that is asked for.
 
         Ends when the gap is closed, when `stop` returns True, or when the gap holds too much.
         """
         try:
-            if self.bound >= self.target or self._through(self.target, quick=True):
+            if self.bound >= self.target or self._through(self.target, quick=True) or at_once:
                 return
             # A better incumbent narrows the gap from above, a part that was enumerated narrows it from below.
             for count in SAMPLES:

@@ -95,20 +95,29 @@ def quick_plan_fits(problem: Problem, graph: Graph, budget: float, objective: st
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False, work: Allowance | None = None, prove: bool = True,
-    prices: tuple[float, float] = (0.0, 0.0),
+    prices: tuple[float, float] = (0.0, 0.0), good_enough: float = 0.0,
 ) -> Answer:  # fmt: skip
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `prove`, `prices` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take together; each
-    takes at most MAX_WORK of it, which is also all of it if none is given. The bound of the answer holds for the network's sums:
-    `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated
-    peak too, that of `smallest`.
+    `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take
+    together; each takes at most MAX_WORK of it, which is also all of it if none is given. The bound of the answer holds for the network's
+    sums: `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated peak
+    too, that of `smallest`.
     """
     known: Answer | None = problem.refused.get((objective, budget))
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
     answer = infeasible_answer(problem, None, budget, objective) or _fit(
-        problem, graph, budget, objective, abandon_above, stop, work or Allowance(WALKS * MAX_WORK), prove, prices
+        problem,
+        graph,
+        budget,
+        objective,
+        abandon_above,
+        stop,
+        work or Allowance(WALKS * MAX_WORK),
+        prove,
+        prices,
+        good_enough,
     )
     if answer.bound > abandon_above or answer.bound == float("inf"):
         problem.refused[objective, budget] = answer
@@ -117,7 +126,7 @@ def fit(
 
 def _fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: Allowance,
-    prove: bool, prices: tuple[float, float],
+    prove: bool, prices: tuple[float, float], good_enough: float,
 ) -> Answer:  # fmt: skip
     fast = quick(problem, objective)
     if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
@@ -130,6 +139,7 @@ def _fit(
         return found
     if aim.least_within < found.value * (1 - TIE):
         aim.most = min(aim.most, OPEN_WORK)
+    aim.good_enough = good_enough
     proven = aim.near(aim.hit, memory_of(fast), prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
 
@@ -177,6 +187,7 @@ class _Aim:
     work: Allowance
     prices: tuple[float, float]
     most: int = MAX_WORK
+    good_enough: float = 0.0
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
     least_within: float = float("inf")
@@ -247,7 +258,7 @@ class _Aim:
         with self.work.part(self.most) as work:
             answer = search(
                 self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop,
-                prove=prove, work=work, prices=self.prices,
+                prove=prove, work=work, prices=self.prices, good_enough=self.good_enough,
             )  # fmt: skip
         if work.left < 0:
             self.most = 0
