@@ -73,8 +73,8 @@ def anew(built: Any, work: Callable[[Any], Any], times: int = 5) -> float:
     """Median processor time of work on a problem that has solved nothing before: it keeps what it solves."""
 
     def run() -> None:
-        built.solved.clear()
-        built.quick.clear()
+        built.cache.exact.clear()
+        built.cache.rough.clear()
         work(built)
 
     return seconds(run, times)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, Cluster, Software
-from planner_core.search.algebra import ALL_WORK
+from planner_core.core import DEFAULT_PRECISION, SOFTWARE, ZERO, Cluster, Software, Workload
+from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
 """A function that gets a sentence about what is being done. It may raise an exception to stop."""
@@ -54,6 +54,16 @@ class Request(Software):
     lora: int | None = None
     nf4: bool = False
 
+    def workload(self) -> Workload:
+        """The workload, as far as it is known without the model's graph: what is not asked for counts 1."""
+        micro_batches = 1 if self.accumulate is None else self.accumulate
+        stage = max(ZERO) if self.zero is None else self.zero
+        return Workload(
+            micro_batches if self.batch is None else self.batch, 1 if self.seq is None else self.seq, self.dtype or "",
+            self.optimizer, stage, self.recompute, micro_batches, precision=self.precision, chunks=self.chunks,
+            expert_imbalance=self.expert_imbalance, offload=self.offload, **{name: getattr(self, name) for name in SOFTWARE},
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -66,11 +76,11 @@ class Effort:
     gap: float = 0.0
 
 
-THOROUGH = Effort(10**9, ALL_WORK)
+THOROUGH = Effort(10**9, MAX_UNIT_POINTS)
 """As far as a gap can be closed at all. Every single search has a limit of its own."""
 MOMENT = Effort(200_000, 40_000, gap=0.002)
 """About a second of a core: the answer comes first, and says its gap."""
-NO_PROOF = Effort(0, ALL_WORK)
+NO_PROOF = Effort(0, MAX_UNIT_POINTS)
 """Searches within a budget of memory leave their gaps open."""
 
 

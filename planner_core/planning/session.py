@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
-    SOFTWARE,
     ZERO,
     BlockPlan,
     Cluster,
@@ -59,7 +58,7 @@ from planner_core.search import (
     search,
     value_of,
 )
-from planner_core.search.algebra import Allowance, TooWide
+from planner_core.search.algebra import PointBudget, TooWide
 from planner_core.search.network import (
     KernelTimes,
     Networks,
@@ -93,7 +92,7 @@ class Planner:
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
     effort: Effort = THOROUGH
-    work: Allowance = field(default_factory=lambda: Allowance(THOROUGH.request))
+    work: PointBudget = field(default_factory=lambda: PointBudget(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
     networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
@@ -180,8 +179,7 @@ class Planner:
                 problem = like(nets, restrict)
             except TooWide:
                 problem = narrow(nets, like, self.coarse, restrict)
-        problem.unit_work = self.effort.network
-        problem.work_at_prices = Allowance(problem.unit_work)
+        problem = problem.with_points(self.effort.network)
         if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[*key, uniform] = problem
         return problem
@@ -323,7 +321,7 @@ def prepare(
     if request.objective not in OBJECTIVES:
         raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
-    work = like.work if like and like.effort == effort else Allowance(effort.request)
+    work = like.work if like and like.effort == effort else PointBudget(effort.request)
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
         if not 1e-6 <= request.memory_gb < 1e6:
@@ -334,7 +332,7 @@ def prepare(
     given = request.dtype
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
     assert request.dtype is not None
-    asked = _workload(request)
+    asked = request.workload()
     asked.check()
     check_offload(asked, cluster)
     if graph is None:
@@ -354,18 +352,6 @@ def prepare(
         coarse = coarsen(graph)
         strategies = graph_strategies(coarse)
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
-
-
-def _workload(request: Request) -> Workload:
-    """The workload of a request, as far as it is known without the model's graph: what is not asked for counts 1."""
-    micro_batches = 1 if request.accumulate is None else request.accumulate
-    stage = max(ZERO) if request.zero is None else request.zero
-    return Workload(
-        micro_batches if request.batch is None else request.batch, 1 if request.seq is None else request.seq,
-        request.dtype or "", request.optimizer, stage, request.recompute, micro_batches, precision=request.precision,
-        expert_imbalance=request.expert_imbalance, chunks=request.chunks, offload=request.offload,
-        **{name: getattr(request, name) for name in SOFTWARE},
-    )  # fmt: skip
 
 
 def _own_dtype(graph: Graph, asked: str | None) -> str | None:

@@ -11,9 +11,8 @@ folded_solver, lagrangian, restricted_states: the search itself, from the inside
 from planner_core.search.budget.memory_fit import ABOVE, exceeds_budget_by_far, fit, infeasible_answer, quick_plan_fits
 from planner_core.search.budget.pareto_front import corners_below, front
 from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import Assignment, RunTable, block_totals, run_tables, solve
+from planner_core.search.folded_solver import RunTable, block_totals, run_tables, solve
 from planner_core.search.lagrangian import (
-    Answer,
     fastest,
     gap_note,
     least_memory,
@@ -24,6 +23,7 @@ from planner_core.search.lagrangian import (
     quick_bound,
     search,
 )
+from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, value_of
 from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
 from planner_core.search.units.dual_shares import best_shares

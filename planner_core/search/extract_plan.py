@@ -30,11 +30,10 @@ from planner_core.core import (
 from planner_core.cost import Buckets, CostModel, in_chunks
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import kept_ops
-from planner_core.search.folded_solver import Assignment
 from planner_core.search.network.factors import NodeRows, tensor_name
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.network.states import TensorStates
-from planner_core.search.units.unit import Copy
 
 
 def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
@@ -115,10 +114,10 @@ def _block_plan(
 ) -> BlockPlan:
     """The plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
     key = name, recompute, frozenset(at.items())
-    if key not in problem.plans:
-        problem.plans[key] = _made(problem, name, at, recompute)
-    made: BlockPlan = problem.plans[key]
-    return replace(made, prefixes=prefixes)
+    plans = problem.cache.plans
+    if key not in plans:
+        plans[key] = _made(problem, name, at, recompute)
+    return replace(plans[key], prefixes=prefixes)
 
 
 def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) -> BlockPlan:

@@ -24,14 +24,15 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Allowance, TooMuch
+from planner_core.search.algebra.pareto_points import PointBudget, TooMuch
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import solved
 from planner_core.search.units.tables import scalar
-from planner_core.search.units.unit import Copy, UnitCost, total
+from planner_core.search.units.unit import UnitCost, total
 from planner_core.search.units.unit_points import least_by_points
 
 MAX_TOP_SHARES = 6
@@ -44,45 +45,26 @@ TIGHTEN, TOGETHER = 2, (10, 40, 160)
 assignment are computed at once, which costs as much as a few rounds."""
 
 
-@dataclass
-class Assignment:
-    """The state of every variable: `top` (in the numbering of the top network), and one `Copy` per call, in order of the calls.
-
-    `totals` [component] is the sum over all units, `top_totals` [component] that of the top block. `seconds` is the objective's
-    value: the sum of `Objective.seconds` over units. `step_time_s` is the step's time. The priced cost of every assignment is
-    at least `bound`. `peak`: the simulated peak of memory, bytes per GPU, if it was asked for (`budget.memory_fit`).
-    """
-
-    top: dict[str, int]
-    copies: list[Copy]
-    top_totals: Floats
-    totals: Floats
-    step_time_s: float
-    seconds: float
-    bound: float = 0.0
-    peak: float | None = None
-
-
 def solve(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
     """The assignment of least priced cost, or None if no assignment is possible.
 
     The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
     `abandon_above`: stop as soon as the `bound` is above this value. The assignment is then not the best one.
     """
-    abandoned: Assignment | None = problem.abandoned.get(objective)
-    if abandoned is not None and abandoned.bound > abandon_above:
-        return abandoned
-    if objective not in problem.solved:
-        folded = problem.last = None if problem.impossible else _folded(problem, objective)
+    cache = problem.cache
+    pruned = cache.pruned.get(objective)
+    if pruned is not None and pruned.bound > abandon_above:
+        return pruned
+    if objective not in cache.exact:
+        folded = cache.last = None if problem.impossible else _folded(problem, objective)
         found = folded.best(abandon_above) if folded else None
         if found is not None and found.bound > abandon_above:
-            problem.abandoned[objective] = found
+            cache.pruned[objective] = found
             if objective.exact and not (objective.after_forward or objective.after_backward):
-                problem.quick[objective] = folded  # a later search goes on from there
+                cache.rough[objective] = folded  # a later search goes on from there
             return found
-        problem.solved[objective] = found
-    known: Assignment | None = problem.solved[objective]
-    return known
+        cache.exact[objective] = found
+    return cache.exact[objective]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +96,8 @@ def run_tables(problem: Problem) -> list[RunTable]:
 
 def folded_at(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective: that of the last solution if it had this objective."""
-    last: FoldedTables | None = problem.last
-    return last if last is not None and last.objective == objective else FoldedTables(problem, objective)
+    last = problem.cache.last
+    return last if isinstance(last, FoldedTables) and last.objective == objective else FoldedTables(problem, objective)
 
 
 def _folded(problem: Problem, objective: Objective) -> FoldedTables:
@@ -123,10 +105,10 @@ def _folded(problem: Problem, objective: Objective) -> FoldedTables:
     if not objective.exact:
         fresh = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
-            problem.quick[replace(objective, exact=True)] = fresh
+            problem.cache.rough[replace(objective, exact=True)] = fresh
         return fresh
-    known: FoldedTables | None = problem.quick.pop(objective, None)
-    if known is None:
+    known = problem.cache.rough.pop(objective, None)
+    if not isinstance(known, FoldedTables):
         return FoldedTables(problem, objective)
     known.sharpen(objective)
     return known
@@ -138,7 +120,7 @@ class FoldedTables:
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
         priced = bool(objective.after_forward or objective.after_backward)
-        self.work = problem.work_at_prices if priced else Allowance(problem.unit_work)
+        self.work = problem.cache.at_prices if priced else PointBudget(problem.unit_work)
         self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
         self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
         self.shares: Shares = objective.top or EVEN

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner_core.cost import Component, Shares
-from planner_core.search.algebra.pareto_points import Allowance
+from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.budget.gap_closing import GapClosing
 from planner_core.search.budget.mixing import mixed
-from planner_core.search.folded_solver import Assignment, folded_at, revalued, solve
+from planner_core.search.folded_solver import folded_at, revalued, solve
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memory_objective
 
 MAX_PRICES = 16
@@ -81,34 +82,6 @@ def gap_note(value: float, bound: float) -> str:
 
 
 @dataclass
-class Answer:
-    """The best assignment that was found, its value, and a bound that no assignment is below.
-
-    If nothing fits, `assignment` is None and `smallest` is the assignment of least memory. `solves` counts solutions of the
-    folded network.
-    """
-
-    assignment: Assignment | None
-    value: float
-    bound: float
-    least_memory: float
-    solves: int = 0
-    smallest: Assignment | None = None
-    prices: tuple[float, float] = (0.0, 0.0)
-    """The prices of memory that gave the bound: seconds per byte at the end of forward and at the end of backward."""
-
-    @property
-    def optimal(self) -> bool:
-        """Whether the bound proves that no assignment is better."""
-        return self.assignment is not None and self.value <= self.bound * (1 + TIE)
-
-    @property
-    def gap(self) -> float:
-        """Relative distance between the value and the bound: (value - bound) / bound."""
-        return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
-
-
-@dataclass
 class _Search:
     """One search: the incumbent `best` (the best assignment that fits), and the best bound with the prices that gave it."""
 
@@ -118,7 +91,7 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
-    work: Allowance = field(default_factory=Allowance)
+    work: PointBudget = field(default_factory=PointBudget)
     good_enough: float = 0.0
     at_bound: Objective = field(init=False)
 
@@ -134,8 +107,8 @@ class _Search:
         """Every assignment that was found for this objective, at any prices of memory."""
         free = self.objective.priced(0.0, 0.0)
         return [
-            (o, a) for o, a in self.problem.solved.items()
-            if a is not None and replace(o, exact=True).priced(0.0, 0.0) == free
+            (o, a) for o, a in self.problem.cache.exact.items()
+            if a is not None and isinstance(o, Objective) and replace(o, exact=True).priced(0.0, 0.0) == free
         ]  # fmt: skip
 
     def at(
@@ -217,7 +190,7 @@ class _Search:
 
 def search(
     problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: Allowance | None = None,
+    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: PointBudget | None = None,
     top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0), bound_only: bool = False,
     good_enough: float = 0.0,
 ) -> Answer:  # fmt: skip
@@ -244,7 +217,7 @@ def search(
         problem,
         replace(objective_of(problem, objective), top=top),
         budget,
-        work=work or Allowance(),
+        work=work or PointBudget(),
         good_enough=good_enough,
     )
     free = run.free(abandon_above, not bound_only)
@@ -270,7 +243,7 @@ def search(
     run.price(free, small, lambda: stop() or run.bound > abandon_above, prove, not bound_only)
     if prove:
         run.close(lambda: stop() or run.bound > abandon_above, abandon_above)
-    problem.last = None
+    problem.cache.last = None
     return run.answer(least)
 
 

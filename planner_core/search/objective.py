@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.cost import Component, Shares, StepTime
+from planner_core.search.network.search_cache import TIE as TIE
 from planner_core.search.network.states import Floats
 
 OBJECTIVES = ("time", "communication")
-TIE = 1e-6
-"""Relative difference below which two costs count as equal."""
 EVEN = Shares()
 _SCALES = {"time": (1.0, 1e-7, 1e-22), "communication": (1e-7, 1.0, 1e-22), "memory": (1e-9, 1e-12, 0.0)}
 """By kind of objective: the weight of the step's time, of all communication, and of a byte at the end of forward. The small

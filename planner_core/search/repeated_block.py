@@ -34,8 +34,9 @@ from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import Compiled, Problem
 from planner_core.search.network.runs import Run
+from planner_core.search.network.search_cache import Copy
 from planner_core.search.units.tables import opened
-from planner_core.search.units.unit import Copy, UnitCost, View
+from planner_core.search.units.unit import UnitCost, View
 
 EAGER = 4
 """A run with at most this many shared states has all of them computed at once."""

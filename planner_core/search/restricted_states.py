@@ -30,7 +30,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.folded_solver import FoldedTables
-from planner_core.search.lagrangian import Answer, memory_of, objective_of, search
+from planner_core.search.lagrangian import memory_of, objective_of, search
 from planner_core.search.network.factors import Factor, Network, only, tensor_name
 from planner_core.search.network.folded import (
     Compiled,
@@ -46,6 +46,7 @@ from planner_core.search.network.folded import (
     put_together,
     restricted,
 )
+from planner_core.search.network.search_cache import Answer
 from planner_core.search.network.states import Bools, Floats, TensorStates
 from planner_core.search.objective import EVEN
 from planner_core.search.units.dual_shares import best_shares

@@ -121,4 +121,4 @@ def test_what_cannot_fit_is_refused_without_a_search() -> None:
     answer = there.solve(problem, "time")
     assert answer.assignment is None and answer.smallest is not None
     assert problem.least_bytes <= answer.least_memory <= 1.02 * problem.least_bytes
-    assert not problem.solved and answer is there.solve(problem, "time")
+    assert not problem.cache.exact and answer is there.solve(problem, "time")

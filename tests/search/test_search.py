@@ -24,7 +24,7 @@ from planner_core.cost.step_time import Shares
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import THOROUGH
-from planner_core.search.algebra import Allowance
+from planner_core.search.algebra import PointBudget
 from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
 from planner_core.search.budget.mixing import _crossed
@@ -245,7 +245,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
     problem = zoo("t5-large", mesh, 3)
     lazy = claimed(problem, relaxed(problem, price=PRICE))
     monkeypatch.setattr("planner_core.search.repeated_block.EAGER", 10**9)
-    problem.solved.clear()
+    problem.cache.exact.clear()
     assert claimed(problem, relaxed(problem, price=PRICE)) == lazy
 
 
@@ -310,7 +310,7 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
     for share in (0.8, 0.2, 0.5):
         budget = least + share * (most - least)
         later = search(problem, budget=budget)
-        problem.solved.clear()
+        problem.cache.exact.clear()
         first = search(problem, budget=budget)
         assert later.optimal and first.optimal
         assert later.value == pytest.approx(first.value, rel=2e-6)
@@ -452,7 +452,7 @@ def assert_no_gap(name: str, mesh: str, layers: int | None = None, gap: float = 
     assert free is not None
     before = float("inf")
     for share in (0.02, 0.2, 0.5, 0.8, 0.98):
-        answer = search(problem, budget=least + share * (memory_of(free) - least), work=Allowance(THOROUGH.request))
+        answer = search(problem, budget=least + share * (memory_of(free) - least), work=PointBudget(THOROUGH.request))
         assert answer.optimal or answer.gap < gap
         assert answer.value <= before * (1 + 1e-6 + gap)
         before = answer.value

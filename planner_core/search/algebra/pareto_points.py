@@ -37,10 +37,10 @@ MAX_POINTS = 400_000
 """Points that are held at once (about 0.1 GB); a search that needs more gives up."""
 MAX_ENTRIES = 3e7
 """Entries of all tables of one tree, kept twice (half a gigabyte)."""
-MAX_WORK = 2_000_000
+MAX_PROOF_POINTS = 2_000_000
 """Points that one search may form to close a gap: some seconds. They are counted and not timed, so that every machine finds the
 same plan."""
-ALL_WORK = 400_000
+MAX_UNIT_POINTS = 400_000
 """Points that may be formed to settle units of one model on one mesh: without prices of memory, and at all prices together."""
 CHUNK = 200_000
 """Points that are formed at once before the dominated ones are dropped."""
@@ -64,16 +64,16 @@ class TooLarge(TooMuch):
 
 
 @dataclass
-class Allowance:
+class PointBudget:
     """The work that is left, in points that may be formed."""
 
-    left: int = MAX_WORK
+    left: int = MAX_PROOF_POINTS
 
     @contextmanager
-    def part(self, most: int) -> Iterator[Allowance]:
+    def part(self, most: int) -> Iterator[PointBudget]:
         """An allowance of at most `most` points for one piece of the work; what it uses is taken from this one."""
         given = max(0, min(most, self.left))
-        piece = Allowance(given)
+        piece = PointBudget(given)
         try:
             yield piece
         finally:
@@ -100,7 +100,7 @@ class Pruning:
     steps: Floats
     most: int = MAX_POINTS
     few: int = 0
-    work: Allowance = field(default_factory=Allowance)
+    work: PointBudget = field(default_factory=PointBudget)
     spread: int = 1
     """The sum whose range a sample covers."""
 
@@ -220,7 +220,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated(group: Ints, cost: Floats, steps: Floats, work: Allowance | None = None) -> Ints:
+def undominated(group: Ints, cost: Floats, steps: Floats, work: PointBudget | None = None) -> Ints:
     """Indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
     Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal points apart. Of two points that

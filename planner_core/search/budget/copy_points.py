@@ -33,10 +33,10 @@ from planner_core.search.algebra.pareto_points import (
     join,
 )
 from planner_core.search.budget.goal import Goal
+from planner_core.search.network.search_cache import Copy
 from planner_core.search.objective import EVEN
 from planner_core.search.repeated_block import Chain, as_matrix, between_bytes
 from planner_core.search.units.narrowed import Part, narrowed
-from planner_core.search.units.unit import Copy
 from planner_core.search.units.unit_points import around
 
 FEW_SHARED = 24

@@ -26,11 +26,12 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Allowance, TooLarge, TooMuch
+from planner_core.search.algebra.pareto_points import PointBudget, TooLarge, TooMuch
 from planner_core.search.budget.copy_points import Copies, OneCopy
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, FoldedTables, finish, folded_at
+from planner_core.search.folded_solver import FoldedTables, finish, folded_at
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective
 
 FIRST, WIDER = 64, 4
@@ -98,7 +99,7 @@ class GapClosing:
     best: Assignment
     bound: float
     at_most: float = float("inf")
-    work: Allowance = field(default_factory=Allowance)
+    work: PointBudget = field(default_factory=PointBudget)
 
     def __post_init__(self) -> None:
         self.folded = folded_at(self.problem, self.objective)
@@ -195,7 +196,7 @@ class GapClosing:
         most = min(QUICKLY if quick else most, self.work.left)
         # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
-        return Goal(self.objective, self._ends[:ends], within, steps, few, quick, Allowance(most))
+        return Goal(self.objective, self._ends[:ends], within, steps, few, quick, PointBudget(most))
 
     @property
     def _ends(self) -> tuple[Component, Component]:

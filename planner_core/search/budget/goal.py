@@ -9,7 +9,7 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import MAX_POINTS, Allowance, Points, Pruning
+from planner_core.search.algebra.pareto_points import MAX_POINTS, PointBudget, Points, Pruning
 from planner_core.search.network.factors import Factor
 from planner_core.search.objective import Objective
 from planner_core.search.units.tables import vectors
@@ -36,7 +36,7 @@ class Goal:
     """If > 0, only a sample is looked at: so many points of each group, and a quarter of so many shared states."""
     quick: bool = False
     """Whether to give up early."""
-    work: Allowance = field(default_factory=Allowance)
+    work: PointBudget = field(default_factory=PointBudget)
 
     @property
     def time(self) -> TimeSums:

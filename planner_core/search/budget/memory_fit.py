@@ -19,11 +19,12 @@ from itertools import product
 
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
-from planner_core.search.algebra.pareto_points import MAX_WORK, Allowance
+from planner_core.search.algebra.pareto_points import MAX_PROOF_POINTS, PointBudget
 from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import Assignment, solve
-from planner_core.search.lagrangian import Answer, least_memory, memory_of, objective_of, quick, search
+from planner_core.search.folded_solver import solve
+from planner_core.search.lagrangian import least_memory, memory_of, objective_of, quick, search
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Answer, Assignment, SearchCache
 from planner_core.search.objective import TIE
 
 WALKS = 6
@@ -50,7 +51,7 @@ def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float
     if held > FAR * budget:
         return held
     if assignment.peak is None:
-        assignment.peak = peak_memory(assemble(problem, assignment), graph, problem.model, problem.walks)["peak"]
+        assignment.peak = peak_memory(assemble(problem, assignment), graph, problem.model, problem.cache.walks)["peak"]
     return assignment.peak
 
 
@@ -78,7 +79,8 @@ def with_smallest_variants(problem: Problem) -> Problem:
     """The problem with one variant of each block, the one of the least bytes."""
     least = {n: min(found, key=lambda v: max(found[v].least_bytes)) for n, found in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
-    return replace(problem, blocks=blocks, solved={}, quick={}, abandoned={}, refused={}, aimed={}, last=None)
+    cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, at_prices=problem.cache.at_prices)
+    return replace(problem, blocks=blocks, cache=cache)
 
 
 def _near_least(problem: Problem, objective: str) -> Assignment | None:
@@ -94,17 +96,17 @@ def quick_plan_fits(problem: Problem, graph: Graph, budget: float, objective: st
 
 def fit(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, work: Allowance | None = None, prove: bool = True,
+    stop: Callable[[], bool] = lambda: False, work: PointBudget | None = None, prove: bool = True,
     prices: tuple[float, float] = (0.0, 0.0), good_enough: float = 0.0,
 ) -> Answer:  # fmt: skip
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
     `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take
-    together; each takes at most MAX_WORK of it, which is also all of it if none is given. The bound of the answer holds for the network's
-    sums: `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a simulated peak
-    too, that of `smallest`.
+    together; each takes at most MAX_PROOF_POINTS of it. If none is given, each may take as much. The bound of the answer holds for the
+    network's sums: `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a
+    simulated peak too, that of `smallest`.
     """
-    known: Answer | None = problem.refused.get((objective, budget))
+    known = problem.cache.infeasible.get((objective, budget))
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
     answer = infeasible_answer(problem, None, budget, objective) or _fit(
@@ -114,18 +116,18 @@ def fit(
         objective,
         abandon_above,
         stop,
-        work or Allowance(WALKS * MAX_WORK),
+        work or PointBudget(WALKS * MAX_PROOF_POINTS),
         prove,
         prices,
         good_enough,
     )
     if answer.bound > abandon_above or answer.bound == float("inf"):
-        problem.refused[objective, budget] = answer
+        problem.cache.infeasible[objective, budget] = answer
     return answer
 
 
 def _fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: Allowance,
+    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: PointBudget,
     prove: bool, prices: tuple[float, float], good_enough: float,
 ) -> Answer:  # fmt: skip
     fast = quick(problem, objective)
@@ -146,13 +148,13 @@ def _fit(
 
 def _aimed(
     problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, fast: Assignment,
-    stop: Callable[[], bool], work: Allowance, prices: tuple[float, float],
+    stop: Callable[[], bool], work: PointBudget, prices: tuple[float, float],
 ) -> tuple[_Aim, Answer]:  # fmt: skip
     """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
     no sooner found that, it is known."""
-    known: tuple[_Aim, Answer] | None = problem.aimed.get((objective, budget))
-    if known is not None and known[0].abandon_above >= abandon_above:
-        return replace(known[0], abandon_above=abandon_above, stop=stop, work=work), known[1]
+    before, answer = problem.cache.budget_match.get((objective, budget), (None, None))
+    if isinstance(before, _Aim) and answer is not None and before.abandon_above >= abandon_above:
+        return replace(before, abandon_above=abandon_above, stop=stop, work=work), answer
     aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
     aim.simulated(fast)
     small = least_memory(problem, objective)
@@ -165,7 +167,7 @@ def _aimed(
             return aim, nothing
     found = aim.near(min(budget * ABOVE, memory_of(fast) - 1), memory_of(fast), prove=False)
     if found.assignment is not None:
-        problem.aimed[objective, budget] = aim, found
+        problem.cache.budget_match[objective, budget] = aim, found
     return aim, found
 
 
@@ -184,9 +186,9 @@ class _Aim:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
-    work: Allowance
+    work: PointBudget
     prices: tuple[float, float]
-    most: int = MAX_WORK
+    most: int = MAX_PROOF_POINTS
     good_enough: float = 0.0
     hit: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)

@@ -23,13 +23,14 @@ from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import collect
 from planner_core.search.algebra.distinct import distinct
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Allowance, FormingPoints, Ints, Points, TooMuch
+from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointBudget, Points, TooMuch
 from planner_core.search.budget.gap_closing import front_of
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, FoldedTables, revalued
+from planner_core.search.folded_solver import FoldedTables, revalued
+from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.objective import EVEN, TIE
 from planner_core.search.repeated_block import Chain
-from planner_core.search.units.unit import Copy, UnitCost, View
+from planner_core.search.units.unit import UnitCost, View
 
 MOST_WAYS = 16
 """Entries of a view at which the best way of a variant is taken."""
@@ -74,7 +75,7 @@ def mixed(folded: FoldedTables, best: Assignment, budget: float, known: Sequence
         for call, c in zip(calls, a.copies, strict=True):
             copies.setdefault(call.block, {})[id(c)] = c
     limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
-    goal = Goal(objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), FEW, work=Allowance(WORK))
+    goal = Goal(objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), FEW, work=PointBudget(WORK))
     try:
         one = partial(KnownWays, {block: list(found.values()) for block, found in copies.items()})
         found = front_of(folded, goal, one, _only_known(folded, [best, *known]))

@@ -27,9 +27,10 @@ from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import TooMuch
 from planner_core.search.budget.gap_closing import Found, front_of
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import Assignment, FoldedTables, revalued, solve
+from planner_core.search.folded_solver import FoldedTables, revalued, solve
 from planner_core.search.lagrangian import least_memory, objective_of
 from planner_core.search.network.folded import Problem
+from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective, least_memory_objective
 
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD

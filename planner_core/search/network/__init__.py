@@ -14,6 +14,7 @@ from planner_core.search.network.folded import (
 from planner_core.search.network.group_work import KernelTimes, Runs
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.samples import Dims, Samples, given_by_samples, samples_of
+from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Run",
     "Runs",
     "Samples",
+    "SearchCache",
     "WeightState",
     "build_networks",
     "build_problem",

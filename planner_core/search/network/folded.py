@@ -25,11 +25,12 @@ from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination_order import order
-from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import Distinct, Factor, Network, distinct_tables, only, tensor_name
 from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
+from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import Bools, Floats
 
 
@@ -84,7 +85,7 @@ class Compiled:
         return tuple(v for v in self.keep if len(self.alive[v]) > 1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Problem:
     """The folded network of a model on one mesh.
 
@@ -103,27 +104,14 @@ class Problem:
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     whole: Networks | None = None
     """The unrestricted networks, if states were given up to keep elimination tractable (see `restricted_states`); else None."""
-    solved: dict[Any, Any] = field(default_factory=dict)
-    """The assignments that were found, by objective (see `folded_solver`)."""
-    quick: dict[Any, Any] = field(default_factory=dict)
-    """The state of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
-    abandoned: dict[Any, Any] = field(default_factory=dict)
-    """The last assignment of searches that were abandoned, by objective."""
-    refused: dict[Any, Any] = field(default_factory=dict)
-    """The answers of searches within a budget that ended above what was asked for, by objective and budget (see `budget.memory_fit`)."""
-    aimed: dict[Any, Any] = field(default_factory=dict)
-    """Which budget of the sum meets that of a GPU, and the answer there, by objective and budget (see `budget.memory_fit`)."""
-    plans: dict[Any, Any] = field(default_factory=dict)
-    """The block plans that were made, by block, variant and states (see `extract_plan`)."""
-    walks: dict[Any, Any] = field(default_factory=dict)
-    """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
-    unit_work: int = ALL_WORK
+    unit_work: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
-    last: Any = None
-    """The state of the last search."""
-    work_at_prices: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
-    """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
-    own, and the gap that they leave is closed, or told, after the last price (see `lagrangian`)."""
+    cache: SearchCache = field(default_factory=SearchCache, compare=False, repr=False)
+    """What searches found. It is no part of the value."""
+
+    def with_points(self, most: int) -> Problem:
+        """The same problem, not searched yet, where units may form so many points."""
+        return replace(self, unit_work=most, cache=SearchCache(at_prices=PointBudget(most)))
 
     def compiled(self, name: str) -> Compiled:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
@@ -235,9 +223,8 @@ def put_together(
     """The folded network of compiled blocks and of the top network. Raises TooWide if that needs a table of more than
     `largest` entries (default: MAX_TABLE)."""
     problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
-    problem.scopes.update((k, _run_scope(problem, run)) for k, run in enumerate(runs))
-    problem.top = _compile_top(problem, top, largest)
-    return problem
+    problem = replace(problem, scopes={k: _run_scope(problem, run) for k, run in enumerate(runs)})
+    return replace(problem, top=_compile_top(problem, top, largest))
 
 
 def restricted_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:

@@ -26,9 +26,10 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given
 from planner_core.search.algebra.elimination_order import order
-from planner_core.search.algebra.pareto_points import ALL_WORK, Allowance
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import Compiled
+from planner_core.search.network.search_cache import Copy
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import Inside, reduced
@@ -46,16 +47,6 @@ class View:
 
     keep: tuple[str, ...]
     at: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Copy:
-    """How one copy of a block runs: its variant, the state of every variable (in the numbering of its network), and its cost
-    `totals` [component]."""
-
-    variant: str
-    states: Mapping[str, int]
-    totals: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +115,7 @@ class UnitCost:
     shares: dict[str, list[Shares]] = field(default_factory=dict)
     solvers: dict[tuple[str, Shares], Solver] = field(default_factory=dict)
     by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
-    work: Allowance = field(default_factory=lambda: Allowance(ALL_WORK))
+    work: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
     settlings: int = 0
     """How often an entry was settled."""
     best_copies: dict[tuple[str, Shares, View, tuple[int, ...]], Copy] = field(default_factory=dict)

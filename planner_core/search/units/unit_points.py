@@ -19,7 +19,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import Bounds
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import Allowance, Pruning, TooLarge, TooMuch
+from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TooLarge, TooMuch
 from planner_core.search.network.folded import Compiled
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.narrowed import Part, Sums, narrowed
@@ -92,7 +92,7 @@ class TimeSums:
 
 def least_by_points(
     compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
-    work: Allowance, others: Sequence[Table] = (),
+    work: PointBudget, others: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:  # fmt: skip
     """The assignment of least true cost below `limit`, with the variables in `at` fixed; and a lower bound on that cost.
 
@@ -116,7 +116,7 @@ def least_by_points(
     steps = np.full(len(how.places), limit * TIE * 1e-3)
     rows = [*vectors(part.factors, how.sums), *(_added(table, len(how.places)) for table in part.others)]
 
-    def within(most: float, points_left: Allowance) -> tuple[dict[str, int], float] | None:
+    def within(most: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
         points = tree.carry(rows, [], Pruning(most, steps, MOST_POINTS, work=points_left), bounds)
         costs = how.cost(points.cost)
         if not len(costs) or costs.min() > most:
@@ -125,8 +125,8 @@ def least_by_points(
 
     # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
     with contextlib.suppress(TooMuch):
-        return within(below, Allowance(AT_ONCE)) or (None, limit)
-    here = Allowance(max(0, min(WORK, work.left)))
+        return within(below, PointBudget(AT_ONCE)) or (None, limit)
+    here = PointBudget(max(0, min(WORK, work.left)))
     before, bound = here.left, root
     try:
         for most in _widening(bound, below):

@@ -1,0 +1,100 @@
+"""What searches of one problem found: values, and a cache of them.
+
+A problem is searched again and again: for other budgets of memory, for a proof, for a plan with another restriction on time. Each search
+begins with what those before it found. Nothing here changes which plan is best, only how long it takes to find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner_core.core import BlockPlan
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
+from planner_core.search.network.states import Floats
+
+TIE = 1e-6
+"""Relative difference below which two costs count as equal."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Copy:
+    """How one copy of a block runs: its variant, the state of every variable (in the numbering of its network), and its cost
+    `totals` [component]."""
+
+    variant: str
+    states: Mapping[str, int]
+    totals: Floats
+
+
+@dataclass
+class Assignment:
+    """The state of every variable: `top` (in the numbering of the top network), and one `Copy` per call, in order of the calls.
+
+    `totals` [component] is the sum over all units, `top_totals` [component] that of the top block. `seconds` is the objective's
+    value: the sum of `Objective.seconds` over units. `step_time_s` is the step's time. The priced cost of every assignment is
+    at least `bound`. `peak`: the simulated peak of memory, bytes per GPU, if it was asked for (`budget.memory_fit`).
+    """
+
+    top: dict[str, int]
+    copies: list[Copy]
+    top_totals: Floats
+    totals: Floats
+    step_time_s: float
+    seconds: float
+    bound: float = 0.0
+    peak: float | None = None
+
+
+@dataclass
+class Answer:
+    """The best assignment that was found, its value, and a bound that no assignment is below.
+
+    If nothing fits, `assignment` is None and `smallest` is the assignment of least memory. `solves` counts solutions of the
+    folded network.
+    """
+
+    assignment: Assignment | None
+    value: float
+    bound: float
+    least_memory: float
+    solves: int = 0
+    smallest: Assignment | None = None
+    prices: tuple[float, float] = (0.0, 0.0)
+    """The prices of memory that gave the bound: seconds per byte at the end of forward and at the end of backward."""
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the bound proves that no assignment is better."""
+        return self.assignment is not None and self.value <= self.bound * (1 + TIE)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance between the value and the bound: (value - bound) / bound."""
+        return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
+
+
+@dataclass
+class SearchCache:
+    """What is known of one problem. Keys are objectives (`search.objective`), some with a budget of memory in bytes per GPU."""
+
+    exact: dict[Hashable, Assignment | None] = field(default_factory=dict)
+    """The assignments that were found, by objective."""
+    rough: dict[Hashable, object] = field(default_factory=dict)
+    """The tables of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
+    pruned: dict[Hashable, Assignment] = field(default_factory=dict)
+    """The last assignment of searches that ended early, since their bound was above what is known elsewhere; by objective."""
+    infeasible: dict[tuple[Hashable, float], Answer] = field(default_factory=dict)
+    """The answers of searches within a budget that ended above what was asked for."""
+    budget_match: dict[tuple[Hashable, float], tuple[object, Answer]] = field(default_factory=dict)
+    """Which budget of the sum meets that of a GPU, and the answer there."""
+    plans: dict[tuple[str, str, frozenset[tuple[str, int]]], BlockPlan] = field(default_factory=dict)
+    """The block plans that were made, by block, variant and states (see `extract_plan`)."""
+    walks: dict[Any, Any] = field(default_factory=dict)
+    """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
+    last: object = None
+    """The tables of the last search."""
+    at_prices: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
+    """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
+    own, and the gap that they leave is closed, or told, after the last price (see `lagrangian`)."""
