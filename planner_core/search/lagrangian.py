@@ -140,6 +140,21 @@ class _Search:
             return self.at(0.0, 0.0, abandon_above)
         return found
 
+    def begin(
+        self, abandon_above: float, prices: tuple[float, float], exact: bool
+    ) -> tuple[Assignment | None, Answer | None]:
+        """The best assignment of any memory; and the answer, where it is known without a search for prices of memory."""
+        free = self.free(abandon_above, exact)
+        if free is None:
+            return None, None
+        # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
+        known = self.best is not None or self.bound > abandon_above
+        # The prices of another mesh's bound are a guess. If the bound at this guess is too high already, no search is needed.
+        if not known and any(prices) and abandon_above < float("inf"):
+            self.at(*prices, exact=False)
+            known = self.bound > abandon_above
+        return free, self.answer(memory_of(free)) if known else None
+
     def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool, mix: bool) -> None:
         """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits. `mix`: look for
         better incumbents too."""
@@ -220,17 +235,9 @@ def search(
         work=work or PointBudget(),
         good_enough=good_enough,
     )
-    free = run.free(abandon_above, not bound_only)
-    if free is None:
-        return Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
-    # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
-    if run.best is not None or run.bound > abandon_above:
-        return run.answer(memory_of(free))
-    # The prices of another mesh's bound are a guess. If the bound at this guess is too high already, no search is needed.
-    if any(prices) and abandon_above < float("inf"):
-        run.at(*prices, exact=False)
-        if run.bound > abandon_above:
-            return run.answer(memory_of(free))
+    free, answer = run.begin(abandon_above, prices, not bound_only)
+    if free is None or answer is not None:
+        return answer or Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
     small = least_memory(problem, objective)
     run.solves += 1
     assert small is not None

@@ -21,15 +21,7 @@ from planner_core.verification.api import verify
 from tests.support.plans import searched
 
 ASKED = Request(
-    "llama-3-8b",
-    cluster="1x8-h100",
-    batch=16,
-    seq=2048,
-    layers=2,
-    accumulate=None,
-    recompute="auto",
-    precision="pure",
-    prove=True,
+    "llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto", precision="pure"
 )  # the budgets below are tight for pure bf16
 
 
