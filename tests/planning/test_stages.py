@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from planner_core.core import InputError, Pipeline, Plan
+from planner_core.core import InputError, Pipeline, Plan, load_cluster
 from planner_core.cost import cost_model, ops_at_the_ends, pipe_link, stage_costs, stage_plans
 from planner_core.planning import plan_model, prepare, with_stages
+from planner_core.planning.methods.layout import parse_layout
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import best_with_stages
+from planner_core.planning.stages.degrees import Degrees
 from planner_core.planning.stages.pieces import Ranges, way_of
-from planner_core.planning.stages.search import Degrees
 from planner_core.search import assemble, search
 
 SLOW = "8x8-h100:inter=12.5"
@@ -102,3 +107,46 @@ def test_a_model_of_one_node_or_of_a_file_has_none() -> None:
     assert with_stages(Request("gpt2-xl", cluster="1x8-h100", layers=2, accumulate=None), whole) is None
     with pytest.raises(InputError):
         prepare(Request("no-such-model"))
+
+
+LLAMA_405B: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_hidden_layers": 126,
+    "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+"""Llama-3.1-405B (Dubey et al. 2024, table 3)."""
+MEGATRON: dict[str, Any] = {"stack": "megatron", "attention": "cudnn", "gradients": "float32"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [64, 2048])
+def test_a_405b_model_on_its_published_layout(nodes: int, tmp_path: Path) -> None:
+    """16 M tokens a step with TP 8 and PP 16, as published (table 4): it is priced, and no quicker than the plan that is found."""
+    path, cluster = tmp_path / "config.json", f"4x8-h100:nodes={nodes},inter=400"
+    path.write_text(json.dumps(LLAMA_405B))
+    data, batch = nodes // 16, 2048
+    pricer, stated = Pricer(str(path), load_cluster(cluster)), []
+    for recompute, layout in (
+        ("none", "pp=16"), ("full", "pp=16"), ("none", "pp=16,vp=7,schedule=interleaved"), ("full", "pp=16,vp=7,schedule=interleaved"),
+    ):  # fmt: skip
+        run = Statement(
+            parse_layout(f"dp={data},tp=8,sp,{layout},zero=1"), 1, batch // data, 8192, recompute=recompute, **MEGATRON
+        )
+        plan = pricer.plan(run)
+        assert plan is not None and plan.pipeline is not None
+        stated.append((plan, pricer.speed(plan, run).mfu))
+    found = best_with_stages(
+        prepare(Request(str(path), cluster=cluster, batch=batch, seq=8192, accumulate=1, recompute="auto", **MEGATRON))
+    )
+    assert found is not None and found.plan.fits
+    assert found.plan.cost.step_time_s <= min(plan.cost.step_time_s for plan, _ in stated if plan.fits)
+    assert 0.3 < max(mfu for _, mfu in stated) < 0.5  # published: 38 to 43 %, on 8 and 16 thousand GPUs
+
+
+def test_seven_layers_on_two_stages() -> None:
+    found = best_with_stages(prepare(request("llama-3-8b", "2x8-h100:inter=3", 64, 2048, layers=7)))
+    assert found is not None and found.plan.pipeline is not None and found.plan.fits
+    assert sum(found.plan.pipeline.copies) == 7
+    stated = Statement(parse_layout("dp=4,tp=2,pp=2,zero=1"), 1, 16, 2048, layers=7)
+    plan = Pricer("llama-3-8b", load_cluster("2x8-h100:inter=3")).plan(stated)
+    assert plan is not None and plan.pipeline is not None and plan.pipeline.copies == (4, 3)

@@ -10,7 +10,7 @@ from planner_core.cost import check_micro_batches
 
 MICRO_BATCHES = (1, 2, 4)
 """Samples of a micro-batch on one data-parallel rank. With stages small ones are best: more of them make a smaller bubble."""
-VIRTUAL = (1, 2, 4, 8)
+VIRTUAL = (1, 2, 3, 4, 5, 6, 7, 8)
 MOST_RANKS = 64
 
 

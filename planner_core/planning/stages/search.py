@@ -53,8 +53,9 @@ ZERO_STAGE = 1
 """The ZeRO stage beside stages: weights that are gathered or scattered in every micro-batch cost most with many micro-batches."""
 MOST_TRIED, MOST_IN_VAIN = 10, 5
 """Degrees whose whole model is searched, at most; and those of them, one after the other, of which no cut was quicker."""
-PARTS = (1.0, 0.6, 0.35, 0.2)
-"""The parts of the ranks' memory for which a way is searched."""
+PARTS, WITH_POLICY = (1.0, 0.35), 0.6
+"""The parts of the ranks' memory for which a way is searched: with recomputation chosen for each block, and with one policy for all."""
+RECOMPUTE_MUCH = ("selective", "keep-attention", "full")
 LOOKED_AT = 1.15
 """Degrees that seem to take so many times as long as the best are left out."""
 LESS_COMPUTE, LESS_WITHOUT = 0.85, 0.75
@@ -269,7 +270,7 @@ class _Search:
         quickest, cut_in = next(iter(self.ways[at]), None), even_cut if d.virtual > 1 else best_cut
         if quickest is None or not cut_in(d, Ranges([quickest], d.micro_batches, math.inf), limit):
             return False
-        before, ways = self.best, list(self.ways[at])
+        before, ways = self.best, sorted(self.ways[at], key=lambda way: float(way.each.sum()))
         for kind in dict.fromkeys(way.handed_on for way in ways):
             plan = self.cut(d, planner, [w for w in ways if w.handed_on == kind], limit)
             if plan:
@@ -290,21 +291,24 @@ class _Search:
         return None
 
     def find_ways(self, d: Degrees) -> Iterator[Way]:
-        """The ways to run the copies on the mesh of a rank, from the quickest to the smallest."""
-        problem = self.problem(d, self.first.request.recompute, uniform=True)
-        if problem is None:
-            return
+        """The ways to run the copies on the mesh of a rank, the quickest first: the best plans in parts of the ranks' memory; and since the
+        first ranks hold many micro-batches, the best plan under each policy that recomputes much."""
+        asked = self.first.request.recompute
+        policies = RECOMPUTE_MUCH if asked == "auto" else ()
         seen: list[Mapping[str, BlockPlan]] = []
-        for part in PARTS:
-            with self.first.clock("search"):
-                found = search(problem, budget=self.room(d, part), prove=False)
-            if found.assignment is None:
-                return
-            blocks = assemble(problem, found.assignment)
-            if blocks not in seen:
-                seen.append(blocks)
-                ends = ops_at_the_ends(self.first.coarse)
-                yield way_of(f"{part:g}", blocks, problem.coarse.graph, problem.model, ends, d.ranks)
+        for recompute, parts in ((asked, PARTS), *((policy, (WITH_POLICY,)) for policy in policies)):
+            problem = self.problem(d, recompute, uniform=True)
+            for part in parts if problem else ():
+                assert problem is not None
+                with self.first.clock("search"):
+                    found = search(problem, budget=self.room(d, part), prove=False)
+                if found.assignment is None:
+                    break
+                blocks = assemble(problem, found.assignment)
+                if blocks not in seen:
+                    seen.append(blocks)
+                    ends, name = ops_at_the_ends(self.first.coarse), f"{recompute} {part:g}"
+                    yield way_of(name, blocks, problem.coarse.graph, problem.model, ends, d.ranks)
 
 
 class _Ways:
