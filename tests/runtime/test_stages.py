@@ -59,8 +59,12 @@ def _staged(file: str, layers: int) -> Any:
         model(*samples(0))
     with pytest.raises(PlanMismatch, match="cannot be dealt to the 4 micro-batches"):
         model.step(*(x[:3] for x in samples(0)), global_batch=True)
+    with torch.no_grad():
+        before = model.step(*samples(0), global_batch=True)
     for step in range(3):
         loss = model.step(*samples(step), global_batch=True)
+        if step == 0 and loss is not None:
+            assert before is not None and float(before) == pytest.approx(float(loss))
         norm = shardscope.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()

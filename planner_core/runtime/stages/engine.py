@@ -122,8 +122,12 @@ class Stage(PipelineStage):
         """Free the buffers that torch has made when the first step began."""
         if not self.let_go:
             self.let_go = True
-            for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
-                _resize(infos, full=False)
+            self.release()
+
+    def release(self) -> None:
+        """Free the memory of all buffers: of a step that runs no backward when it is over."""
+        for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
+            _resize(infos, full=False)
 
 
 def _resize(infos: Sequence[Any], *, full: bool) -> None:
@@ -160,6 +164,8 @@ class Steps:
         for module in self.modules:
             module.start()
         self.schedule.step(**({} if self.target is None else {"target": self.target}))
+        for stage in self.stages:
+            stage.release()
         losses = self.modules[-1].losses
         return torch.cat(losses).sum() if self.modules[-1].last else None
 

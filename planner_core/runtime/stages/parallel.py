@@ -224,7 +224,8 @@ class StagedParallel(Parallel):
         key = self._key(batches[0], spec, global_batch)
         if key not in self.ways:
             own, named = pytree.tree_unflatten(batches[0], spec)
-            with torch.inference_mode(False):
+            backward = torch.is_grad_enabled()  # which leaving inference mode turns on
+            with torch.inference_mode(False), torch.set_grad_enabled(backward):
                 self.ways[key] = self._way(own, named, global_batch)
         way = self.ways[key]
         way.batch[:] = batches
