@@ -49,8 +49,9 @@ def _kinds() -> dict[str, dict[str, float]]:
 
 
 def _kind_of(plan: Plan) -> str:
-    """The asset's kind of a plan."""
-    if plan.workload.get("stack") in (None, USUAL_STACK):
+    """The asset's kind of a plan. One with weights in 4 bits is run by another program, whatever its stack."""
+    adapters = (plan.model.get("config") or {}).get("lora") or {}
+    if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
         return OWN
     sizes = zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True)
     return GATHERED if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE
