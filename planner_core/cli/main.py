@@ -346,8 +346,8 @@ def _network(args: argparse.Namespace) -> int:
 
 
 def _how_to_verify(file: str, plan: Plan) -> str:
-    ways, code = ("--rules",) if plan.pipeline else ("--ranks 4", "--fake"), " --run-code" if _code(plan) else ""
-    return f"verify it: python -m planner_core verify {file} {', and '.join(way + code for way in ways)}"
+    ways = ("--rules",) if plan.pipeline and plan.pipeline.splits_backward else ("--ranks 4", "--fake")
+    return f"verify it: python -m planner_core verify {file} {', and '.join(w + ' --run-code' * bool(_code(plan)) for w in ways)}"
 
 
 def _code(plan: Plan) -> str | None:

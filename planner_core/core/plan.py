@@ -183,6 +183,11 @@ class Pipeline:
         """Stages of one rank."""
         return len(self.copies) // self.ranks
 
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are apart, which is priced and does not run."""
+        return self.schedule in ("zb", "zbv")
+
     def rank_of(self, stage: int) -> int:
         """The group that runs a stage: stages go round, but in `zbv` there and back (a V)."""
         turn, at = divmod(stage, self.ranks)
