@@ -73,6 +73,17 @@ STATES = (
     State("plans-block", "/plans?tab=block&candidate=5", "the candidates of a block", ("1440", "1440-dark")),
     State("plans-weight", "/plans?tab=weight", "a weight changed by hand"),
     State("compare", "/compare", "plans side by side", ALL),
+    State(
+        "stages",
+        "/?model=bert-large&setup=dp=4,pp=4,vp=2&plan=our-current-setup",
+        "pipeline stages: the cuts in the graph, the bubble",
+        ("1440", "1440-dark"),
+    ),
+    State(
+        "stages-compare",
+        "/compare?model=bert-large&setup=dp=4,pp=4,vp=2&plan=our-current-setup",
+        "a row for each rank of a pipeline",
+    ),
     State("whatif", "/whatif?whatif=batch:32", "one change, a sweep, a worse machine", ALL),
     State("whatif-sweep", "/whatif?sweep=batch", "a sweep over the batch", ("1440", "400"), to="A sweep"),
     State(
@@ -83,7 +94,11 @@ STATES = (
     ),
     State("measured", "/measured", "published runs, predicted and measured", ALL),
     State("teacher", "/teacher", "the lecturer's page", ("1440", "400")),
-    State("learn-01", "/learn", "a run that stops for lack of memory", ALL),
+    State("learn-contents", "/learn", "the contents of the course", ("1440", "400")),
+    State("learn-01", "/learn?lesson=memory", "a run that stops for lack of memory", ALL),
+    State(
+        "learn-25", "/learn?lesson=pipeline&step=4&with=m:8", "the learner's model in pipeline stages", ("1440", "400")
+    ),
     State("learn-01-fits", "/learn?with=gpus:2,recompute:full", "the same, made to fit"),
     State("learn-04", "/learn?lesson=collectives&step=8", "a ring in motion", ("1440", "1440-dark", "400"), scrub=2.6),
     State("learn-12", "/learn?lesson=experts&step=3", "tokens on their way to experts", scrub=0.6),

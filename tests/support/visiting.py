@@ -41,7 +41,7 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the sentence stands and nothing runs any more."""
-        self.page.wait_for_selector(".st-key-sentence", timeout=LONG_MS)
+        self.page.wait_for_selector(".st-key-sentence, .st-key-lesson_head", timeout=LONG_MS)
         self.page.wait_for_timeout(300)
         self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=LONG_MS)
         self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG_MS)

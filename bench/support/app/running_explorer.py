@@ -37,7 +37,7 @@ class Place:
 
 
 def settle(page: Any) -> None:
-    page.wait_for_selector(".st-key-sentence")
+    page.wait_for_selector(".st-key-sentence, .st-key-lesson_head")
     page.wait_for_timeout(300)
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
 
