@@ -83,7 +83,7 @@ def document() -> str:
         "A plan of n ranks runs as rank 0 of a fake process group of n ranks at full size: all compute, casts, copies, allocations and the "
         "optimizer are real, and collectives move nothing. So a row says what a rank computes and holds, and nothing of the network. "
         "Seconds are medians without the first step. *Host* is the time until the host had issued the step: where it is the step's, the "
-        "GPU waits for the host. Predicted are compute and optimizer, and the peak.", "",
+        "GPU waits for the host. Predicted are compute with its waits for the host, and the optimizer; and the peak.", "",
         *(f"- {date}: {gpu}, torch {torch}, transformers {transformers}" for date, gpu, torch, transformers in machines), "",
         "| run | date | way | step, ms | host, ms | predicted, ms | peak, GiB | reserved, GiB | predicted, GiB |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
