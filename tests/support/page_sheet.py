@@ -122,7 +122,7 @@ def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(url + state.path)
-    page.wait_for_selector(".st-key-sentence, .st-key-outline_1, h3")
+    page.wait_for_selector(".st-key-sentence, .st-key-lesson_head, .st-key-outline_1, h3")
     page.wait_for_timeout(DRAWN_MS)
     page.wait_for_selector(READY)
     for name in state.press:
