@@ -18,6 +18,7 @@ import numpy as np
 
 from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
 from planner_core.cost import Component
+from planner_core.models import VOCABULARY
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import baselines, without
 from planner_core.planning.fitting.for_tool import for_tool
@@ -29,7 +30,7 @@ from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import UnevenBatch, same_work, uncounted, uneven_batch
 from planner_core.planning.fitting.simpler import fastest_alone, simpler
 from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
-from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, spaces
+from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, parse_layout, spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare, replace_request
 from planner_core.search import (
@@ -163,6 +164,17 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
 
 
+def uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
+    """A sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
+    words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
+    if not isinstance(words, int) or words % tp == 0:
+        return ()
+    return (
+        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it, which price --layout "
+        f"{layout} does, to {-(-words // tp) * tp}",
+    )
+
+
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a usual layout that is better than what an unproven search found."""
     plan = draft.chosen if draft.told else no_worse(draft.chosen, draft.others)
@@ -193,6 +205,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *uncounted(chosen, planner.graph), *slow_numbers(planner.cluster.gpu, planner.workload.dtype), *planner.workload.assumptions,
         *planner.graph.assumptions, *without(planner, draft.usual),
     )  # fmt: skip
+    notes = (*notes, *uneven_vocabulary(draft.planner.request.layout, draft.planner.graph))
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
 
