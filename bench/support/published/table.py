@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.support.published import stages
 from bench.support.published.fit import PRIORS, fold_of, left_out, odd, source_of
 from bench.support.published.pairs import Told, floor, section
 from bench.support.published.runs import Run
@@ -88,6 +89,7 @@ def document(found: Found, told: Sequence[Told]) -> str:
         parts.append(f"{len(ids)} are not: {why} ({', '.join(ids)}).")
     parts.append("\n".join(_tables(errors)))
     parts.append(section(told))
+    parts.append(stages.section(stages.told_stages()))
     parts.append("\n".join(_worst(errors)))
     return "\n\n".join(parts) + "\n"
 
@@ -189,7 +191,11 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
             "source": f"the least that {sum(not t.run.stated.compiled for t in told)} eager published runs took for each call of an operator, "
             "forward and backward together: nanotron on H100, tensor parallelism with one sample (docs/PUBLISHED.md)",
         },
-        "kinds": {**kinds, OVER_NODES: _band(np.array(over_nodes))},
+        "kinds": {
+            **kinds,
+            OVER_NODES: _band(np.array(over_nodes)),
+            stages.KIND: _band(stages.errors_alike(stages.told_stages())),
+        },
     }
 
 
