@@ -335,8 +335,10 @@ def test_the_browser_remembers_what_is_done(window: BrowserContext, app: str) ->
             visit.at_step(scene.reveal)
             answer(visit, question, question.answer)
         visit.page.wait_for_function("document.cookie.split('; ').includes('shardscope_done=cuts')")
+        assert mine.get_attribute("class") == "here"
+        visit.page.get_by_role("button", name="Contents").click()
         visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
-        assert mine.get_attribute("class") == "here" and not visit.wrong
+        assert not visit.wrong
         visit.page.close()
     window.clear_cookies()
 
@@ -387,7 +389,11 @@ def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
     answer(visit, question, question.answer)
     page.wait_for_function("document.activeElement.classList.contains('st-key-told')")
     assert page.evaluate("document.activeElement.textContent").startswith("Right.")
-    page.get_by_role("button", name="Next lesson: ").press("Enter")
+    scene = LESSONS[1].scene(LLAMA, LESSONS[1].defaults())
+    for number in range(scene.reveal + 1, len(scene.steps) + 1):
+        page.get_by_role("button", name="Next", exact=True).press("Enter")
+        visit.at_step(number)
+    page.get_by_role("button", name="Next lesson").press("Enter")
     page.wait_for_function("document.activeElement.textContent.startsWith('3. Replicate')")
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
     assert not visit.wrong
