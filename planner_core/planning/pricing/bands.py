@@ -28,6 +28,7 @@ NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
 TABLE = ASSETS / "bands.json"
 OVER_NODES = "tensor parallel over nodes"
+STAGES = "pipeline stages"
 NOT_KNOWN = "not known for this kind of run"
 
 
@@ -82,8 +83,6 @@ def band_of(plan: Plan, cluster: Cluster) -> Band:
 def _unlike(plan: Plan, kind: str) -> str:
     """Why no published run tells how sure a plan's time is; empty if some do."""
     roles = {role for role, size in zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True) if size > 1}
-    if plan.pipeline is not None:
-        return "the times of pipeline stages were not held against published runs"
     for role, what in ((EXPERT, "deals out experts"), (CONTEXT, "splits the tokens of a sample")):
         if role in roles:
             return f"no published run of which all is known {what}"
@@ -106,7 +105,9 @@ def _kind(plan: Plan, cluster: Cluster) -> str:
     """The asset's kind of a plan: what the most distant ranks share.
 
     Experts that are dealt out and tokens of a sample that are split send between operators, as tensor parallelism does. An idle axis
-    sends nothing."""
+    sends nothing. Plans with stages have one kind."""
+    if plan.pipeline is not None:
+        return STAGES
     axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]
     between = [axis for role, axis in axes if role in (TENSOR, CONTEXT, EXPERT)]
     if between:
