@@ -157,9 +157,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     every = meshes(replace(request, tool=None), planner.cluster)
     usual = (
         *planner.stated(),
-        *baselines(
-            planner, every, draft.request.recompute, draft.micro_batches(larger=True), draft.micro_batches(larger=False)
-        ),
+        *baselines(planner, every, draft.request.recompute, draft.micro_batches(larger=True)),
     )
     return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
 
