@@ -12,13 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner_core.core import InputError, Plan
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.loop import refuse_silent_faults
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.collectives import check_torch
 from planner_core.runtime.program.gradients import forget
-from planner_core.runtime.program.model_order import show_in_model_order
 from planner_core.runtime.program.names import EditableFunctions
+from planner_core.runtime.program.weights.model_order import show_in_model_order
 from planner_core.runtime.stages import STAGES, StagedParallel, check_schedule
 
 
@@ -89,7 +88,6 @@ def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
     """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
     check_torch(compiled=parallel.engine.compile is not None)
     show_in_model_order(parallel)
-    refuse_silent_faults()
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         forget(module.parameters())

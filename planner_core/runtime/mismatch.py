@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 import torch
 
@@ -37,15 +36,6 @@ def unplanned(name: str) -> PlanMismatch:
         f"{name} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
         "plan the model with the loss that is trained on"
     )
-
-
-def check_order(name: str, segments: Mapping[int, tuple[int, ...]]) -> None:
-    """Raise PlanMismatch for a weight with a fused dim, if a term of the loop has a gradient that torch made of it as a whole."""
-    if any(len(sizes) > 1 for sizes in segments.values()):
-        raise PlanMismatch(
-            f"a term of the loop (a penalty) takes {name} whole, but several parts of it (q, k and v) are one tensor, whose rows the plan "
-            "keeps in another order; take .full_tensor() of the weight first"
-        )
 
 
 def other_versions(plan: Plan) -> str:

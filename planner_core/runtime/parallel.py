@@ -8,8 +8,8 @@ needed. All programs share weights and units.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from planner_core.core import Placements, Plan, Replicate, Shard, leading
 from planner_core.models.hooks import makes_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
 from planner_core.runtime.initialize import Init
-from planner_core.runtime.loop import Agreement, refuse_gradient_hooks
+from planner_core.runtime.loop import Agreement
 from planner_core.runtime.mismatch import PlanMismatch, other_versions
 from planner_core.runtime.program.collectives import check_torch, take
 from planner_core.runtime.program.engine import Engine
@@ -31,7 +31,7 @@ from planner_core.runtime.program.names import EditableFunctions, GuardFailed
 from planner_core.runtime.program.setup import axes_of, place, shard_model, steps_of
 from planner_core.runtime.program.weights import Weight, owner_of
 from planner_core.runtime.ready import Ready, script_of
-from planner_core.runtime.record.frozen import hooked_parameter
+from planner_core.runtime.record.frozen import hooked_parameter, refuse_gradient_hooks
 from planner_core.runtime.write.planned import Bring, PlannedForward
 
 CHANGES = 8
@@ -79,6 +79,8 @@ class Parallel:
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
         )
+        for weight in weights.values():
+            weight.model = weakref.ref(self)
         self.agreement.start(plan, seed)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
@@ -213,13 +215,6 @@ class Parallel:
 
     # --- whole values ---------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def shown_mesh(self) -> DeviceMesh:
-        """The mesh, by other names: that of tensors in the model's order, where the plan has another."""
-        names = tuple(f"{axis.name} in the model's order" for axis in self.axes)
-        groups = self.mesh.get_all_groups()
-        return DeviceMesh.from_group(groups, self.mesh.device_type, self.mesh.mesh, mesh_dim_names=names)
-
     @property
     def whole(self) -> Placements:
         """Replicate on every axis."""
@@ -234,7 +229,7 @@ class Parallel:
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
         """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = weight.parameter.detach() if part is None else part
-        own = held.to_local() if isinstance(held, DTensor) else held
+        own = held._local_tensor if isinstance(held, DTensor) else held
         return take(own, steps_of(leading(self.stored_as(weight), self.whole), self.axes), weight.segments)
 
     @torch.no_grad()

@@ -140,9 +140,7 @@ class Ready:
         drawn = drawing(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
         with drawn:  # all ranks draw alike
             found = self.bound.run([leaves[i] for i in self.inputs])
-        made = (
-            dict(enumerate(way(x) if way is not None else x for way, x in zip(self.ways, found, strict=True))) | given
-        )
+        made = dict(enumerate(x if way is None else way(x) for way, x in zip(self.ways, found, strict=True))) | given
         results = list(self.leaves)
         for at, number in self.places:
             results[at] = made[number]

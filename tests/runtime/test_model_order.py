@@ -138,9 +138,6 @@ def _through_torch(file: str, module: Callable[[], nn.Module], batch: Any) -> li
             model, optimizer, copy.deepcopy(get_optimizer_state_dict(alone, first)), options=options
         )
         note("whole states", optimizer)
-    optimizer = adam(model)
-    optimizer.load_state_dict(copy.deepcopy(first.state_dict()))
-    note("states of one process", optimizer)
     held = copy.deepcopy(optimizer.state_dict())
     optimizer = adam(model)
     optimizer.load_state_dict(held)
@@ -197,51 +194,61 @@ def test_the_order_of_a_gradient_is_that_of_its_own_weight(tmp_path: Path) -> No
     assert not wrong
 
 
-PIECES: dict[str, Callable[[Any], Any]] = {
+REFUSED: dict[str, Callable[[Any], Any]] = {
     "slice": lambda model: model.fused.weight[:, :8],
     "split": lambda model: model.fused.weight.detach().chunk(3),
-    "index": lambda model: model.fused.bias[torch.tensor([0, 1])],
     "view": lambda model: model.fused.weight.detach().view(3, 16, 16),
     "unbind": lambda model: list(model.fused.weight.grad),
     "select": lambda model: model.fused.weight.grad[0],
+    "to_local()": lambda model: model.fused.weight.to_local() * 2,
+    "a whole tensor of shape": lambda model: model.fused.weight + torch.zeros(48, 16),
+}
+"""Views, through which a loop may write other rows than it means, with a part of the sentence."""
+RIGHT: dict[str, Callable[[Any], Any]] = {
     "flip": lambda model: model.fused.weight.flip(0),
     "cumsum": lambda model: model.fused.weight.grad.cumsum(0),
     "roll": lambda model: model.fused.bias.roll(1),
-    "different orders": lambda model: model.fused.weight.detach().clone().full_tensor(),
-    "as those of fused.weight (sums or norms of its rows)": lambda model: (
-        model.fused.weight.grad.pow(2).mean(-1, keepdim=True).sqrt().full_tensor()
-    ),
-    "in the form of fused.bias": lambda model: model.fused.weight.detach().norm(dim=1).full_tensor(),
-    "state_dict": lambda model: distribute_tensor(torch.zeros(48, 16), *_where(model.fused.weight)),
+    "a copy": lambda model: model.fused.weight.detach().clone(),
+    "norms of rows": lambda model: model.fused.weight.grad.pow(2).mean(-1, keepdim=True).sqrt(),
+    "a norm along rows": lambda model: model.fused.weight.detach().norm(dim=1),
+    "the place of the largest": lambda model: model.fused.weight.detach().argmax(0),
+    "the largest of each column": lambda model: model.fused.weight.detach().amax(0),
+    "turned": lambda model: model.fused.weight.detach().t(),
+    "a product with itself": lambda model: model.fused.weight.detach() @ model.fused.weight.detach().t(),
+    "by column norms": lambda model: model.fused.weight.detach() / model.fused.weight.detach().norm(dim=0),
+    "by row norms": lambda model: model.fused.weight.detach() / model.fused.weight.detach().norm(dim=1, keepdim=True),
+    "with an update that was cut": lambda model: model.fused.weight.detach() + _dealt(model, torch.arange(768.0).reshape(48, 16)),
+    "with a mask of rows": lambda model: model.fused.weight.detach() * _dealt(model, torch.arange(48.0).reshape(48, 1), Replicate()),
+    "all shown at once": lambda model: model.state_dict()["fused.weight"][:16],
+    "another weight": lambda model: model.plain.weight.detach()[:16],
 }  # fmt: skip
 
 
-def _where(tensor: Any) -> Any:
-    return tensor.device_mesh, tensor.placements
+def _dealt(model: Any, whole: torch.Tensor, *placements: Any) -> torch.Tensor:
+    weight = model.fused.weight
+    return (
+        distribute_tensor(whole, weight.device_mesh, placements or weight.placements)
+        if isinstance(weight, DTensor)
+        else whole
+    )
 
 
-def _pieces(file: str) -> tuple[dict[str, str], list[float]]:
-    model, said = _of(file, Twins), {}
+def _pieces(file: str) -> tuple[dict[str, str], list[tuple[str, float]]]:
+    alone, model, said = Twins(), _of(file, Twins), {}
+    alone(_batch()).backward()
     model(_batch(), global_batch=True).backward()
-    for what, take in PIECES.items():
-        with pytest.raises(PlanMismatch) as told:
+    for what, take in REFUSED.items():
+        with pytest.raises(PlanMismatch) as refused:
             take(model)
-        said[what] = str(told.value)
-    wanted = Twins().state_dict()
-    right = [
-        (model.plain.weight.detach()[:16], wanted["plain.weight"][:16]),
-        (model.state_dict()["fused.weight"][:16], wanted["fused.weight"][:16]),
-        (model.state_dict()["fused.weight"].clone(), wanted["fused.weight"]),
-        (model.fused.weight.detach().amax(0), wanted["fused.weight"].amax(0)),
-    ]
-    return said, [_distance(a, b) for a, b in right]
+        said[what] = str(refused.value)
+    return said, [(what, _distance(take(model), take(alone))) for what, take in RIGHT.items()]
 
 
 def test_pieces_of_such_a_weight_are_refused_and_others_right(tmp_path: Path) -> None:
     said, distances = run_ranks(_pieces, 2, (_megatron(Twins(), (_batch(),), tmp_path),))[0]
     for what, sentence in said.items():
         assert what in sentence
-    assert max(distances) == 0.0
+    assert [row for row in distances if row[1] > 1e-5] == []
 
 
 def _terms(model: Any) -> torch.Tensor:

@@ -307,7 +307,7 @@ def _refusals(file: str) -> dict[str, str]:
         model(torch.randn(8, 16), global_batch=True)
 
     doings: dict[str, Callable[[Any, Any, Any], Any]] = {
-        "were not summed over ranks: each": steps,
+        "ran inside no_sync(), so it is not summed": steps,
         "cannot be clipped": clips,
         "hook for backward": listens,
         "of some tensors alone": lambda model, loss, scores: loss.backward(inputs=[model.down.weight]),

@@ -145,7 +145,6 @@ def _serve(folder: str, rank: int, num_ranks: int, backend: str | None, jobs: An
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     if backend:
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
-    _change_torch_as_apply_does()
     gc.collect()
     gc.freeze()
     while True:
@@ -164,13 +163,6 @@ def _serve(folder: str, rank: int, num_ranks: int, backend: str | None, jobs: An
                 answer = False, f"{type(error).__name__}: {error}{detail}"
             del work, args
         jobs.send((*answer, bool(changed)))
-
-
-def _change_torch_as_apply_does() -> None:
-    """The first `apply` of a process changes torch for good, which is not what a job leaves."""
-    from planner_core.runtime.loop import refusals
-
-    getattr(refusals, "refuse_silent_faults", bool)()
 
 
 @contextmanager

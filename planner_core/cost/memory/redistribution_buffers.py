@@ -54,11 +54,11 @@ def _step(
         fused = _fused(segments, dst.dim)
         if isinstance(src, Replicate):
             return (0, 0) if _outermost(before, dst.dim) and not fused else (new, new)
-        if isinstance(src, Shard):  # the pieces, what is received, both in order, and fused parts
-            return new, old + (3 if _fused(segments, src.dim) else 2) * new
-        # reduce_scatter of 8 MB over 4: it writes 2 MB. Dim 0 is sent as it lies; another dim, or fused parts, need a copy in order
-        # first.
-        return new, new + old * ((dst.dim > 0) + fused)
+        if isinstance(src, Shard):  # the pieces, what is received, and that in order
+            return new, old + 2 * new
+        # reduce_scatter of 8 MB over 4: it writes 2 MB. Dim 0 is sent as it lies; another dim needs a copy in order first. Of fused
+        # parts each rank's are joined, and then those of all ranks, before anything is received.
+        return new, max(2 * old, old + new) if fused else new + old * (dst.dim > 0)
     if isinstance(src, Shard) and not isinstance(dst, Partial):
         return new, new * (2 if not _outermost(before, src.dim) or _fused(segments, src.dim) else 1)
     return new, new

@@ -305,6 +305,10 @@ class Waiting(torch.Tensor):
         if func is torch.ops.aten.zero_.default and mine is not None:
             forget([mine.weight.parameter])
             return mine
+        if func is torch.ops.aten._foreach_zero_.default:
+            for x in args[0]:
+                x.zero_()
+            return None
         if func is torch.ops.aten.add_.Tensor and mine is not None:  # autograd, of a loss of the weights alone
             mine.held = args[1].clone() if mine.held is None else mine.held.add_(args[1])
             return mine

@@ -7,6 +7,7 @@ ranks, as in DistributedDataParallel. With `whole`, every rank gets the global b
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,9 +84,24 @@ class _Delivered(torch.autograd.Function):
 
 
 def single(x: torch.Tensor) -> torch.Tensor:
-    """A single number. Its gradient may come as a DTensor, if a penalty on weights was added to it."""
+    """A single number. Its gradient may come as a DTensor, if a penalty on weights was added to it. A backward pass from it that gives
+    some tensors alone their gradients raises PlanMismatch: parameters under a plan are not in autograd's graph."""
     if x.requires_grad:
-        x.register_hook(lambda gradient: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
+        number = weakref.ref(x)  # a hook that held it would keep the graph
+
+        def came(gradient: torch.Tensor) -> torch.Tensor:
+            root = number()
+            before = (
+                [node for node, _ in root.grad_fn.next_functions if node] if root is not None and root.grad_fn else []
+            )
+            if before and not any(map(torch._C._will_engine_execute_node, before)):
+                raise PlanMismatch(
+                    "gradients were asked for of some tensors alone (torch.autograd.grad, or backward with inputs=), but parameters under "
+                    "a plan get theirs by loss.backward(), in their .grad"
+                )
+            return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+        x.register_hook(came)
     return x
 
 

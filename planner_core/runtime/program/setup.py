@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,11 @@ from torch.distributed.tensor import DTensor, placement_types
 from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step
 from planner_core.models.hooks import Replacement
 from planner_core.runtime.initialize import Init
+from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
 from planner_core.runtime.program.weights import Weight
-
-REPLACED = "_replaced_by_a_plan"
-"""The attribute of a parameter that this rank's part has taken the place of: its name."""
+from planner_core.runtime.program.weights.orders import Order
+from planner_core.runtime.program.weights.plan_tensor import PlanTensor
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def shard_model(
                 plan = plans[id(old)]
                 new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old).stored, init, split)
                 if new is not old:
-                    setattr(old, REPLACED, names[id(old)][0])
+                    old.__class__ = _replaced(type(old))
                     replaced[id(old)] = new
                 made[id(old)] = weight_of(tuple(names[id(old)]), new, plan, axes, dtypes(old))
             module._parameters[short] = made[id(old)].parameter
@@ -173,15 +174,31 @@ def _part(
         if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == old.data_ptr():
             local = local.clone()  # a slice would keep the whole alive
     if split:
-        local = DTensor.from_local(
-            local,
-            mesh,
-            torch_placements(plan.stored),
-            run_check=False,
-            shape=full.shape,
-            stride=full.contiguous().stride(),
+        stride = full.contiguous().stride()
+        form = DTensor.from_local(
+            local, mesh, torch_placements(plan.stored), run_check=False, shape=full.shape, stride=stride
         )
+        local = PlanTensor.of(local, form._spec, _order(plan, axes))
     return nn.Parameter(local, requires_grad=old.requires_grad)
+
+
+def _order(plan: ParamPlan, axes: Sequence[Axis]) -> Order:
+    """The fused dims of a parameter of which ranks hold a share of each part."""
+    cut = {p.dim for p, a in zip(plan.stored, axes, strict=True) if isinstance(p, Shard) and a.size > 1}
+    return tuple((dim, tuple(parts)) for dim, parts in plan.segments.items() if dim in cut and len(parts) > 1)
+
+
+@functools.cache
+def _replaced(kind: type[nn.Parameter]) -> type[nn.Parameter]:
+    """The class of a parameter that this rank's part has taken the place of: an optimizer of it would train nothing."""
+
+    def refuse(parameter: nn.Parameter) -> None:
+        raise PlanMismatch(
+            "the gradient of a parameter from before apply was asked for, as by an optimizer that was made of it, but the plan has "
+            "replaced the parameter; for an optimizer, make it after apply, from model.parameters()"
+        )
+
+    return type(kind.__name__, (kind,), {"grad": property(refuse)})
 
 
 def weight_of(

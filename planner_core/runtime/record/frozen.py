@@ -18,6 +18,7 @@ from torch import nn
 
 from planner_core.models.hooks import MISSING, ModuleState, WeightTypes, computed_in, holders, is_plain
 from planner_core.models.sources import copied
+from planner_core.runtime.mismatch import PlanMismatch
 
 
 class FrozenModel:
@@ -139,3 +140,13 @@ def _plain(held: Any) -> list[tuple[Any, Any]]:
 def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:
     """The name of a parameter with a gradient hook, which would never run; empty if there is none."""
     return next((name for name, param in params if param._backward_hooks), "")
+
+
+def refuse_gradient_hooks(module: nn.Module) -> None:
+    """Refuse weights with hooks on their gradients. A weight that is cut into parts is another tensor, without them."""
+    for name, param in module.named_parameters():
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise PlanMismatch(
+                f"{name} has a hook on its gradient, which apply would drop; register it after apply "
+                "(register_post_accumulate_grad_hook), or change gradients in the loop"
+            )

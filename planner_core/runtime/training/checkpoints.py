@@ -16,14 +16,13 @@ import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
 from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.model_order import deal, portable
-from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.program.weights.orders import in_model_order
 from planner_core.runtime.stages import StagedParallel
-from planner_core.runtime.training.host_states import moved, on_gpu
 
 _BESIDE: list[dist.ProcessGroup] = []
 """A process group of its own, to save while a training step runs."""
@@ -68,6 +67,9 @@ def save(
         return None
     if not _BESIDE:
         _BESIDE.append(dist.new_group(backend="gloo"))
+    state = pytree.tree_map_only(
+        DTensor, in_model_order, state
+    )  # what copies it to the host may know plain DTensors alone
     future = saver.async_save(state, checkpoint_id=folder, process_group=_BESIDE[0])
     assert isinstance(future, Future)
     return future
@@ -115,36 +117,31 @@ def load(
 
 
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The state that is saved. Every tensor has the order of the model."""
-    buffers = dict(parallel.model.named_buffers(remove_duplicate=False))
-    model = {name: buffers.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
+    """The state that is saved. A fused weight says which pieces of the model's it holds."""
+    own = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
+    own.update(parallel.model.named_buffers(remove_duplicate=False))
+    model = {name: own.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(parallel, optimizer)
     return state
 
 
-def _names(parallel: Parallel) -> dict[int, Weight]:
-    return {id(w.parameter): w for w in parallel.engine.weights.values()}
+def _names(parallel: Parallel) -> dict[int, str]:
+    return {id(w.parameter): w.names[0] for w in parallel.engine.weights.values()}
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the groups."""
-    weights, states = _names(parallel), {}
-
-    def here(tensor: torch.Tensor) -> torch.Tensor:  # ranks exchange it, and the host may keep it
-        return moved(tensor, lambda t: on_gpu(t, parallel.device))
-
-    for param, values in optimizer.state.items():
-        weight = weights[id(param)]
-        states[weight.names[0]] = {
-            key: portable(parallel, weight, v, here) if isinstance(v, torch.Tensor) and v.shape == param.shape else v
-            for key, v in values.items() if v is not None
-        }  # fmt: skip
+    names = _names(parallel)
+    states = {
+        names[id(param)]: {key: v for key, v in values.items() if v is not None}
+        for param, values in optimizer.state.items()
+    }
     groups = [
-        {**{k: v for k, v in g.items() if k != "params"}, "params": [weights[id(p)].names[0] for p in g["params"]]}
+        {**{k: v for k, v in g.items() if k != "params"}, "params": [names[id(p)] for p in g["params"]]}
         for g in optimizer.param_groups
-    ]  # fmt: skip
+    ]
     if isinstance(parallel, StagedParallel):  # the groups of the whole model
         every = parallel.from_all_stages([group["params"] for group in groups])
         for number, group in enumerate(groups):
@@ -187,21 +184,12 @@ def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]
 
 
 def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]) -> None:
-    """Copy what was loaded into the module and the optimizer."""
-    own = dict(parallel.model.named_parameters())
-    for name, weight in parallel.engine.weights.items():
-        if isinstance(own[name], DTensor):
-            deal(parallel, weight, loaded["model"][name], own[name])
+    """Take over what was loaded. Tensors were read into their places."""
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     if optimizer is None or "optimizer" not in loaded:
         return
-    states = loaded["optimizer"].get("state", {})
+    names, states = _names(parallel), loaded["optimizer"].get("state", {})
     for param, values in optimizer.state.items():
-        weight = _names(parallel)[id(param)]
-        for key, value in states.get(weight.names[0], {}).items():
-            if isinstance(value, DTensor) and value.device_mesh != parallel.mesh:
-                deal(parallel, weight, value, values[key])
-            else:
-                values[key] = value
+        values.update(states.get(names[id(param)], {}))
     for group, found in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):
         group.update({k: v for k, v in found.items() if k != "params"})

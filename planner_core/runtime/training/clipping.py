@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.gradients import pending
-from planner_core.runtime.program.model_order import OF
 from planner_core.runtime.program.weights import owner_of
 from planner_core.runtime.stages import StagedParallel
 
@@ -69,22 +69,20 @@ def clip_grad_norm_(
 
 def _staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
     """The model of the parameters, if its plan has stages."""
-    for param in params:
-        weight = owner_of(param)
-        parallel = OF[weight]() if weight is not None and weight in OF else None
-        if parallel is not None:
-            return parallel if isinstance(parallel, StagedParallel) else None
-    return None
+    parallel = _parallel(params)
+    return parallel if isinstance(parallel, StagedParallel) else None
 
 
 def _meet(params: Iterable[torch.Tensor]) -> None:
     """Wait for all ranks, of a plan that shards a gradient, since each has a part of the norm."""
-    for param in params:
-        weight = owner_of(param) if isinstance(param.grad, DTensor) else None
-        parallel = OF[weight]() if weight is not None and weight in OF else None
-        if parallel is not None:
-            parallel.agreement.meet(parallel.agreement.CLIP, often=True)
-            return
+    if parallel := _parallel(p for p in params if isinstance(p.grad, DTensor)):
+        parallel.agreement.meet(parallel.agreement.CLIP, often=True)
+
+
+def _parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
+    """The model under a plan to which the parameters belong."""
+    found = (weight.model() for weight in map(owner_of, params) if weight is not None and weight.model is not None)
+    return next(filter(None, found), None)
 
 
 @torch.no_grad()

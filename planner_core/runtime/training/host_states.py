@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from planner_core.runtime.program.weights.plan_tensor import PlanTensor
+
 
 def on_host(state: torch.Tensor) -> torch.Tensor:
     """A copy in the host's memory, pinned if the state is on a GPU. A state that is there is returned itself."""
@@ -31,9 +33,9 @@ def moved(state: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> t
     """The state with its local part moved. A DTensor stays one: checkpoints tell by it which part of the weight a rank has."""
     if not isinstance(state, DTensor):
         return way(state)
-    local = state.to_local()
+    local = state._local_tensor
     there = way(local)
-    return state if there is local else DTensor(there, state._spec, requires_grad=False)
+    return state if there is local else PlanTensor.of(there, state._spec, getattr(state, "order", ()))
 
 
 class HostStates(torch.optim.Optimizer):
@@ -59,7 +61,7 @@ class HostStates(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # whoever reads a state now finds it complete
 
     def _update(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        local = param.to_local() if isinstance(param, DTensor) else param
+        local = param._local_tensor if isinstance(param, DTensor) else param
         kept = self.state.get(param, {})
         self.inner.param_groups = [{**group, "params": [param]}]
         self.inner.state[param] = _each(kept, lambda t: on_gpu(t, local.device))

@@ -60,7 +60,7 @@ class TrackMemory(TorchDispatchMode):
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
         """Count a tensor's storage as `kind`, also if it was counted as another kind before."""
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage._cdata
         if key in self._known:

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from planner_core.models.hooks import host_drawing
 from planner_core.runtime.program.collectives import Axis
@@ -30,23 +28,6 @@ def seed_of(seed: int, forwards: int, unit: str = "") -> int:
     """The seed of one unit in one forward pass. `seed`: that of the run; `forwards`: number of forward passes before."""
     text = f"{seed}/{forwards}/{unit}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
-
-
-@torch.no_grad()
-def draw_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random operator on a DTensor on the CPU (`nn.init.normal_`, `randn_like`), where torch would draw the same numbers for each part:
-    each rank draws those of the whole tensor and takes its part, so ranks whose generators agree have what one process has."""
-    held = args[0]
-    shape, begin = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
-    like = torch.empty(held.shape, dtype=held.dtype)
-    whole = op(like, *args[1:], **kwargs)
-    own = whole[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
-    if op._schema.is_mutable:
-        held.to_local().copy_(own)
-        return held
-    return DTensor.from_local(
-        own, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
-    )
 
 
 @contextlib.contextmanager

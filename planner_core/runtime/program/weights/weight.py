@@ -19,15 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner_core.runtime.mismatch import check_order, unplanned
+from planner_core.runtime.mismatch import unplanned
 from planner_core.runtime.program.buckets import Member, aligned
 from planner_core.runtime.program.collectives import AxisMove, Segments
-
-STEPS = "_shardscope_optimizer_steps"
-"""An attribute of parameters. What an optimizer writes to a DTensor, the version of its local part does not count."""
+from planner_core.runtime.program.weights.plan_tensor import PlanTensor, in_form_of
 
 OWNERS = WeakIdKeyDictionary()
 """A reference to the weight of each parameter that is under a plan."""
@@ -36,16 +33,6 @@ OWNERS = WeakIdKeyDictionary()
 def owner_of(parameter: torch.Tensor) -> Weight | None:
     """The weight of a parameter that is under a plan."""
     return OWNERS.get(parameter, lambda: None)()  # type: ignore[no-any-return]
-
-
-def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if hasattr(param, STEPS):
-                setattr(param, STEPS, getattr(param, STEPS) + 1)
-
-
-register_optimizer_step_post_hook(_count_step)
 
 
 @dataclass(eq=False)
@@ -65,6 +52,7 @@ class Weight:
     segments: Segments = field(default_factory=dict)
     casts: bool = False
     """Whether each use casts it to `dtype`, so that no working copy is kept, as that of a weight which is gathered at use."""
+    model: Any = None  # a weak reference to its model under a plan (`Parallel`)
     home: object = None  # the unit that finishes its gradient: the first that uses it
     terms: torch.Tensor | None = None
     """The sum of the gradients of micro-batches, before it is summed over ranks."""
@@ -75,7 +63,6 @@ class Weight:
     """The gradient that was given to the parameter, until the optimizer has used it."""
 
     def __post_init__(self) -> None:
-        setattr(self.parameter, STEPS, 0)
         OWNERS[self.parameter] = weakref.ref(self)  # the weight holds the parameter
         local = self.local
         self.alias = not self.refresh and local.dtype == self.dtype
@@ -134,15 +121,13 @@ class Weight:
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient."""
         found, param = self.parameter.grad, self.parameter
-        if isinstance(found, DTensor) and isinstance(param, DTensor) and found.placements != param.placements:
-            # of a term of the loop: torch takes a weight whole for `cumsum`, `flip` and others
-            check_order(self.names[0], self.segments)
-            param.grad = found.redistribute(placements=param.placements).detach()
+        if isinstance(found, DTensor) and isinstance(param, PlanTensor):
+            param.grad = in_form_of(found, param)  # of a term of the loop, as a penalty
         held = self.gradient
         if held is not None:
             held.add_(gradient)
-        elif isinstance(self.parameter, DTensor):
-            self.parameter.grad = DTensor(gradient.data, self.parameter._spec, requires_grad=False)
+        elif isinstance(param, PlanTensor):
+            self.parameter.grad = PlanTensor.of(gradient.data, param._spec, param.order)
         else:  # a view counts what is written to its neighbours as well, and the copy would seem stale
             self.parameter.grad = gradient.data
         if self.kept is not None and not self.alias:
@@ -164,9 +149,9 @@ class Weight:
         """Note that the working copy is up to date."""
         self.seen, self.published = self._state(), None
 
-    def _state(self) -> tuple[int, int, int]:
-        """The parameter's address, how often it was written, and how often an optimizer has stepped."""
-        return self.local.data_ptr(), self.local._version, getattr(self.parameter, STEPS)
+    def _state(self) -> tuple[int, int]:
+        """The parameter's address, and how often it was written."""
+        return self.local.data_ptr(), self.local._version
 
     def follow(self) -> None:
         """If the working copy shares the parameter's memory, follow the parameter to new memory (`param.data = ...`)."""

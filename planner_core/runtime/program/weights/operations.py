@@ -1,0 +1,207 @@
+"""What torch's operators do with tensors of a plan, of which some have an order: number by number in the plan's, else in the model's."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils import _pytree as pytree
+
+from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.program.weights.orders import (
+    Order,
+    as_cut,
+    axes_of,
+    in_model_order,
+    laid_as,
+    moved,
+    order_of,
+    out_of_order,
+    plain,
+    rows_of,
+)
+
+_ATEN = torch.ops.aten
+_DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.float, _ATEN.rand_like.default, _ATEN.randn_like.default,
+            _ATEN.randint_like.default, _ATEN.randint_like.low_dtype)  # fmt: skip
+_NUMBER_BY_NUMBER = frozenset({
+    "detach", "alias", "clone", "_to_copy", "copy_", "zero_", "fill_", "empty_like", "zeros_like", "ones_like", "full_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided", "lift_fresh", "equal", "is_same_size", "is_pinned", "_pin_memory", "lerp",
+    "lerp_", "isnan", "isfinite", "native_dropout",
+})  # fmt: skip
+"""Operators that neither torch's tag of pointwise ones has nor a name that says so."""
+_REDUCTIONS = frozenset(
+    {"sum", "mean", "prod", "norm", "linalg_vector_norm", "max", "min", "amax", "amin", "any", "all", "std", "var"}
+)
+_MOVES = frozenset({"t", "transpose", "permute", "unsqueeze"})
+"""Views whose dims are those of the tensor, at other places."""
+
+
+@functools.cache
+def _writes(func: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that an operator writes in place: the place and the name of each."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+class Operation:
+    """One operator of torch on tensors of which some are PlanTensors.
+
+    `rows`: its tensors, each with its place in the list that it is in, or 0. Those at one place belong together, since operators of lists
+    compute place by place. `forms`: at each place the tensor whose order the result has. `others`: what takes the place of an operand,
+    by the id of that.
+    """
+
+    def __init__(self, kind: Any, func: Any, args: Any, kwargs: Any) -> None:
+        self.kind, self.func, self.args, self.kwargs = kind, func, args, kwargs
+        self.name = func._schema.name.rpartition("::")[2]
+        self.others: dict[int, DTensor] = {}
+        self.forms: dict[int, DTensor] = {}
+        self.turned: Order = ()
+        self.rows: list[tuple[int, DTensor]] = []
+        for item in (*args, *kwargs.values()):
+            members = enumerate(item) if isinstance(item, (list, tuple)) else [(0, item)]
+            self.rows += [(k, x) for k, x in members if isinstance(x, DTensor)]
+        given = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _writes(func))
+        written = (x for _, item in given for x in (item if isinstance(item, (list, tuple)) else [item]))
+        self.written = [x for x in written if isinstance(x, DTensor)]
+
+    def run(self) -> Any:
+        """The result, with the order of what it is made of."""
+        if self.func in _DRAWING and isinstance(self.args[0], DTensor) and self.args[0].device.type == "cpu":
+            return self._draw()
+        if self.func is _ATEN._local_scalar_dense.default:
+            return self._number()
+        self._refuse_whole_tensors()
+        self._sum_norms()
+        if any(order_of(x) for _, x in self.rows):
+            self._arrange()
+        out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
+        for x in self.written:
+            _note_write(x)
+        if self.written and isinstance(out, DTensor):
+            return self.written[0]
+        if isinstance(out, (list, tuple)):
+            lists = any(isinstance(a, (list, tuple)) for a in self.args)
+            return type(out)([self._wrapped(k if lists else 0, x) for k, x in enumerate(out)])
+        return self._wrapped(0, out)
+
+    def _unwrapped(self, x: Any) -> Any:
+        x = self.others.get(id(x), x)
+        return plain(x) if isinstance(x, self.kind) else x
+
+    def _wrapped(self, k: int, x: Any) -> Any:
+        if not isinstance(x, DTensor):
+            return x
+        order, form = self.turned, self.forms.get(k)
+        if form is not None and x.dim() == form.dim():
+            same = (x.shape[d] == form.shape[d] and axes_of(x, d) == axes_of(form, d) for d, _ in order_of(form))
+            order = order_of(form) if all(same) else ()
+        return self.kind.of(x._local_tensor, x._spec, order)
+
+    # --- what torch would do wrong --------------------------------------------------------------------
+
+    def _draw(self) -> Any:
+        """Each rank draws the numbers of the whole tensor and takes its part, so ranks whose generators agree have what one process has:
+        on the CPU torch would draw the same numbers for each part."""
+        held = self.args[0]
+        whole = self.func(torch.empty(held.shape, dtype=held.dtype), *self.args[1:], **self.kwargs)
+        for dim, rows in rows_of(held):
+            whole = whole.index_select(dim, rows)
+        shape, begin = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
+        own = whole[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
+        if not self.written:
+            return self.kind.of(own, as_cut(own, held)._spec, order_of(held))
+        held._local_tensor.copy_(own)
+        _note_write(held)
+        return held
+
+    def _number(self) -> Any:
+        """The number of a DTensor, as `.item()`, `float()` and conditions take it. torch would give this rank's term of a sum."""
+        x = self.args[0]
+        if any(p.is_partial() and n > 1 for p, n in zip(x.placements, x.device_mesh.shape, strict=True)):
+            raise PlanMismatch(
+                "this number (.item(), float() or a condition) was made of a weight, a gradient or a result that is sharded over ranks, "
+                "and each rank has its own term of it; let all ranks call .full_tensor() first, as in grad.norm().full_tensor().item()"
+            )
+        return self.func(x._local_tensor)
+
+    def _refuse_whole_tensors(self) -> None:
+        for x in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(x, torch.Tensor) and not isinstance(x, DTensor) and x.dim() and x.numel() > 1:
+                raise PlanMismatch(
+                    f"a whole tensor of shape {tuple(x.shape)} meets a weight or gradient that is sharded over ranks, as a state that an "
+                    "optimizer has loaded from one process; load states by set_optimizer_state_dict of torch.distributed.checkpoint with "
+                    "full_state_dict=True, or by shardscope.load, and make a DTensor of any other tensor (distribute_tensor)"
+                )
+
+    def _sum_norms(self) -> None:
+        """torch's rule of sums takes the terms of norms (`w.norm(dim=0).sum()`) for terms of a sum. They are norms of parts."""
+        if self.name in _REDUCTIONS and "norm" not in self.name:
+            for _, x in self.rows:
+                if any(isinstance(p, _NormPartial) for p in x.placements):
+                    whole = [Replicate() if isinstance(p, _NormPartial) else p for p in x.placements]
+                    self.others[id(x)] = plain(x).redistribute(placements=whole)
+
+    # --- orders ---------------------------------------------------------------------------------------
+
+    def _arrange(self) -> None:
+        """Bring the operands to one order: that of the first of them that has one, where numbers are computed one by one, and else the
+        model's."""
+        ordered = [(k, x) for k, x in self.rows if order_of(x)]
+        lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        if self.name in _MOVES:
+            self._turn(ordered[0][1])
+        elif lists or self.name in _NUMBER_BY_NUMBER or torch.Tag.pointwise in self.func.tags:
+            for k, x in ordered:
+                self.forms.setdefault(k, x)
+            for k, operand in self.rows:
+                if k in self.forms:
+                    self._bring(operand, self.forms[k])
+        elif not (self.name in _REDUCTIONS and len(self.rows) == 1 and self._reduces(ordered[0][1])):
+            if self.func.is_view or any(x is y for _, x in ordered for y in self.written):
+                raise out_of_order(self.name)
+            self.others |= {id(x): in_model_order(x) for _, x in ordered}
+
+    def _reduces(self, x: DTensor) -> bool:
+        """Whether nothing is left of the dims that have an order, so that it does not matter."""
+        names = [a.name for a in self.func._schema.arguments]
+        at = names.index("dim") if "dim" in names else len(self.args)
+        dims = self.kwargs.get("dim", self.args[at] if at < len(self.args) else None)
+        gone = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
+        return len(self.func._schema.returns) == 1 and gone >= {d for d, _ in order_of(x)}
+
+    def _turn(self, x: DTensor) -> None:
+        """Let the result of a view have the order at its own dims: a shape in which all sizes differ shows where each dim goes."""
+        probe = self.func(torch.empty([*range(2, 2 + x.dim())], device="meta"), *self.args[1:], **self.kwargs).shape
+        self.turned = tuple((probe.index(d + 2), parts) for d, parts in order_of(x))
+
+    def _bring(self, x: DTensor, form: DTensor) -> None:
+        """Bring an operand to the order of another one, to whose shape it is broadcast."""
+        shift, own = form.dim() - x.dim(), order_of(x)
+        alike = tuple((d + shift, parts) for d, parts in own) == order_of(form) and all(
+            axes_of(x, d - shift) == axes_of(form, d) for d, _ in order_of(form)
+        )
+        dims = [(d - shift, rows) for d, rows in rows_of(form) if d >= shift and x.shape[d - shift] == form.shape[d]]
+        if alike or not (dims or own):
+            return
+        if not any(x is y for y in self.written):
+            self.others[id(x)] = moved(in_model_order(x), dims, x.placements)
+        elif own or x.placements != form.placements or x.shape != form.shape:
+            raise out_of_order(self.name)
+        else:  # a state that torch has cut by its placements has this order from now on
+            x._local_tensor.copy_(laid_as(x, form)._local_tensor)
+            x.__class__ = self.kind
+            x.order = order_of(form)  # type: ignore[attr-defined]
+
+
+def _note_write(x: DTensor) -> None:
+    """Count a write: torch counts those of a DTensor on its shell alone, and working copies follow the local part."""
+    if not x._local_tensor.is_inference():
+        increment_version(x._local_tensor)

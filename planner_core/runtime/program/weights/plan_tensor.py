@@ -1,0 +1,156 @@
+"""DTensors of a plan: weights, their gradients, and what a loop makes of them, with torch's rules and in the model's order.
+
+If a fused dim (q, k and v in one projection) is sharded, a rank holds a share of each of its parts, so its part is not one piece of the
+model's tensor. torch's DTensor cannot say so. A `PlanTensor` can: `order` has the fused dims with the sizes of their parts. Example:
+parts of 2 and 2 rows on 2 ranks, rows 0 2 | 1 3. What is done number by number keeps the order (optimizers, averages). What is made
+whole, cut or computed otherwise is brought to the model's order first. What torch itself would do wrong with shards is refused. Other
+tensors of the process are not concerned: all of this is in the class, and nothing of torch is replaced.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.optim import optimizer as _optimizers
+from torch.utils import _foreach_utils
+
+from planner_core.runtime.program.weights.operations import Operation
+from planner_core.runtime.program.weights.orders import (
+    Order,
+    as_cut,
+    in_model_order,
+    laid_as,
+    out_of_order,
+    rows_of,
+    runs,
+)
+
+
+class PlanTensor(DTensor):
+    """A DTensor under a plan. `order`: empty if its rows lie in the model's order."""
+
+    order: Order = ()
+
+    @classmethod
+    def of(cls, local: torch.Tensor, spec: Any, order: Order = ()) -> PlanTensor:
+        """The tensor of which this rank holds `local`; `spec` is that of a DTensor."""
+        made = cls(local, spec, requires_grad=False)
+        if order:
+            made.order = order
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not all(issubclass(t, DTensor) or t in (torch.Tensor, nn.Parameter) for t in types):
+            return NotImplemented
+        return Operation(cls, func, args, kwargs or {}).run()
+
+    def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DTensor:
+        """As DTensor's; of the model's order, unless nothing changes. `full_tensor` is made of it."""
+        if not self.order:
+            return super().redistribute(device_mesh, placements, **options)
+        wanted = tuple(placements or self.placements)
+        if wanted == self.placements:
+            return self
+        made: DTensor = _InModelOrder.apply(self, self.placements if any(options.values()) else wanted)
+        return made.redistribute(device_mesh, wanted, **options)
+
+    def to_local(self, *args: Any, **options: Any) -> torch.Tensor:
+        """As DTensor's. If this rank's rows are not the piece of the tensor that its placements say, that piece can be written alone."""
+        if self.order:
+            return _Piece.of(self)
+        local: torch.Tensor = super().to_local(*args, **options)
+        return local
+
+    # --- checkpoints: what torch.distributed.checkpoint asks of a tensor ------------------------------
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+        properties = TensorProperties.create_from_tensor(self._local_tensor)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, self.size())
+            )
+            for chunk, _ in self._pieces()
+        ]  # fmt: skip
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [chunk for chunk, _ in self._pieces()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        return next(view for chunk, view in self._pieces() if chunk.offsets == index.offset)
+
+    def _pieces(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+        """The pieces of the model's tensor that this rank holds, with the view of each."""
+        shape, begin = compute_local_shape_and_global_offset(self.shape, self.device_mesh, self.placements)
+        pieces = [[(0, first, size)] for first, size in zip(begin, shape, strict=True)]
+        for dim, rows in rows_of(self):
+            pieces[dim] = runs(rows[begin[dim] : begin[dim] + shape[dim]].tolist())
+        found = []
+        for run_of_dims in itertools.product(*pieces):
+            view = self._local_tensor.detach()
+            for dim, (at, _, size) in enumerate(run_of_dims):
+                view = view.narrow(dim, at, size)
+            offsets, sizes = (torch.Size(run[k] for run in run_of_dims) for k in (1, 2))
+            found.append((ChunkStorageMetadata(offsets, sizes), view))
+        return found
+
+
+for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    _known.append(
+        PlanTensor
+    )  # as torch.distributed.tensor does for DTensor: optimizers update lists of such parameters at once
+
+
+def in_form_of(x: DTensor, like: PlanTensor) -> PlanTensor:
+    """The same tensor with the placements and the order of another of its shape. All ranks must call it."""
+    if isinstance(x, PlanTensor) and x.order == like.order and x.placements == like.placements:
+        return x
+    made = laid_as(x, like)
+    return PlanTensor.of(made._local_tensor.contiguous(), made._spec, like.order)
+
+
+class _Piece(torch.Tensor):
+    """Stands for the rows of a tensor that its placements say, if a rank holds others. torch writes what it has loaded there
+    (`set_model_state_dict`), on all ranks, which exchange it; anything else is refused."""
+
+    of_tensor: PlanTensor
+
+    @staticmethod
+    def of(tensor: PlanTensor) -> _Piece:
+        """That of a tensor."""
+        made = tensor._local_tensor.detach().as_subclass(_Piece)
+        made.of_tensor = tensor
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_ and isinstance(args[0], _Piece) and not isinstance(args[1], _Piece):
+            own = args[0].of_tensor
+            own.copy_(as_cut(args[1].to(own._local_tensor), own))
+            return args[0]
+        if getattr(func, "__name__", "") in ("__get__", "numel", "size", "dim", "stride", "element_size"):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise out_of_order("to_local()")
+
+
+class _InModelOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: PlanTensor, placements: Sequence[Any]) -> DTensor:
+        ctx.like = x.detach()
+        return in_model_order(x, placements)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
+        return in_form_of(gradient, ctx.like), None
