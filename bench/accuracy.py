@@ -201,11 +201,20 @@ def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
     from planner_core.verification import verify_all
 
     return [
-        {"ok": r["ok"], "numbers_ok": r["numbers_ok"], "collectives_ok": r["collectives_ok"], "loss_error": r["loss"]["abs_error"],
-         "grad_error": r["grad"]["max_rel_error"], "worst": r["grad"]["worst"], "param_error": r["param"]["max_rel_error"],
-         "dtype": r["dtype"], **_run_as(r), **_difference(r)}
+        {
+            "ok": r["ok"],
+            "numbers_ok": r["numbers_ok"],
+            "collectives_ok": r["collectives_ok"],
+            "loss_error": r["loss"]["abs_error"],
+            "grad_error": r["grad"]["max_rel_error"],
+            "worst": r["grad"]["worst"],
+            "param_error": r["param"]["max_rel_error"],
+            "dtype": r["dtype"],
+            **_run_as(r),
+            **_difference(r),
+        }
         for r in verify_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S)
-    ]  # fmt: skip
+    ]
 
 
 def _fake(found: list[Plan]) -> list[dict[str, Any]]:
@@ -213,12 +222,22 @@ def _fake(found: list[Plan]) -> list[dict[str, Any]]:
     from planner_core.verification import verify_fake_all
 
     return [
-        {"ok": r["ok"], "collectives_ok": r["collectives_ok"], "predicted_bytes": r["memory_bytes"]["predicted"],
-         "measured_bytes": r["memory_bytes"]["measured"], "memory_error": r["memory_bytes"]["rel_error"],
-         "measured_kinds": r["memory_bytes"]["by_kind"], "predicted_kinds": dict(p.cost.memory_bytes), "seconds": r["seconds"],
-         **_run_as(r), **_difference(r)}
-        for r, p in zip(verify_fake_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S), found, strict=True)
-    ]  # fmt: skip
+        {
+            "ok": r["ok"],
+            "collectives_ok": r["collectives_ok"],
+            "predicted_bytes": r["memory_bytes"]["predicted"],
+            "measured_bytes": r["memory_bytes"]["measured"],
+            "memory_error": r["memory_bytes"]["rel_error"],
+            "measured_kinds": r["memory_bytes"]["by_kind"],
+            "predicted_kinds": dict(p.cost.memory_bytes),
+            "seconds": r["seconds"],
+            **_run_as(r),
+            **_difference(r),
+        }
+        for r, p in zip(
+            verify_fake_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S), found, strict=True
+        )
+    ]
 
 
 def _run_as(report: dict[str, Any]) -> dict[str, Any]:

@@ -86,27 +86,34 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
         outcome += f"; the optimum is at most {100 * ours.gap / (1 + ours.gap):.2g} % below ours"  # the gap is relative to the bound
     wire = [sum(t.wire_bytes for t in p.cost.traffic) for p in plans]
     return {
-        "mesh": str(problem.model.mesh), "outcome": outcome, "seconds": (least.value, ours.value), "wire": wire,
+        "mesh": str(problem.model.mesh),
+        "outcome": outcome,
+        "seconds": (least.value, ours.value),
+        "wire": wire,
         "why": why(*plans) if outcome.startswith("less") else "",
-    }  # fmt: skip
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The page."""
     count = {o: sum(r["outcome"].startswith(o) for r in rows) for o in ("MORE", "same", "less")}
     text = [
-        "# Usual layouts under their own constraints", "",
+        "# Usual layouts under their own constraints",
+        "",
         "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts; mixed precision, so gradients are reduced in float32), the plan of that layout that "
         "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
         "Memory is here the sum that the search bounds: it counts the 16-bit copy that a split weight keeps, and not the weights that FSDP "
         "gathers for a moment. So beside FSDP ours has little room, even where its peak would be far lower. "
         "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "
-        "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.", "",
-        made(rows), "",
-        f"- {len(rows)} layouts: ours needs more in {count['MORE']}, as much in {count['same']}, less in {count['less']}", "",
+        "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.",
+        "",
+        made(rows),
+        "",
+        f"- {len(rows)} layouts: ours needs more in {count['MORE']}, as much in {count['same']}, less in {count['less']}",
+        "",
         "| model | cluster | baseline | mesh | theirs, ms | ours, ms | theirs, MB | ours, MB | outcome |",
         "|---|---|---|---|---:|---:|---:|---:|---|",
-    ]  # fmt: skip
+    ]
     for r in rows:
         figures = [f"{1e3 * s:,.3g}" for s in r["seconds"]] + [f"{b / 1e6:,.0f}" for b in r["wire"]]
         told = r["outcome"] + (f": {r['why']}" if r["why"] else "")

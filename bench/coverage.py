@@ -164,9 +164,18 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
     start = time.perf_counter()
     try:
         graph, dtype = _graph(config, model_type, cls)
-        tell(outcome="planning", reason="while planning", capture_s=round(time.perf_counter() - start, 2),
-             params=graph.num_params, ops=graph.num_ops, blocks=len(graph.blocks), repeats=sum(graph.num_repeats.values()),
-             dtype=dtype, tokens=graph.workload["seq"], assumptions=list(graph.assumptions))  # fmt: skip
+        tell(
+            outcome="planning",
+            reason="while planning",
+            capture_s=round(time.perf_counter() - start, 2),
+            params=graph.num_params,
+            ops=graph.num_ops,
+            blocks=len(graph.blocks),
+            repeats=sum(graph.num_repeats.values()),
+            dtype=dtype,
+            tokens=graph.workload["seq"],
+            assumptions=list(graph.assumptions),
+        )
         start = time.perf_counter()
         request = Request(model=model_type, cluster=CLUSTER, mesh=MESH, dtype=dtype)
         planner = prepare(request, graph)
@@ -174,7 +183,13 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         tell(unknown=dict(unknown))
         plan = choose_mesh(planner, meshes(request, planner.cluster))
         told = plan.notes[0] if plan.notes and plan.fits else ""
-        tell(outcome="plan", reason=told, plan_s=round(time.perf_counter() - start, 2), fits=plan.fits, optimal=plan.optimal)  # fmt: skip
+        tell(
+            outcome="plan",
+            reason=told,
+            plan_s=round(time.perf_counter() - start, 2),
+            fits=plan.fits,
+            optimal=plan.optimal,
+        )
     except PlannerError as error:
         where = plainly(model_type, cls)
         tell(outcome="transformers" if where else "refused", reason=where or str(error))
@@ -275,8 +290,10 @@ def summary(rows: list[dict[str, Any]]) -> str:
         good, count, broken = shares(part)
         if count:
             rest = max(count - broken, 1)
-            lines.append(f"{title}: {good} of {count} types reach a plan ({100 * good / count:.1f} %); {broken} default configs cannot be "
-                         f"built by transformers alone; of the other {rest}: {100 * good / rest:.1f} %")  # fmt: skip
+            lines.append(
+                f"{title}: {good} of {count} types reach a plan ({100 * good / count:.1f} %); {broken} default configs cannot be "
+                f"built by transformers alone; of the other {rest}: {100 * good / rest:.1f} %"
+            )
     return "\n".join(lines)
 
 
@@ -285,24 +302,43 @@ def table(rows: list[dict[str, Any]]) -> str:
     for r in rows:
         models.update(dict.fromkeys(r.get("unknown", {}), 1))
     text = [
-        "# Coverage", "",
+        "# Coverage",
+        "",
         f"From a default config of transformers to a plan on a {MESH} mesh of `{CLUSTER}`, batch {BATCH}, {SEQ} tokens; at most four "
         "layers of each kind; one core, times in seconds. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
         "make this class from its own default config. blt is given patches of `patch_size` bytes, which a net of its own would choose. "
         "Unknown ops run replicated and are named in the result. Fields that a default "
-        f"leaves open, filled as published: {'; '.join(f'{k}: ' + ', '.join(v) for k, v in sorted(GAPS.items()))}.", "",
+        f"leaves open, filled as published: {'; '.join(f'{k}: ' + ', '.join(v) for k, v in sorted(GAPS.items()))}.",
+        "",
         *(f"- {line}" for line in summary(rows).splitlines()),
-        f"- plans by time: {_times(rows)}", *_depth(), "",
+        f"- plans by time: {_times(rows)}",
+        *_depth(),
+        "",
         "| type | class | parameters | ops | unique blocks | capture | plan | outcome | unknown ops | reason |",
         "|---|---|---:|---:|---:|---:|---:|---|---|---|",
-    ]  # fmt: skip
+    ]
     for r in rows:
         told = ", ".join(f"{k} x{v}" if v > 1 else k for k, v in sorted(r.get("unknown", {}).items()))
-        cells = (r["type"], r["class"], f"{r['params'] / 1e6:,.0f} M" if "params" in r else "", r.get("ops", ""), r.get("blocks", ""),
-                 r.get("capture_s", ""), r.get("plan_s", ""), r["outcome"], told, r.get("reason", "").replace("|", "/")[:240])  # fmt: skip
+        cells = (
+            r["type"],
+            r["class"],
+            f"{r['params'] / 1e6:,.0f} M" if "params" in r else "",
+            r.get("ops", ""),
+            r.get("blocks", ""),
+            r.get("capture_s", ""),
+            r.get("plan_s", ""),
+            r["outcome"],
+            told,
+            r.get("reason", "").replace("|", "/")[:240],
+        )
         text.append("| " + " | ".join(str(c) for c in cells) + " |")
-    text += ["", "Unknown ops, by the number of models they stand in: "
-             + (", ".join(f"{fn} {n}" for fn, n in models.most_common()) or "none") + ".", ""]  # fmt: skip
+    text += [
+        "",
+        "Unknown ops, by the number of models they stand in: "
+        + (", ".join(f"{fn} {n}" for fn, n in models.most_common()) or "none")
+        + ".",
+        "",
+    ]
     return "\n".join(text)
 
 
@@ -322,8 +358,10 @@ def _times(rows: list[dict[str, Any]]) -> str:
     if not found:
         return "none"
     slow = sorted((r for r in rows if r["outcome"] == "plan"), key=lambda r: -r["plan_s"])[:5]
-    return (f"median {found[len(found) // 2]:.2f} s, 90 % within {found[int(0.9 * (len(found) - 1))]:.2f} s; slowest "
-            + ", ".join(f"{r['type']} {r['plan_s']:.0f} s" for r in slow))  # fmt: skip
+    return (
+        f"median {found[len(found) // 2]:.2f} s, 90 % within {found[int(0.9 * (len(found) - 1))]:.2f} s; slowest "
+        + ", ".join(f"{r['type']} {r['plan_s']:.0f} s" for r in slow)
+    )
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     judged = [r for r in rows if "ours_s" in r]
     worse = sum(r["outcome"] == "MORE" for r in judged)
     text = [
-        "# The plans that ship with transformers", "",
+        "# The plans that ship with transformers",
+        "",
         f"{len(judged)} of the {len(rows)} model types of transformers with a tensor-parallel plan (146 configs: two types of ERNIE-VL "
         "also have an older name), on one axis of 8 GPUs (4 or 2 where "
         f"the heads allow their plan no more), batch {BATCH}, at most four layers. Theirs: weights split as `base_model_tp_plan` says; "
@@ -153,12 +154,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
         f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
         "published (`bench/support/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
-        "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.", "",
-        made(rows), "",
+        "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.",
+        "",
+        made(rows),
+        "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
-        f"{sum(r['outcome'] == 'less' for r in judged)}", "",
-        "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |", "|---|---:|---:|---:|---|---|---|",
-    ]  # fmt: skip
+        f"{sum(r['outcome'] == 'less' for r in judged)}",
+        "",
+        "| type | GPUs | theirs, MB on the wire | ours | outcome | theirs | ours |",
+        "|---|---:|---:|---:|---|---|---|",
+    ]
     for r in rows:
         mb = [f"{r[k] / 1e6:,.0f}" if k in r else "" for k in ("theirs_bytes", "ours_bytes")]
         told = ": ".join(filter(None, (r["outcome"], r.get("reason", "")[:240], r.get("why"), r.get("left_out"))))

@@ -39,8 +39,16 @@ from planner_core.planning import Request  # noqa: E402
 
 ROWS = ROOT / "bench" / "support" / "results" / "learn_pages.jsonl"
 TABLE = ROOT / "docs" / "LEARN_TIMES.md"
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 ROUNDS = 3
 READ_S, QUIET_MS, LIMIT_MS = 3.0, 400, 300
 PATIENCE_S, BUSY = 15, 0.5
@@ -279,13 +287,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Time and CPU time per lesson and kind of interaction, and those beyond the limit."""
     kinds, busy = list(dict.fromkeys(r["kind"] for r in rows)), [r["busy"] for r in rows]
     lines = [
-        "# Learn: time of each interaction", "",
+        "# Learn: time of each interaction",
+        "",
         "Written by `bench/learn_pages.py` in Chromium. First the time from the event to the frame after the last change of the page, "
-        "then the CPU time of explorer and renderer together, both in ms: medians over all interactions of the kind.", "",
+        "then the CPU time of explorer and renderer together, both in ms: medians over all interactions of the kind.",
+        "",
         f"{rows[-1]['day']}, {platform.machine()}, {os.cpu_count()} cores shared with other work: {min(busy):.0%} to {max(busy):.0%} busy "
-        f"(median {statistics.median(busy):.0%}) before the parts, {len({r['round'] for r in rows})} rounds, {len(rows)} interactions.", "",
-        "| lesson | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|",
-    ]  # fmt: skip
+        f"(median {statistics.median(busy):.0%}) before the parts, {len({r['round'] for r in rows})} rounds, {len(rows)} interactions.",
+        "",
+        "| lesson | " + " | ".join(kinds) + " |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
     for lesson in LESSONS:
         mine = [r for r in rows if r["lesson"] == lesson.number]
         cells = [_cell([r for r in mine if r["kind"] == k]) for k in kinds]

@@ -55,9 +55,14 @@ Measure = Callable[[Place], Iterator[Figure]]
 def spread(what: str, values_ms: list[float], goal: str = "", note: str = "") -> Figure:
     """Median, 95th percentile and worst of some times in milliseconds."""
     return {
-        "what": what, "n": len(values_ms), "median_ms": statistics.median(values_ms),
-        "p95_ms": float(np.percentile(values_ms, 95)), "worst_ms": max(values_ms), "goal": goal, "note": note,
-    }  # fmt: skip
+        "what": what,
+        "n": len(values_ms),
+        "median_ms": statistics.median(values_ms),
+        "p95_ms": float(np.percentile(values_ms, 95)),
+        "worst_ms": max(values_ms),
+        "goal": goal,
+        "note": note,
+    }
 
 
 # --- the scatter of candidates ---------------------------------------------------------------------------

@@ -56,13 +56,33 @@ HIDDEN = {
 QUIET = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "llama": {**HIDDEN, "intermediate_size": 704, "num_key_value_heads": 8, "architectures": ["LlamaForCausalLM"]},
-    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 2048, "n_positions": 256, **QUIET,
-             "architectures": ["GPT2LMHeadModel"]},
-    "bert": {**HIDDEN, "intermediate_size": 1024, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-             "architectures": ["BertForMaskedLM"]},
-}  # fmt: skip
-TINY = {**SIZES["llama"], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "vocab_size": 64, "max_position_embeddings": 32}  # fmt: skip
+    "gpt2": {
+        "n_embd": 256,
+        "n_layer": 4,
+        "n_head": 8,
+        "vocab_size": 2048,
+        "n_positions": 256,
+        **QUIET,
+        "architectures": ["GPT2LMHeadModel"],
+    },
+    "bert": {
+        **HIDDEN,
+        "intermediate_size": 1024,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "architectures": ["BertForMaskedLM"],
+    },
+}
+TINY = {
+    **SIZES["llama"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], None]
 
@@ -244,9 +264,11 @@ def cases(ranks: int) -> list[tuple[str, str, bool]]:
     ways = ["one process"] if ranks == 1 else ["DDP", "FSDP2", "parallelize_module"]
     return [
         (name, way, compiled)
-        for name in (*SIZES, "conv") for way in ways for compiled in (False, True)
+        for name in (*SIZES, "conv")
+        for way in ways
+        for compiled in (False, True)
         if (name == "llama" or way != "parallelize_module") and not (compiled and name in ("conv", "bert"))
-    ]  # fmt: skip
+    ]
 
 
 def measure(ranks: int, folder: Path) -> None:
@@ -307,16 +329,18 @@ def host_row(folder: Path) -> dict[str, Any]:
 def page(rows: list[dict[str, Any]]) -> str:
     """docs/RUNTIME.md."""
     lines = [
-        "# The rewritten program beside the stock ways", "",
+        "# The rewritten program beside the stock ways",
+        "",
         f"Made by `python -m bench.runtime` on {rows[0]['date']}: {os.cpu_count()} processor cores that all ranks share with other "
         f"work, gloo, torch {torch.__version__.partition('+')[0]}, float32, batch {BATCH} x {SEQ} tokens, hidden size 256, four layers "
         f"(the convolutions: {8 * BATCH} images of 32 x 32). Steps of both ways (forward, backward, AdamW) take turns in one run; "
         f"seconds are medians of {STEPS}. The C library keeps what is freed, as torch does on a GPU. Seconds mean nothing elsewhere; "
         "ratios may. Processor time counts work and not waiting: "
-        "where a step lasts many times its processor time, other work held the processors, and the ratio of seconds says little.", "",
+        "where a step lasts many times its processor time, other work held the processors, and the ratio of seconds says little.",
+        "",
         "| model | ranks | stock way | compiled | stock s | ours s | ours / stock | stock processor s | ours processor s | ours / stock |",
         "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for r in (r for r in rows if r["way"] != "host"):
         ratio, work = r["ours_s"] / r["stock_s"], r["ours_cpu_s"] / r["stock_cpu_s"]
         lines.append(

@@ -256,8 +256,11 @@ def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
     def y(s: float) -> float:
         return float(20 + (2 - np.log10(s)) / 6 * (height - bottom - 20))
 
-    parts = [f'<line x1="{left}" x2="{width - 150}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#ccc"/>'
-             f'<text x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:g} s</text>' for t in ticks]  # fmt: skip
+    parts = [
+        f'<line x1="{left}" x2="{width - 150}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#ccc"/>'
+        f'<text x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:g} s</text>'
+        for t in ticks
+    ]
     parts += [
         f'<text x="{x(n):.1f}" y="{height - bottom + 20}" text-anchor="middle">{n}</text>' for n in (2, 4, 8, 16, 32)
     ]
@@ -300,9 +303,16 @@ def whole() -> list[str]:
 
 
 SECTIONS = {
-    "network": zoo, "depth": depth, "whole": whole, "budgets": budgets, "fronts": fronts, "topology": topology, "captured": captured,
-    "unusual": unusual.section, "highs": against_highs,
-}  # fmt: skip
+    "network": zoo,
+    "depth": depth,
+    "whole": whole,
+    "budgets": budgets,
+    "fronts": fronts,
+    "topology": topology,
+    "captured": captured,
+    "unusual": unusual.section,
+    "highs": against_highs,
+}
 ROWS = KeptRows("search", ("section",))
 
 
@@ -328,11 +338,13 @@ def machine() -> str:
 def page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
     """The page: every section below the day, the commit and the machine of its measurement."""
     lines = [
-        "# Benchmarks", "",
+        "# Benchmarks",
+        "",
         "Written by `python -m bench.search`. Each section says on which day, at which commit and on which machine it was measured. Times are "
         "processor time of one process, imports excluded, where a section does not say otherwise. A section that says so was measured in "
-        "wall time, on an idle machine and an earlier state of the code.", "",
-    ]  # fmt: skip
+        "wall time, on an idle machine and an earlier state of the code.",
+        "",
+    ]
     for row in (rows[name,] for name in SECTIONS if (name,) in rows):
         head, *rest = row["lines"]
         lines += [head, "", f"{row['date']}, commit {row['commit']}, {row['machine']}", *rest]

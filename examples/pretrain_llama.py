@@ -18,8 +18,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import planner_core as shardscope
 
 SEQ, BATCH, MICRO_BATCHES, EVERY = 64, 8, 2, 10
-CONFIG = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-          "vocab_size": 256, "max_position_embeddings": SEQ, "use_cache": False}  # fmt: skip
+CONFIG = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": SEQ,
+    "use_cache": False,
+}
 
 
 def make_plan(gpus: int, file: str, name: str = "best") -> None:

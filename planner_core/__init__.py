@@ -95,16 +95,40 @@ __all__ = [
 ]
 _HOME = {
     "planner_core.core": (
-        "CaptureError", "Cluster", "Gpu", "Graph", "InputError", "Level", "NoPlanFits", "Plan", "PlannerError", "ShardingError",
-        "VerificationFailed", "load_cluster", "load_gpu", "load_plan", "save_plan",
+        "CaptureError",
+        "Cluster",
+        "Gpu",
+        "Graph",
+        "InputError",
+        "Level",
+        "NoPlanFits",
+        "Plan",
+        "PlannerError",
+        "ShardingError",
+        "VerificationFailed",
+        "load_cluster",
+        "load_gpu",
+        "load_plan",
+        "save_plan",
     ),
     "planner_core.models": ("load_model",),
-    "planner_core.planning": ("Folded", "Front", "FrontPoint", "Request", "Result", "compare", "fold", "front", "plan", "price"),
+    "planner_core.planning": (
+        "Folded",
+        "Front",
+        "FrontPoint",
+        "Request",
+        "Result",
+        "compare",
+        "fold",
+        "front",
+        "plan",
+        "price",
+    ),
     "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
     "planner_core.runtime": ("HostStates", "PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
     "planner_core.verification": ("verify",),
     "planner_core.exporters": ("export",),
-}  # fmt: skip
+}
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

@@ -26,9 +26,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--process-per-site",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--process-per-site",
+]
 """A page of its own process would compile the explorer's 9 MB of scripts again: half of what it takes to open a page."""
 WINDOW: "ViewportSize" = {"width": 1440, "height": 1000}
 START_S = 60
@@ -54,9 +61,23 @@ WANTED = pytest.StashKey[bool]()
 
 
 LONG_FIRST = (
-    "pages/test_accessibility", "pages/test_browser", "explorer/test_graph_diff", "pages", "exporters", "runtime", "verification",
-    "search", "planning", "models", "explorer", "cli", "test_library.py", "test_docs.py", "corpus", "ops",
-)  # fmt: skip
+    "pages/test_accessibility",
+    "pages/test_browser",
+    "explorer/test_graph_diff",
+    "pages",
+    "exporters",
+    "runtime",
+    "verification",
+    "search",
+    "planning",
+    "models",
+    "explorer",
+    "cli",
+    "test_library.py",
+    "test_docs.py",
+    "corpus",
+    "ops",
+)
 """Beginnings of paths below `tests/` whose files take long. Files are dealt to the workers in this order, so that none ends alone with a long
 one, and a browser goes from one file to the next."""
 
@@ -137,9 +158,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--server.address", "127.0.0.1", "--server.fileWatcherType", "none"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         wait_for_health(url, process, log)

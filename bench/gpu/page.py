@@ -58,13 +58,21 @@ def write() -> None:
     """Write the page, and the file of predictions."""
     found = [
         {
-            "id": row["id"], "what": case.what, "gpu": row["gpu"], "ranks": row["ranks"], "layout": case.layout,
-            "compiled": int(row["compiled"]), "date": row["date"], "torch": row["torch"], "measured_s": row["step_s"],
-            "predicted_s": round(predicted(case, row["compiled"])[0], 5), "measured_bytes": row["peak_allocated_bytes"],
+            "id": row["id"],
+            "what": case.what,
+            "gpu": row["gpu"],
+            "ranks": row["ranks"],
+            "layout": case.layout,
+            "compiled": int(row["compiled"]),
+            "date": row["date"],
+            "torch": row["torch"],
+            "measured_s": row["step_s"],
+            "predicted_s": round(predicted(case, row["compiled"])[0], 5),
+            "measured_bytes": row["peak_allocated_bytes"],
             "predicted_bytes": predicted(case, row["compiled"])[1],
         }
         for case, row in judged()
-    ]  # fmt: skip
+    ]
     with ONE_RANK.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
         writer.writeheader()
@@ -77,22 +85,34 @@ def document() -> str:
     measured = list(steps())
     machines = sorted({(r["date"], r["gpu"], r["torch"], r["transformers"]) for _, r in measured})
     lines = [
-        "# One rank on real GPUs", "",
+        "# One rank on real GPUs",
+        "",
         "Made by `python -m bench.gpu --table` from [assets/measurements/one_rank](../assets/measurements/one_rank); a machine with a GPU "
-        "writes rows by `python -m bench.gpu`.", "",
+        "writes rows by `python -m bench.gpu`.",
+        "",
         "A plan of n ranks runs as rank 0 of a fake process group of n ranks at full size: all compute, casts, copies, allocations and the "
         "optimizer are real, and collectives move nothing. So a row says what a rank computes and holds, and nothing of the network. "
         "Seconds are medians without the first step. *Host* is the time until the host had issued the step: where it is the step's, the "
-        "GPU waits for the host. Predicted are compute with its waits for the host, and the optimizer; and the peak.", "",
-        *(f"- {date}: {gpu}, torch {torch}, transformers {transformers}" for date, gpu, torch, transformers in machines), "",
+        "GPU waits for the host. Predicted are compute with its waits for the host, and the optimizer; and the peak.",
+        "",
+        *(
+            f"- {date}: {gpu}, torch {torch}, transformers {transformers}"
+            for date, gpu, torch, transformers in machines
+        ),
+        "",
         "| run | date | way | step, ms | host, ms | predicted, ms | peak, GiB | reserved, GiB | predicted, GiB |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
-        *(_line(case, row) for case, row in measured), "",
-        *(f"\\* {note}" for note in dict.fromkeys(row["note"] for _, row in measured if row.get("note"))), "",
-        "## Kernels of a step by kind", "",
-        "Milliseconds (launches) of one profiled step, the longest kinds of each; rows that were not profiled are left out.", "",
-        *_kinds(measured), *_scripts(),
-    ]  # fmt: skip
+        *(_line(case, row) for case, row in measured),
+        "",
+        *(f"\\* {note}" for note in dict.fromkeys(row["note"] for _, row in measured if row.get("note"))),
+        "",
+        "## Kernels of a step by kind",
+        "",
+        "Milliseconds (launches) of one profiled step, the longest kinds of each; rows that were not profiled are left out.",
+        "",
+        *_kinds(measured),
+        *_scripts(),
+    ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -123,9 +143,10 @@ def _scripts() -> Iterator[str]:
         if row["way"] == "script":
             yield ""
             yield (
-                f"The exported script's ten losses ({row['date']}): {row['error']}" if "error" in row else
-                f"The exported script's ten losses ({row['date']}) are at most {row['largest_difference']:.1e} from those on a CPU."
-            )  # fmt: skip
+                f"The exported script's ten losses ({row['date']}): {row['error']}"
+                if "error" in row
+                else f"The exported script's ten losses ({row['date']}) are at most {row['largest_difference']:.1e} from those on a CPU."
+            )
 
 
 if __name__ == "__main__":

@@ -65,10 +65,18 @@ def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str
     seconds, host, loss = timed(setup, steps, torch.cuda.synchronize if gpu else lambda: None)
     load = plan.workload
     found = {
-        "plan": case.plan.name, "way": way, "compiled": compiled, "ranks": plan.mesh.num_devices, "batch": int(load["batch"]),
-        "accumulate": int(load["accumulate"]), "seq": int(load["seq"]), "step_s": statistics.median(seconds[1:] or seconds),
-        "all_steps_s": seconds, "host_s": statistics.median(host[1:] or host), "loss": round(loss, 6) if math.isfinite(loss) else None,
-    }  # fmt: skip
+        "plan": case.plan.name,
+        "way": way,
+        "compiled": compiled,
+        "ranks": plan.mesh.num_devices,
+        "batch": int(load["batch"]),
+        "accumulate": int(load["accumulate"]),
+        "seq": int(load["seq"]),
+        "step_s": statistics.median(seconds[1:] or seconds),
+        "all_steps_s": seconds,
+        "host_s": statistics.median(host[1:] or host),
+        "loss": round(loss, 6) if math.isfinite(loss) else None,
+    }
     if gpu:
         found |= {
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(),

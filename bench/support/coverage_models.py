@@ -7,11 +7,28 @@ from typing import Any
 
 KEPT_LAYERS = 4
 DEPTHS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-    "num_encoder_layers", "layers", "depth", "num_blocks", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers",
-    "text_encoder_layers", "num_attention_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers",
-    "n_encoder_layers", "n_decoder_layers", "num_local_decoder_layers",
-)  # fmt: skip
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "layers",
+    "depth",
+    "num_blocks",
+    "speech_encoder_layers",
+    "t2u_encoder_layers",
+    "t2u_decoder_layers",
+    "text_encoder_layers",
+    "num_attention_layers",
+    "encoder_num_hidden_layers",
+    "decoder_num_hidden_layers",
+    "n_encoder_layers",
+    "n_decoder_layers",
+    "num_local_decoder_layers",
+)
 LISTS = (
     "layer_types",
     "mlp_layer_types",

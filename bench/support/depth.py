@@ -16,8 +16,15 @@ from typing import Any
 from bench.coverage import ROOT, TABLE, in_child, read_rows, table, warm
 
 ROWS = ROOT / "bench" / "support" / "results" / "depth.jsonl"
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_attention_heads": 128,
-         "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 53248,
+    "vocab_size": 128256,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3-405B": {**LLAMA, "num_hidden_layers": 126},
     "DeepSeek-V3": {"model_type": "deepseek_v3"},

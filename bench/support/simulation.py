@@ -14,11 +14,14 @@ from planner_core.planning import FASTEST, Request, plan_model
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "SIMULATION.md"
 TWO_NODES, EIGHT_NODES = "2x8-h100", "8x8-h100"
 REQUESTS = (
-    *(Request(m, cluster=TWO_NODES) for m in ("llama-3-8b", "gpt2-xl", "bert-large", "vit-large", "mixtral-8x7b", "resnet50-100k")),
+    *(
+        Request(m, cluster=TWO_NODES)
+        for m in ("llama-3-8b", "gpt2-xl", "bert-large", "vit-large", "mixtral-8x7b", "resnet50-100k")
+    ),
     Request("t5-large", cluster="1x8-h100"),
     Request("llama-3-8b", cluster=TWO_NODES, batch=256, accumulate=4),
     *(Request(m, cluster=EIGHT_NODES) for m in ("llama-3-8b", "gpt2-xl", "bert-large")),
-)  # fmt: skip
+)
 LEADING = ("best", FASTEST)
 ROW = "| {model} | {cluster} | {plan} | {mesh} | {objective:.2f} | {simulated:.2f} | {off:+.1f} |"
 
@@ -57,10 +60,15 @@ def table(found: list[tuple[Plan, float]]) -> str:
     for plan, seconds in found:
         lines.append(
             ROW.format(
-                model=plan.model["name"], cluster=plan.cluster["name"], plan=plan.name, mesh="×".join(map(str, plan.mesh.axis_sizes)),
-                objective=plan.cost.step_time_s * 1e3, simulated=seconds * 1e3, off=100 * departure((plan, seconds)),
+                model=plan.model["name"],
+                cluster=plan.cluster["name"],
+                plan=plan.name,
+                mesh="×".join(map(str, plan.mesh.axis_sizes)),
+                objective=plan.cost.step_time_s * 1e3,
+                simulated=seconds * 1e3,
+                off=100 * departure((plan, seconds)),
             )
-        )  # fmt: skip
+        )
     return "\n".join(lines) + "\n"
 
 

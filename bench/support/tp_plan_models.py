@@ -80,37 +80,75 @@ class Part:
 
 PARTS: dict[str, Part] = {
     "deepseek_ocr2_encoder": Part("DeepseekOcr2VisionEncoder", {}, lambda c: {**_embedded(c), "num_patches": SEQ // 2}),
-    "deepseek_ocr2_text": Part("DeepseekOcr2TextModel", {
-        "hidden_size": 1280, "intermediate_size": 6848, "num_attention_heads": 10, "num_key_value_heads": 10, "moe_intermediate_size": 896,
-        "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "num_hidden_layers": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3}),
-    "diffusion_gemma_text": Part("DiffusionGemmaEncoderTextModel", {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}),
-    "dots3_note_vision_encoder": Part("Dots3NoteVisionModel", {
-        "num_hidden_layers": 4, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2}, _patches("pixel_values")),
+    "deepseek_ocr2_text": Part(
+        "DeepseekOcr2TextModel",
+        {
+            "hidden_size": 1280,
+            "intermediate_size": 6848,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 10,
+            "moe_intermediate_size": 896,
+            "num_experts_per_tok": 6,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_hidden_layers": 4,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+        },
+    ),
+    "diffusion_gemma_text": Part(
+        "DiffusionGemmaEncoderTextModel", {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+    ),
+    "dots3_note_vision_encoder": Part(
+        "Dots3NoteVisionModel",
+        {"num_hidden_layers": 4, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2},
+        _patches("pixel_values"),
+    ),
     "ernie4_5_vl_moe_vision": Part("Ernie4_5_VLMoeVisionTransformerPretrainedModel", {}, _patches("hidden_states")),
     "gemma4_vision": Part("Gemma4VisionModel", {}, _placed),
     "glm4v_moe_text": Part("Glm4vMoeTextModel", {"head_dim": 128, **_MROPE}),
     "glm4v_text": Part("Glm4vTextModel", _MROPE),
     "glm_image_text": Part("GlmImageTextModel", _MROPE),
-    "glm5_next_text": Part("Glm5NextTextModel", _LINEAR, None, "its linear-attention layers only: the indexer of every fourth layer "
-                           "keeps the pools that computed values name (modeling_glm5_next.py, get_pooled_states), which no graph can hold"),
-    "llama4_vision_model": Part("Llama4VisionModel", {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096},
-                                lambda c: {"pixel_values": _floats(3, c.image_size, c.image_size)}),
-    "muse_glimmer_assistant": Part("MuseGlimmerAssistantModel", {}, lambda c: {
-        "noise_embeds": _floats(c.block_size, c.hidden_size),
-        "context_hidden_states": _floats(SEQ - c.block_size, c.hidden_size * len(c.target_layer_ids))}),
+    "glm5_next_text": Part(
+        "Glm5NextTextModel",
+        _LINEAR,
+        None,
+        "its linear-attention layers only: the indexer of every fourth layer "
+        "keeps the pools that computed values name (modeling_glm5_next.py, get_pooled_states), which no graph can hold",
+    ),
+    "llama4_vision_model": Part(
+        "Llama4VisionModel",
+        {"hidden_size": 1408, "image_size": 336, "vision_output_dim": 4096},
+        lambda c: {"pixel_values": _floats(3, c.image_size, c.image_size)},
+    ),
+    "muse_glimmer_assistant": Part(
+        "MuseGlimmerAssistantModel",
+        {},
+        lambda c: {
+            "noise_embeds": _floats(c.block_size, c.hidden_size),
+            "context_hidden_states": _floats(SEQ - c.block_size, c.hidden_size * len(c.target_layer_ids)),
+        },
+    ),
     "muse_glimmer_vision": Part("MuseGlimmerVisionModel", {}, _patches("pixel_values", depth=2)),
     "qwen3_omni_moe_talker_code_predictor": Part("Qwen3OmniMoeTalkerCodePredictorModel", {}, _embedded),
     "qwen3_omni_moe_talker_text": Part("Qwen3OmniMoeTalkerModel", {"shared_expert_intermediate_size": 768}, _embedded),
     "qwen3_omni_moe_text": Part("Qwen3OmniMoeThinkerTextModel", {"head_dim": 128, "num_attention_heads": 32}),
-    "qwen4_exp_text": Part("Qwen4ExpTextModel", _LINEAR, None, "its linear-attention layers only: the indexer of every fourth layer loops "
-                           "over every token in Python and sizes tensors by computed values (Qwen4ExpTextQSAIndexer), which no graph can hold"),
+    "qwen4_exp_text": Part(
+        "Qwen4ExpTextModel",
+        _LINEAR,
+        None,
+        "its linear-attention layers only: the indexer of every fourth layer loops "
+        "over every token in Python and sizes tensors by computed values (Qwen4ExpTextQSAIndexer), which no graph can hold",
+    ),
     "step3p5": Part("Step3p7TextModel", {"sliding_window": 512}),
     "t5_gemma_module": Part("T5GemmaEncoder", {"dropout_rate": 0.0}),
-    "t5gemma2_decoder": Part("T5Gemma2Decoder", {"dropout_rate": 0.0}, lambda c: {
-        "input_ids": _tokens(c), "encoder_hidden_states": _floats(SEQ, c.hidden_size)}),
+    "t5gemma2_decoder": Part(
+        "T5Gemma2Decoder",
+        {"dropout_rate": 0.0},
+        lambda c: {"input_ids": _tokens(c), "encoder_hidden_states": _floats(SEQ, c.hidden_size)},
+    ),
     "t5gemma2_text": Part("T5Gemma2TextEncoder", {"dropout_rate": 0.0}),
     "voxtral_realtime_text": Part("VoxtralRealtimeTextModel"),
-}  # fmt: skip
+}
 
 
 def part_graph(kind: str) -> Any:

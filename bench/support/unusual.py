@@ -39,23 +39,57 @@ def make():
     return Small(), (torch.zeros(64, 512),)
 '''
 DEEP_T5 = {
-    "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_heads": 16,
-    "num_layers": 1001, "num_decoder_layers": 1001,
-}  # fmt: skip
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_model": 1024,
+    "d_kv": 64,
+    "d_ff": 4096,
+    "num_heads": 16,
+    "num_layers": 1001,
+    "num_decoder_layers": 1001,
+}
 EXAONE = {
-    "model_type": "exaone4", "vocab_size": 102400, "hidden_size": 5120, "intermediate_size": 27392, "num_hidden_layers": 64,
-    "num_attention_heads": 40, "num_key_value_heads": 8, "max_position_embeddings": 2048, "sliding_window": 4096, "sliding_window_pattern": 4,
-}  # fmt: skip
+    "model_type": "exaone4",
+    "vocab_size": 102400,
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
 QWEN = {
-    "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 48,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512,
-}  # fmt: skip
+    "model_type": "qwen3_next",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
 LLAMA = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
-    "num_attention_heads": 128, "num_key_value_heads": 8, "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
 FILES = {
     "small.py": SMALL,
     "deepseek_v4.json": json.dumps({"model_type": "deepseek_v4"}),

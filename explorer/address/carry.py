@@ -10,9 +10,18 @@ from explorer.text import units
 from planner_core.core import InputError, load_cluster
 
 OF_THE_MODEL: Mapping[str, Any] = {
-    "layers": None, "node": "", "open": None, "block": "", "plan": "", "compare": (), "candidate": None,
-    "whatif": (), "edit": (), "held": (), "lit": (),
-}  # fmt: skip
+    "layers": None,
+    "node": "",
+    "open": None,
+    "block": "",
+    "plan": "",
+    "compare": (),
+    "candidate": None,
+    "whatif": (),
+    "edit": (),
+    "held": (),
+    "lit": (),
+}
 """Settings that name parts of one model: a new one forgets them."""
 
 

@@ -20,11 +20,23 @@ MARK = "@"
 EDITED = "edited"
 """The name in the address of the plan that was changed by hand."""
 SHOWN = {
-    "cluster": "{}", "nodes": "{} nodes", "gpus": "{} GPUs a node", "intra": "{} GB/s inside", "inter": "{} GB/s between",
-    "batch": "batch {}", "seq": "{} tokens", "accumulate": "{} micro-batches", "layers": "{} layers", "memory": "within {} GB",
+    "cluster": "{}",
+    "nodes": "{} nodes",
+    "gpus": "{} GPUs a node",
+    "intra": "{} GB/s inside",
+    "inter": "{} GB/s between",
+    "batch": "batch {}",
+    "seq": "{} tokens",
+    "accumulate": "{} micro-batches",
+    "layers": "{} layers",
+    "memory": "within {} GB",
     "mesh": "mesh {}",
-    "method": "{}", "objective": "least {}", "tool": "for {}", "zero": "ZeRO {}", "chunks": "products in {} chunks",
-}  # fmt: skip
+    "method": "{}",
+    "objective": "least {}",
+    "tool": "for {}",
+    "zero": "ZeRO {}",
+    "chunks": "products in {} chunks",
+}
 NAMES: dict[str, Mapping[str, str]] = {
     "dtype": settings.DTYPES,
     "precision": settings.PRECISION_NAMES,

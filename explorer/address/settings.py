@@ -136,9 +136,26 @@ SETTINGS: dict[str, Setting] = {
     "on_nodes": Setting((), parse.texts),
 }
 REQUEST_KEYS = (
-    "model", "cluster", *CLUSTER_KEYS, "batch", "seq", "layers", "dtype", "precision", "optimizer", "accumulate", "recompute", "zero",
-    "chunks", "moments", "memory", "mesh", "method", "objective", "tool",
-)  # fmt: skip
+    "model",
+    "cluster",
+    *CLUSTER_KEYS,
+    "batch",
+    "seq",
+    "layers",
+    "dtype",
+    "precision",
+    "optimizer",
+    "accumulate",
+    "recompute",
+    "zero",
+    "chunks",
+    "moments",
+    "memory",
+    "mesh",
+    "method",
+    "objective",
+    "tool",
+)
 
 
 def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:

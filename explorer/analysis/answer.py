@@ -25,11 +25,17 @@ PARTS = (*REASONS, OUTSIDE)
 LESS = {
     COMPUTE: ("computes {} less", "computes {} longer"),
     AGAIN: ("recomputes {} less", "recomputes {} longer"),
-    WAITS: ("waits {} less for data that the next operation needs", "waits {} longer for data that the next operation needs"),
-    WEIGHTS: ("is held up {} less by weights and gradients on their way", "is held up {} longer by weights and gradients on their way"),
+    WAITS: (
+        "waits {} less for data that the next operation needs",
+        "waits {} longer for data that the next operation needs",
+    ),
+    WEIGHTS: (
+        "is held up {} less by weights and gradients on their way",
+        "is held up {} longer by weights and gradients on their way",
+    ),
     OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
     BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
-}  # fmt: skip
+}
 """The cause in a plan why a part of its step is shorter, or longer."""
 FIGURES = 3
 TOLD = 0.2
@@ -65,10 +71,14 @@ def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s - again, AGAIN: again, WAITS: waits,
-        WEIGHTS: sum(e.seconds for e in shown) - waits, OPTIMIZER: plan.cost.optimizer_time_s, OUTSIDE: plan.cost.outside_time_s,
+        COMPUTE: plan.cost.compute_time_s - again,
+        AGAIN: again,
+        WAITS: waits,
+        WEIGHTS: sum(e.seconds for e in shown) - waits,
+        OPTIMIZER: plan.cost.optimizer_time_s,
+        OUTSIDE: plan.cost.outside_time_s,
         BUBBLE: 0.0,
-    }  # fmt: skip
+    }
 
 
 def _recomputed_s(plan: Plan, graph: Graph) -> float:

@@ -25,30 +25,45 @@ def plans(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
 def _plan(name: str, plan: Plan) -> dict[str, object]:
     c = plan.cost
     return {
-        "plan": name, "method": plan.method, "mesh": "x".join(map(str, plan.mesh.axis_sizes)), "recipe": recipe.recipe(plan),
-        "fits": plan.fits, "proven": plan.optimal, "step_time_s": c.step_time_s, "compute_time_s": c.compute_time_s,
-        "communication_s": c.comm_time_s, "exposed_communication_s": c.exposed_comm_time_s, "optimizer_time_s": c.optimizer_time_s,
-        "sent_bytes": sent_per_gpu(plan), **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
-    }  # fmt: skip
+        "plan": name,
+        "method": plan.method,
+        "mesh": "x".join(map(str, plan.mesh.axis_sizes)),
+        "recipe": recipe.recipe(plan),
+        "fits": plan.fits,
+        "proven": plan.optimal,
+        "step_time_s": c.step_time_s,
+        "compute_time_s": c.compute_time_s,
+        "communication_s": c.comm_time_s,
+        "exposed_communication_s": c.exposed_comm_time_s,
+        "optimizer_time_s": c.optimizer_time_s,
+        "sent_bytes": sent_per_gpu(plan),
+        **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
+    }
 
 
 def _speed(plan: Plan, result: Result) -> dict[str, object]:
     s = speed_of(plan, model_flops(result.graph), result.cluster)
     return {
-        "step_time_low_s": s.low_s, "step_time_high_s": s.high_s, "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu, "mfu": s.mfu,
-    }  # fmt: skip
+        "step_time_low_s": s.low_s,
+        "step_time_high_s": s.high_s,
+        "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu,
+        "mfu": s.mfu,
+    }
 
 
 def candidates(found: Candidates) -> list[Row]:
     """Every candidate of a block that can run: its price as a plan of the whole model, and the placement of every weight."""
     return [
         {
-            "candidate": i, "communication_s": float(found.model_comm_s[i]), "memory_bytes": int(found.model_memory_bytes[i]),
+            "candidate": i,
+            "communication_s": float(found.model_comm_s[i]),
+            "memory_bytes": int(found.model_memory_bytes[i]),
             "on_front": bool(found.on_front[i]),
             **{w: LETTERS[int(c)] for w, c in zip(found.weights, found.choice[i], strict=True)},
         }
-        for i in range(found.space) if found.comm_s[i] < float("inf") and found.memory_bytes[i] < float("inf")
-    ]  # fmt: skip
+        for i in range(found.space)
+        if found.comm_s[i] < float("inf") and found.memory_bytes[i] < float("inf")
+    ]
 
 
 def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -> list[Row]:
@@ -58,9 +73,16 @@ def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -
         if plan.pipeline:
             events = [e for e in stage_trace(plan)["traceEvents"] if e["ph"] == "X"]
             found += [
-                {"plan": name, "rank": e["tid"], "kind": e["cat"], **e["args"], "start_s": e["ts"] / 1e6, "seconds": e["dur"] / 1e6}
+                {
+                    "plan": name,
+                    "rank": e["tid"],
+                    "kind": e["cat"],
+                    **e["args"],
+                    "start_s": e["ts"] / 1e6,
+                    "seconds": e["dur"] / 1e6,
+                }
                 for e in events
-            ]  # fmt: skip
+            ]
         else:
             found += [{"plan": name, **asdict(w)} for w in steps[name]]
     return found
@@ -69,8 +91,9 @@ def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -
 def rungs(found: Sequence[AblationStep]) -> list[Row]:
     """The cost of each restriction of a method."""
     return [
-        {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))} for step in found
-    ]  # fmt: skip
+        {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))}
+        for step in found
+    ]
 
 
 # --- every method beside the exact search ------------------------------------------------------------
@@ -130,11 +153,17 @@ def methods(found: Sequence[Compared]) -> list[Row]:
     exact = found[0].plan
     return [
         {
-            "title": c.method.shown, "minimises": c.minimises, "space": c.method.words, "space_log10": c.size,
-            "step_above_exact": c.above(exact), "proof": c.proof, "search_s": c.search_s, **_of_method(c),
+            "title": c.method.shown,
+            "minimises": c.minimises,
+            "space": c.method.words,
+            "space_log10": c.size,
+            "step_above_exact": c.above(exact),
+            "proof": c.proof,
+            "search_s": c.search_s,
+            **_of_method(c),
         }
         for c in found
-    ]  # fmt: skip
+    ]
 
 
 def _of_method(c: Compared) -> Row:

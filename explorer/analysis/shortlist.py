@@ -84,7 +84,8 @@ def same(one: Plan, other: Plan) -> bool:
     near = all(
         abs(a - b) <= NEAR * max(a, b)
         for a, b in (
-            (one.cost.step_time_s, other.cost.step_time_s), (one.cost.memory_bytes["peak"], other.cost.memory_bytes["peak"]),
+            (one.cost.step_time_s, other.cost.step_time_s),
+            (one.cost.memory_bytes["peak"], other.cost.memory_bytes["peak"]),
         )
-    )  # fmt: skip
+    )
     return near and recipe.short(one).partition(",")[0] == recipe.short(other).partition(",")[0]

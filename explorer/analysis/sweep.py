@@ -16,10 +16,16 @@ from planner_core.models import ZOO
 from planner_core.planning import Request, Result, usable_bytes
 
 QUANTITIES = {
-    "batch": "batch, samples a step", "seq": "tokens a sample", "nodes": "nodes", "gpus": "GPUs in a node",
-    "memory": "memory that a plan may take, GiB", "intra": "GB/s out of a GPU inside a node", "inter": "GB/s out of a node",
-    "cluster": "cluster", "model": "model",
-}  # fmt: skip
+    "batch": "batch, samples a step",
+    "seq": "tokens a sample",
+    "nodes": "nodes",
+    "gpus": "GPUs in a node",
+    "memory": "memory that a plan may take, GiB",
+    "intra": "GB/s out of a GPU inside a node",
+    "inter": "GB/s out of a node",
+    "cluster": "cluster",
+    "model": "model",
+}
 HALVES = (1 / 4, 1 / 2, 1, 2, 4, 8)
 LINKS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 COUNTS = (1, 2, 4, 8, 16)
@@ -59,8 +65,13 @@ def offered(result: Result) -> list[str]:
     own = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
     levels = len(result.cluster.levels)
     left_out = {
-        "inter": levels < 2, "nodes": levels > 2, "gpus": levels > 2, "batch": own, "seq": own or result.workload.seq == 1, "model": own,
-    }  # fmt: skip
+        "inter": levels < 2,
+        "nodes": levels > 2,
+        "gpus": levels > 2,
+        "batch": own,
+        "seq": own or result.workload.seq == 1,
+        "model": own,
+    }
     return [name for name in QUANTITIES if not left_out.get(name)]
 
 
@@ -160,16 +171,26 @@ def rows(names: Sequence[str], found: Mapping[str, Sequence[Point]]) -> list[Row
     """The sweep as plain numbers for other programs."""
     first, *rest = names
     return [
-        {"quantity": QUANTITIES[first], "value": p.name, **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}), **_row(p)}
-        for panel, points in found.items() for p in points
-    ]  # fmt: skip
+        {
+            "quantity": QUANTITIES[first],
+            "value": p.name,
+            **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}),
+            **_row(p),
+        }
+        for panel, points in found.items()
+        for p in points
+    ]
 
 
 def _row(p: Point) -> dict[str, object]:
     row: dict[str, object] = {"fits": p.fits}
     if p.plan is not None:
         row |= {
-            "step_time_s": p.plan.cost.step_time_s, "tokens_per_s": p.tokens_per_s, "gpus": p.plan.mesh.num_devices,
-            "peak_bytes": p.plan.cost.memory_bytes["peak"], "recipe": recipe.recipe(p.plan), "proven": p.plan.optimal,
-        }  # fmt: skip
+            "step_time_s": p.plan.cost.step_time_s,
+            "tokens_per_s": p.tokens_per_s,
+            "gpus": p.plan.mesh.num_devices,
+            "peak_bytes": p.plan.cost.memory_bytes["peak"],
+            "recipe": recipe.recipe(p.plan),
+            "proven": p.plan.optimal,
+        }
     return {**row, "why": p.why} if p.why else row

@@ -144,9 +144,12 @@ def standing(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
     """The panel's numbers as they stand: of the workload and of the cluster; GB/s one way. No `inter` on one node."""
     inner, *outer = cluster.levels
     found = {
-        "batch": batch, "seq": seq, "nodes": cluster.num_gpus // inner.size, "gpus": inner.size,
+        "batch": batch,
+        "seq": seq,
+        "nodes": cluster.num_gpus // inner.size,
+        "gpus": inner.size,
         "intra": inner.unit_bytes_per_s / 1e9,
-    }  # fmt: skip
+    }
     return found | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
 
 

@@ -118,9 +118,13 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
         )
         st.plotly_chart(
             charts.memory_bars(shown, look, {n: answer.limit_bytes(homes[n]) for n in shown}, held[1] if held else ""),
-            theme=None, config=frame.CHART, key=_memory_key(), on_select=_hold, selection_mode="points",
+            theme=None,
+            config=frame.CHART,
+            key=_memory_key(),
+            on_select=_hold,
+            selection_mode="points",
             alt="Memory per GPU of each plan by kind",
-        )  # fmt: skip
+        )
         st.caption("A click on a part of a bar lists what it is made of.")
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
@@ -129,9 +133,14 @@ def memory_and_traffic(shown: Plans, homes: Mapping[str, Result]) -> None:
             help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
         )
         st.plotly_chart(
-            charts.collectives_bars(shown, look), theme=None, config=frame.CHART, key="collectives", on_select=_light,
-            selection_mode="points", alt="Bytes sent by each plan, by phase, collective and mesh axis",
-        )  # fmt: skip
+            charts.collectives_bars(shown, look),
+            theme=None,
+            config=frame.CHART,
+            key="collectives",
+            on_select=_light,
+            selection_mode="points",
+            alt="Bytes sent by each plan, by phase, collective and mesh axis",
+        )
         st.caption("A click on a bar lets its collective stand out in the step above.")
     if held:
         name, kind = held
@@ -172,10 +181,13 @@ def speeds(shown: Plans, homes: Mapping[str, Result]) -> None:
         times = [units.seconds(s.step_time_s), " to ".join(filter(None, s.between(units.seconds)))]
         body.append(
             [
-                html.escape(words.title(plan)), f"{times[0]} <span class='aside'>{times[1]}</span>",
-                units.whole(s.tokens_per_s_per_gpu), units.percent(s.mfu), *spending.cells(asked, s, home.cluster.num_gpus),
+                html.escape(words.title(plan)),
+                f"{times[0]} <span class='aside'>{times[1]}</span>",
+                units.whole(s.tokens_per_s_per_gpu),
+                units.percent(s.mfu),
+                *spending.cells(asked, s, home.cluster.num_gpus),
             ]
-        )  # fmt: skip
+        )
     with st.container(key="room_speeds", height=HEAD + SPEED_ROW * len(shown), border=False):
         head = ["plan", "step, with its band", "tokens/s per GPU", "utilisation", *spending.head(asked)]
         frame.table(head, body, "how fast each plan trains")

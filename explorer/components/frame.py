@@ -163,8 +163,12 @@ def data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, asked: bool
             st.download_button(
                 f"{what[:1].upper() + what[1:]} as {kind.upper()}",
                 lambda write=write: write([{**first, **row} for row in rows()]),  # type: ignore[misc]
-                file_name=f"{name}.{kind}", mime=mime, on_click="ignore", key=f"data_{file}_{kind}", icon=":material/download:",
-            )  # fmt: skip
+                file_name=f"{name}.{kind}",
+                mime=mime,
+                on_click="ignore",
+                key=f"data_{file}_{kind}",
+                icon=":material/download:",
+            )
 
 
 def file_name(what: str) -> str:

@@ -28,7 +28,7 @@ def canvas(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show
 @st.cache_resource(max_entries=128, show_spinner=False)
 def _canvas(
     request: Request, home: Request, plan_id: str, edit: tuple[str, ...], show: str, _plan: Plan, _home: Result
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """`request` is drawn, `home` is what the plan answers."""
     drawing = state.drawing(request)
     more: dict[str, Any] = {"messages": {}}
@@ -37,10 +37,17 @@ def _canvas(
     if show in ("forward", "backward"):
         more["messages"] = overlay.communication(_plan, drawing, _home.graph)
     return {
-        "key": f"{hash(request)}", "scene": _scene(request), "devices": DEVICES,
-        "overlay": {"split": stripes(_plan, drawing), "stages": stage_marks(_plan, drawing), **more, "words": overlay.legends(_plan)},
+        "key": f"{hash(request)}",
+        "scene": _scene(request),
+        "devices": DEVICES,
+        "overlay": {
+            "split": stripes(_plan, drawing),
+            "stages": stage_marks(_plan, drawing),
+            **more,
+            "words": overlay.legends(_plan),
+        },
         "bare": overlay.without_rule(drawing, _home.unknown_ops),
-    }  # fmt: skip
+    }
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
@@ -79,9 +86,13 @@ def draw(result: Result, plan_id: str, plan: Plan, width: float, height: int) ->
     opened = state.value("open")
     components.graph(
         {
-            **canvas(result, plan_id, plan, state.edit_of(plan_id), state.value("show")), "selected": state.value("node"),
-            "asked": state.asked(), "open": default_open(drawing, width, height - 90) if opened is None else list(opened),
+            **canvas(result, plan_id, plan, state.edit_of(plan_id), state.value("show")),
+            "selected": state.value("node"),
+            "asked": state.asked(),
+            "open": default_open(drawing, width, height - 90) if opened is None else list(opened),
             "show": state.value("show"),
         },
-        key="graph", on_view=viewed, height=height,
-    )  # fmt: skip
+        key="graph",
+        on_view=viewed,
+        height=height,
+    )

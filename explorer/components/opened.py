@@ -51,9 +51,14 @@ def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
         name = next(iter(plans))
         if len(plans) > 1:
             name = st.segmented_control(
-                "Numbers of", list(plans), format_func=lambda n: words.title(plans[n]), default=name, required=True,
-                key=f"opened_plan_{'-'.join(plans)}", wrap=True,
-            )  # fmt: skip
+                "Numbers of",
+                list(plans),
+                format_func=lambda n: words.title(plans[n]),
+                default=name,
+                required=True,
+                key=f"opened_plan_{'-'.join(plans)}",
+                wrap=True,
+            )
         plan, result = plans[name], homes[name]
         for tab, show in zip(
             st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]), (_step, _sent, _memory), strict=True
@@ -111,20 +116,31 @@ def _step(plan: Plan, result: Result) -> None:
     st.dataframe(
         [
             {
-                "operation": w.op, "block": w.block, "copies": w.copies, "forward, ms": w.forward_s * 1e3,
-                "backward, ms": w.backward_s * 1e3, "padding and copies, ms": w.pads_s * 1e3, "all copies, ms": w.total_s * 1e3,
+                "operation": w.op,
+                "block": w.block,
+                "copies": w.copies,
+                "forward, ms": w.forward_s * 1e3,
+                "backward, ms": w.backward_s * 1e3,
+                "padding and copies, ms": w.pads_s * 1e3,
+                "all copies, ms": w.total_s * 1e3,
             }
             for w in work
         ],
-        hide_index=True, height=220, alt="Compute of every operation", column_config=_ms("forward", "backward", "padding", "all copies"),
-    )  # fmt: skip
+        hide_index=True,
+        height=220,
+        alt="Compute of every operation",
+        column_config=_ms("forward", "backward", "padding", "all copies"),
+    )
     waits = parts.waits(plan, result.graph)
     if waits:
         st.markdown("**What the step waits for**, all copies, longest first")
         st.dataframe(
             [{"where": w.where, "block": w.block, "what": w.why, "waited, ms": w.seconds * 1e3} for w in waits],
-            hide_index=True, height=220, alt="Communication that the step waits for", column_config=_ms("waited"),
-        )  # fmt: skip
+            hide_index=True,
+            height=220,
+            alt="Communication that the step waits for",
+            column_config=_ms("waited"),
+        )
 
 
 def _ms(*names: str) -> dict[str, Any]:
@@ -135,11 +151,17 @@ def _sent(plan: Plan, result: Result) -> None:
     """Traffic, down to every collective and the line that its time lies on."""
     rows = [
         [
-            t.phase, html.escape(t.kind), plan.mesh.axis_names[t.axis], units.whole(t.count), units.traffic(t.num_bytes),
-            units.traffic(t.wire_bytes), units.seconds(t.time_s), html.escape(t.algorithm),
+            t.phase,
+            html.escape(t.kind),
+            plan.mesh.axis_names[t.axis],
+            units.whole(t.count),
+            units.traffic(t.num_bytes),
+            units.traffic(t.wire_bytes),
+            units.seconds(t.time_s),
+            html.escape(t.algorithm),
         ]
         for t in plan.cost.traffic
-    ]  # fmt: skip
+    ]
     frame.table(
         ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic"
     )
@@ -155,17 +177,30 @@ def _sent(plan: Plan, result: Result) -> None:
     st.dataframe(
         [
             {
-                "where": s.message.site, "what": s.message.what, "phase": s.message.phase, "collective": s.message.kind,
-                "axis": plan.mesh.axis_names[s.message.axis], "algorithm": s.algorithm, "bytes": s.message.num_bytes,
-                "fixed, ms": s.fixed_s * 1e3, "rate, GB/s": 1e-9 / s.s_per_byte if s.s_per_byte else None,
-                "each, ms": s.each_s * 1e3, "calls": s.message.count, "all, ms": s.message.count * s.each_s * 1e3,
+                "where": s.message.site,
+                "what": s.message.what,
+                "phase": s.message.phase,
+                "collective": s.message.kind,
+                "axis": plan.mesh.axis_names[s.message.axis],
+                "algorithm": s.algorithm,
+                "bytes": s.message.num_bytes,
+                "fixed, ms": s.fixed_s * 1e3,
+                "rate, GB/s": 1e-9 / s.s_per_byte if s.s_per_byte else None,
+                "each, ms": s.each_s * 1e3,
+                "calls": s.message.count,
+                "all, ms": s.message.count * s.each_s * 1e3,
             }
             for s in parts.collectives(plan, result.graph)
         ],
-        hide_index=True, height=260, alt="Every collective with its time",
-        column_config={**_ms("fixed", "each", "all"), "rate, GB/s": st.column_config.NumberColumn(format="%.4g"),
-                       "bytes": st.column_config.NumberColumn(help="of the whole tensor along the axis")},
-    )  # fmt: skip
+        hide_index=True,
+        height=260,
+        alt="Every collective with its time",
+        column_config={
+            **_ms("fixed", "each", "all"),
+            "rate, GB/s": st.column_config.NumberColumn(format="%.4g"),
+            "bytes": st.column_config.NumberColumn(help="of the whole tensor along the axis"),
+        },
+    )
 
 
 def _reserved(found: Reserved) -> str:
@@ -199,16 +234,26 @@ def _memory(plan: Plan, result: Result) -> None:
     st.dataframe(
         [
             {
-                "kind": MEMORY_NAMES[h.kind], "tensor": h.what, "block": h.block, "whole shape": units.shape(h.shape) if h.dtype else "",
-                "dtype": h.dtype, "placement": h.placement, "bytes on one GPU": h.num_bytes,
-                "copies": h.copies, "all copies, MiB": h.total_bytes / 2**20,
+                "kind": MEMORY_NAMES[h.kind],
+                "tensor": h.what,
+                "block": h.block,
+                "whole shape": units.shape(h.shape) if h.dtype else "",
+                "dtype": h.dtype,
+                "placement": h.placement,
+                "bytes on one GPU": h.num_bytes,
+                "copies": h.copies,
+                "all copies, MiB": h.total_bytes / 2**20,
             }
             for h in tensors_at_peak(plan.blocks, result.graph, cost_model_of(plan))
         ],
-        hide_index=True, height=300, alt="Every tensor that one GPU holds at the peak",
+        hide_index=True,
+        height=300,
+        alt="Every tensor that one GPU holds at the peak",
         column_config={
             "tensor": st.column_config.TextColumn(width=320),
-            "placement": st.column_config.TextColumn(help=f"One letter per mesh axis: {', '.join(plan.mesh.axis_names)}"),
+            "placement": st.column_config.TextColumn(
+                help=f"One letter per mesh axis: {', '.join(plan.mesh.axis_names)}"
+            ),
             "all copies, MiB": st.column_config.NumberColumn(format="%.4g"),
         },
-    )  # fmt: skip
+    )

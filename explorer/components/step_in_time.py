@@ -31,8 +31,9 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     titled = {words.title(p): p for p in shown.values()}
     steps = {
         words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
-        for n, p in shown.items() if not p.pipeline
-    }  # fmt: skip
+        for n, p in shown.items()
+        if not p.pipeline
+    }
     st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
     if steps:
         st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
@@ -53,10 +54,16 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
     with st.container(horizontal=True):
         frame.data("the work of these steps", "steps", lambda: rows.works(steps, titled))
         st.download_button(
-            "Chrome trace", lambda: json.dumps(_trace(steps, titled)), file_name="steps.trace.json", mime="application/json",
-            on_click="ignore", key="trace", type="tertiary", icon=":material/download:",
+            "Chrome trace",
+            lambda: json.dumps(_trace(steps, titled)),
+            file_name="steps.trace.json",
+            mime="application/json",
+            on_click="ignore",
+            key="trace",
+            type="tertiary",
+            icon=":material/download:",
             help="For Perfetto: a process a plan, a thread a stream or a rank of the pipeline",
-        )  # fmt: skip
+        )
 
 
 def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:

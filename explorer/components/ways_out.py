@@ -92,8 +92,10 @@ def _takes(result: Result) -> str:
     s = speed_of(plan, model_flops(result.graph), result.cluster)
     parts = [
         f"{units.memory(plan.cost.memory_bytes['peak'])} of {units.memory(answer.limit_bytes(result))}",
-        f"{units.seconds(s.step_time_s)} a step", f"{units.significant(s.tokens_per_s_per_gpu)} tokens/s on each GPU", recipe.layout(plan),
-    ]  # fmt: skip
+        f"{units.seconds(s.step_time_s)} a step",
+        f"{units.significant(s.tokens_per_s_per_gpu)} tokens/s on each GPU",
+        recipe.layout(plan),
+    ]
     tokens = state.value("tokens")
     if tokens is not None:
         run = Budget(tokens, state.value("price")).to_json(s, result.cluster.num_gpus)

@@ -93,9 +93,14 @@ def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> N
     for k, size in enumerate(capacities):
         figure.add_shape(type="line", x0=size / GIB, x1=size / GIB, y0=k - 0.46, y1=k + 0.46, line=line)
         figure.add_annotation(
-            x=size / GIB, y=k - 0.46, text=f"{LIMIT} {units.memory(size)}", yanchor="bottom", yshift=-3, showarrow=False,
+            x=size / GIB,
+            y=k - 0.46,
+            text=f"{LIMIT} {units.memory(size)}",
+            yanchor="bottom",
+            yshift=-3,
+            showarrow=False,
             font={"size": 12.5},
-        )  # fmt: skip
+        )
     figure.update_layout(bargap=0.5)  # room for the words between the bars
 
 

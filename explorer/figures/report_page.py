@@ -53,9 +53,13 @@ def how_sure() -> str:
 
 
 def report(
-    shown: Mapping[str, Plan], result: Result, now: datetime, graphs: Mapping[str, Graph] | None = None,
-    limits: Mapping[str, int] | None = None, budget: Budget | None = None,
-) -> str:  # fmt: skip
+    shown: Mapping[str, Plan],
+    result: Result,
+    now: datetime,
+    graphs: Mapping[str, Graph] | None = None,
+    limits: Mapping[str, int] | None = None,
+    budget: Budget | None = None,
+) -> str:
     """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`, and
     `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs. `budget`: the tokens to
     train on."""
@@ -66,7 +70,8 @@ def report(
     fill = {
         "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
         "headline": html.escape(words.headline(first, against) if others else f"{words.describe(first)}."),
-        "workload": html.escape(_workload(first)), "name": html.escape(words.title(first)),
+        "workload": html.escape(_workload(first)),
+        "name": html.escape(words.title(first)),
         "plans": _plans(plans.values()) + _speeds(plans, graphs, budget),
         "described": "".join(
             f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
@@ -75,13 +80,16 @@ def report(
         "ranks": " ".join(stages_told(p) for p in plans.values() if p.pipeline)
         or f"All {first.num_gpus} GPUs do the same; the lane “compute” adds up to the step.",
         "memory": print_figures.memory(plans, limits or dict.fromkeys(plans, limit_bytes(result))),
-        "traffic": _traffic(first), "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
-        "links": html.escape(_links(first)), "placements": _placements(plans, graphs),
-        "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)), "facts": _facts(first, result),
+        "traffic": _traffic(first),
+        "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
+        "links": html.escape(_links(first)),
+        "placements": _placements(plans, graphs),
+        "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)),
+        "facts": _facts(first, result),
         "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
         "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
         "css": style("report"),
-    }  # fmt: skip
+    }
     return filled("report", fill)
 
 
@@ -149,11 +157,20 @@ def _plans(plans: Iterable[Plan]) -> str:
     rows = []
     for p in plans:
         c = p.cost
-        rows.append([
-            words.title(p), words.laid_out(p), units.seconds(c.step_time_s), units.seconds(c.compute_time_s),
-            units.seconds(c.exposed_comm_time_s), units.seconds(c.comm_time_s), units.traffic(sent_per_gpu(p)),
-            units.memory(c.memory_bytes["peak"]), "yes" if p.fits else "no", "yes" if p.optimal else "no",
-        ])  # fmt: skip
+        rows.append(
+            [
+                words.title(p),
+                words.laid_out(p),
+                units.seconds(c.step_time_s),
+                units.seconds(c.compute_time_s),
+                units.seconds(c.exposed_comm_time_s),
+                units.seconds(c.comm_time_s),
+                units.traffic(sent_per_gpu(p)),
+                units.memory(c.memory_bytes["peak"]),
+                "yes" if p.fits else "no",
+                "yes" if p.optimal else "no",
+            ]
+        )
     return _table(head, rows)
 
 
@@ -163,25 +180,44 @@ def _speeds(plans: Mapping[str, Plan], graphs: Mapping[str, Graph], budget: Budg
     for name, p in plans.items():
         cluster = topology.cluster_of(p)
         s = speed_of(p, model_flops(graphs[name]), cluster)
-        rows.append([
-            words.title(p), " to ".join(filter(None, s.between(units.seconds))), units.whole(s.tokens_per_s_per_gpu),
-            units.percent(s.mfu), *spending.cells(budget, s, cluster.num_gpus),
-        ])  # fmt: skip
+        rows.append(
+            [
+                words.title(p),
+                " to ".join(filter(None, s.between(units.seconds))),
+                units.whole(s.tokens_per_s_per_gpu),
+                units.percent(s.mfu),
+                *spending.cells(budget, s, cluster.num_gpus),
+            ]
+        )
     return _table(head, rows)
 
 
 def _traffic(plan: Plan) -> str:
     def row(t: Traffic) -> list[str]:
         return [
-            t.phase, t.kind, plan.mesh.axis_names[t.axis], t.algorithm, units.whole(t.count), units.traffic(t.num_bytes),
-            units.traffic(t.wire_bytes), units.seconds(t.time_s),
-        ]  # fmt: skip
+            t.phase,
+            t.kind,
+            plan.mesh.axis_names[t.axis],
+            t.algorithm,
+            units.whole(t.count),
+            units.traffic(t.num_bytes),
+            units.traffic(t.wire_bytes),
+            units.seconds(t.time_s),
+        ]
 
     sent = [t for t in plan.cost.traffic if t.wire_bytes]
     if not sent:
         return "<p>Nothing is sent.</p>"
-    total = ["sum", "", "", "", units.whole(sum(t.count for t in sent)), "", units.traffic(sum(t.wire_bytes for t in sent)),
-             units.seconds(plan.cost.comm_time_s)]  # fmt: skip
+    total = [
+        "sum",
+        "",
+        "",
+        "",
+        units.whole(sum(t.count for t in sent)),
+        "",
+        units.traffic(sum(t.wire_bytes for t in sent)),
+        units.seconds(plan.cost.comm_time_s),
+    ]
     return _table(
         ["phase", "collective", "axis", "mostly by", "calls", "tensors", "sent", "time"], [*map(row, sent), total]
     )
@@ -217,12 +253,15 @@ def _facts(plan: Plan, result: Result) -> str:
     rate = gpu.flops_per_s(str(plan.workload["dtype"])) / 1e12
     blocks = ", ".join(f"{name} ×{n}" for name, n in graph.num_repeats.items()) or "none"
     rows = [
-        ["model", f"{graph.name}, {units.count(graph.num_params)} parameters, {units.whole(graph.num_ops)} ops, from {graph.source}"],
+        [
+            "model",
+            f"{graph.name}, {units.count(graph.num_params)} parameters, {units.whole(graph.num_ops)} ops, from {graph.source}",
+        ],
         ["repeated blocks", blocks],
         ["loss", graph.loss],
         ["cluster", result.cluster.description or result.cluster.name],
         ["GPU", f"{gpu.name}, {units.memory(gpu.memory_bytes)}, {rate:.0f} TFLOP/s reachable"],
         ["training", _workload(plan)],
         ["ZeRO", STAGE_NAMES[plan.workload["zero"]]],
-    ]  # fmt: skip
+    ]
     return _table(["", ""], rows).replace('<thead><tr><th scope="col"></th><th scope="col"></th></tr></thead>', "")

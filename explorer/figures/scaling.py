@@ -73,28 +73,38 @@ def _limits(figure: go.Figure, points: Sequence[Point], limits: Mapping[str, int
     """A dashed line at the memory that plans may take."""
     names = [p.name for p in points if p.plan is not None]
     figure.add_scatter(
-        x=names, y=[limits[n] / units.GIB for n in names], mode="lines", hovertemplate=f"{LIMIT} %{{y:.4g}} GiB<extra></extra>",
+        x=names,
+        y=[limits[n] / units.GIB for n in names],
+        mode="lines",
+        hovertemplate=f"{LIMIT} %{{y:.4g}} GiB<extra></extra>",
         line={"color": theme.text, "width": 1.5, "dash": "dash", "shape": "hvh"},
-    )  # fmt: skip
+    )
 
 
 def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: str, theme: Theme) -> go.Figure:
     known = [(p, p.plan) for p in points if p.plan is not None]
     figure = go.Figure()
     figure.add_scatter(
-        x=[p.name for p, _ in known], y=ys, mode="markers" if quantity in UNORDERED else "lines+markers",
+        x=[p.name for p, _ in known],
+        y=ys,
+        mode="markers" if quantity in UNORDERED else "lines+markers",
         hovertext=[f"{p.name}: {recipe.recipe(plan)}" + ("" if plan.fits else ", does not fit") for p, plan in known],
-        hovertemplate="%{hovertext}<br>%{y:.4g}<extra></extra>", line={"color": theme.muted, "width": 1.5},
+        hovertemplate="%{hovertext}<br>%{y:.4g}<extra></extra>",
+        line={"color": theme.muted, "width": 1.5},
         marker={
-            "size": 10, "color": [COMPUTE if p.fits else COMMUNICATION for p, _ in known],
+            "size": 10,
+            "color": [COMPUTE if p.fits else COMMUNICATION for p, _ in known],
             "symbol": ["circle" if p.fits else "x" for p, _ in known],
         },
-    )  # fmt: skip
+    )
     at = [(p.name, y) for (p, _), y in zip(known, ys, strict=True) if p.name == here]
     figure.add_scatter(
-        x=[n for n, _ in at], y=[y for _, y in at], mode="markers", hoverinfo="skip",
+        x=[n for n, _ in at],
+        y=[y for _, y in at],
+        mode="markers",
+        hoverinfo="skip",
         marker={"size": 18, "symbol": "circle-open", "color": theme.text, "line": {"width": 2}},
-    )  # fmt: skip
+    )
     style(figure, theme, 270)
     figure.update_xaxes(
         type="category", categoryorder="array", categoryarray=[p.name for p in points], title_text=quantity

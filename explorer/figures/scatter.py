@@ -46,9 +46,15 @@ MANY = 20_000
 
 
 def plans_scatter(
-    plans: Mapping[str, Plan], chosen: str, baselines: Sequence[str], capacity_bytes: int, theme: Theme,
-    axis: str = "communication", all_plans: Mapping[str, Plan] | None = None, marked: Sequence[str] = (),
-) -> go.Figure:  # fmt: skip
+    plans: Mapping[str, Plan],
+    chosen: str,
+    baselines: Sequence[str],
+    capacity_bytes: int,
+    theme: Theme,
+    axis: str = "communication",
+    all_plans: Mapping[str, Plan] | None = None,
+    marked: Sequence[str] = (),
+) -> go.Figure:
     """Whole-model plans: time against memory per GPU, the GPU's memory as a line. The chosen one has a ring, those that
     tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes, so that they stand still while plans are
     filtered."""
@@ -87,9 +93,14 @@ def _where(plan: Plan, axis: str) -> tuple[float, float]:
 
 
 def _plan_points(
-    figure: go.Figure, plans: Mapping[str, Plan], ends: Mapping[str, tuple[float, float]], name: str, symbol: str,
-    colour: str, theme: Theme,
-) -> None:  # fmt: skip
+    figure: go.Figure,
+    plans: Mapping[str, Plan],
+    ends: Mapping[str, tuple[float, float]],
+    name: str,
+    symbol: str,
+    colour: str,
+    theme: Theme,
+) -> None:
     figure.add_scatter(
         x=[ends[n][0] for n in plans],
         y=[ends[n][1] for n in plans],
@@ -106,9 +117,13 @@ def _plan_points(
 
 
 def _rings(
-    figure: go.Figure, ends: Sequence[tuple[float, float]], name: str, size: tuple[float, float], colour: str,
+    figure: go.Figure,
+    ends: Sequence[tuple[float, float]],
+    name: str,
+    size: tuple[float, float],
+    colour: str,
     symbol: str = "circle-open",
-) -> None:  # fmt: skip
+) -> None:
     """Open marks around points, of a diameter and a line's width: what is chosen, what ties, what is marked elsewhere."""
     figure.add_scatter(
         x=[x for x, _ in ends],
@@ -122,9 +137,13 @@ def _rings(
 
 
 def _names(
-    figure: go.Figure, plans: Mapping[str, Plan], ends: Sequence[tuple[float, float]], limit: float, size: tuple[float, float],
+    figure: go.Figure,
+    plans: Mapping[str, Plan],
+    ends: Sequence[tuple[float, float]],
+    limit: float,
+    size: tuple[float, float],
     theme: Theme,
-) -> None:  # fmt: skip
+) -> None:
     """The plans' names beside their marks: a set for wide windows and a set for narrow ones, of which the style sheet shows one.
     `limit`: GiB of memory that a plan may take, where a line lies with its words. `size`: the ends of both axes."""
     names = [title(p) for p in plans.values()]
@@ -141,10 +160,21 @@ def _name(
     figure: go.Figure, end: tuple[float, float], name: str, place: tuple[float, float], mark: float, theme: Theme
 ) -> None:
     figure.add_annotation(
-        x=end[0], y=end[1], ax=place[0], ay=place[1], text=_escape(name), xanchor="left", align="left", opacity=mark,
-        font={"size": 12.5, "color": theme.text}, bgcolor=theme.surface, showarrow=True, arrowhead=0, arrowwidth=1,
+        x=end[0],
+        y=end[1],
+        ax=place[0],
+        ay=place[1],
+        text=_escape(name),
+        xanchor="left",
+        align="left",
+        opacity=mark,
+        font={"size": 12.5, "color": theme.text},
+        bgcolor=theme.surface,
+        showarrow=True,
+        arrowhead=0,
+        arrowwidth=1,
         arrowcolor=theme.faint if place[1] else "rgba(0,0,0,0)",
-    )  # fmt: skip
+    )
 
 
 def plan_hover(plan: Plan) -> str:
@@ -165,9 +195,17 @@ def _escape(text: str) -> str:
 
 
 def candidates_scatter(
-    found: Candidates, picked: int | None, capacity_bytes: int, theme: Theme, *, keep: Bools | None = None,
-    region: Sequence[str] = (), same: int | None = None, by: str = "", like: Sequence[int] = (),
-) -> go.Figure:  # fmt: skip
+    found: Candidates,
+    picked: int | None,
+    capacity_bytes: int,
+    theme: Theme,
+    *,
+    keep: Bools | None = None,
+    region: Sequence[str] = (),
+    same: int | None = None,
+    by: str = "",
+    like: Sequence[int] = (),
+) -> go.Figure:
     """Every assignment of a block's matrices as a plan of the whole model (those in `keep`), the front of those that no
     other beats in both, and the GPU's memory. `region` is the marked one, `same` what the chosen plan does, `like` what plans do
     that are marked in their own chart. `by` names a weight: colours and symbols then tell how each candidate places it."""
@@ -178,11 +216,15 @@ def candidates_scatter(
     figure = go.Figure()
     _all_marks(figure, found, keep, by, theme)
     figure.add_scattergl(
-        x=x[front].astype(np.float32), y=y[front].astype(np.float32), mode="lines+markers",
-        name="front: none is better in both", customdata=front.astype(np.int32),
-        marker={"size": 9, "color": COMPUTE}, line={"width": 1.2, "color": COMPUTE},
+        x=x[front].astype(np.float32),
+        y=y[front].astype(np.float32),
+        mode="lines+markers",
+        name="front: none is better in both",
+        customdata=front.astype(np.int32),
+        marker={"size": 9, "color": COMPUTE},
+        line={"width": 1.2, "color": COMPUTE},
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
-    )  # fmt: skip
+    )
     if same is not None and keep[same]:
         _mark(figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme)
     others = [i for i in dict.fromkeys(like) if keep[i]]
@@ -193,9 +235,13 @@ def candidates_scatter(
     if region:
         ends = [float(v) for v in (*region, *region[:2])]
         figure.add_scatter(
-            x=ends[::2], y=ends[1::2], mode="lines", name="marked", hoverinfo="skip",
+            x=ends[::2],
+            y=ends[1::2],
+            mode="lines",
+            name="marked",
+            hoverinfo="skip",
             line={"width": 1.5, "dash": "dot", "color": theme.text},
-        )  # fmt: skip
+        )
     capacity_line(figure, capacity_bytes, theme)
     figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
     figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
@@ -229,14 +275,23 @@ def _marks(
     counts = drawn.count[some]
     several = counts.max(initial=1) > 1
     figure.add_scattergl(
-        x=drawn.x_ms[some], y=drawn.y_gib[some], mode="markers", name=name, customdata=drawn.first[some],
+        x=drawn.x_ms[some],
+        y=drawn.y_gib[some],
+        mode="markers",
+        name=name,
+        customdata=drawn.first[some],
         text=counts if several else None,
         marker={
-            "symbol": look[0], "size": 5 if len(drawn.first) <= MANY else 4, "color": look[1], "opacity": opacity, "line": {"width": 0},
+            "symbol": look[0],
+            "size": 5 if len(drawn.first) <= MANY else 4,
+            "color": look[1],
+            "opacity": opacity,
+            "line": {"width": 0},
         },
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>"
-        + ("%{text} cost this" if several else "candidate") + "</extra>",
-    )  # fmt: skip
+        + ("%{text} cost this" if several else "candidate")
+        + "</extra>",
+    )
 
 
 def _of_letter(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
@@ -250,8 +305,13 @@ def _mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, o
     """Open marks around one candidate or several."""
     x, y = np.atleast_1d(at[0]), np.atleast_1d(at[1])
     figure.add_scatter(
-        x=x, y=y, mode="markers", name=name, hoverinfo="skip", marker={**marker, "color": theme.text, "line": {"width": 2}},
-    )  # fmt: skip
+        x=x,
+        y=y,
+        mode="markers",
+        name=name,
+        hoverinfo="skip",
+        marker={**marker, "color": theme.text, "line": {"width": 2}},
+    )
 
 
 # --- published runs -----------------------------------------------------------------------------------
@@ -274,9 +334,13 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
     low, high = (min(ends, default=0.1) / 1.3, max(ends, default=1.0) * 1.3)
     for factor, dash in ((1.0, "solid"), (1 + NEAR, "dot"), (1 - NEAR, "dot")):
         figure.add_scatter(
-            x=[low, high], y=[low * factor, high * factor], mode="lines", hoverinfo="skip", showlegend=False,
+            x=[low, high],
+            y=[low * factor, high * factor],
+            mode="lines",
+            hoverinfo="skip",
+            showlegend=False,
             line={"color": theme.muted, "width": 1.2, "dash": dash},
-        )  # fmt: skip
+        )
     _runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
     figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
@@ -289,15 +353,23 @@ def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
     ends = [t.measured for fit in fits for t in fit.timings]
     low, high = min(ends) / 1.5, max(ends) * 1.5
     figure.add_scatter(
-        x=[low, high], y=[low, high], mode="lines", hoverinfo="skip", showlegend=False, line={"color": theme.muted, "width": 1.2}
-    )  # fmt: skip
+        x=[low, high],
+        y=[low, high],
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        line={"color": theme.muted, "width": 1.2},
+    )
     for fit, symbol in zip(fits, SYMBOLS, strict=False):
         for name, colour, at in (("before", COMMUNICATION, 1), ("after", COMPUTE, 2)):
             figure.add_scatter(
-                x=[t.measured for t in fit.timings], y=[t[at] for t in fit.timings], mode="markers", name=f"{fit.group}, {name}",
+                x=[t.measured for t in fit.timings],
+                y=[t[at] for t in fit.timings],
+                mode="markers",
+                name=f"{fit.group}, {name}",
                 marker={"symbol": symbol + ("-open" if name == "before" else ""), "size": 9, "color": colour},
                 hovertemplate="measured %{x:.3s}s, predicted %{y:.3s}s<extra></extra>",
-            )  # fmt: skip
+            )
     figure.update_xaxes(title="measured, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted, s", type="log", dtick=1)
     return style(figure, theme, 420)
@@ -316,20 +388,33 @@ def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) ->
 
 
 def _runs(
-    figure: go.Figure, runs: Sequence[PublishedRun], ys: Sequence[float], xs: Sequence[float], left_out: str, theme: Theme
-) -> None:  # fmt: skip
+    figure: go.Figure,
+    runs: Sequence[PublishedRun],
+    ys: Sequence[float],
+    xs: Sequence[float],
+    left_out: str,
+    theme: Theme,
+) -> None:
     gpus = sorted({r.gpu for r in (*published_runs(), *own_runs())})
     for family, colour in FAMILY_COLOURS.items():
         mine = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
         figure.add_scatter(
-            x=[xs[i] for i in mine], y=[ys[i] for i in mine], mode="markers", name=family, showlegend=False,
-            customdata=[runs[i].id for i in mine], hovertemplate="%{hovertext}<extra></extra>",
+            x=[xs[i] for i in mine],
+            y=[ys[i] for i in mine],
+            mode="markers",
+            name=family,
+            showlegend=False,
+            customdata=[runs[i].id for i in mine],
+            hovertemplate="%{hovertext}<extra></extra>",
             hovertext=[_run_hover(runs[i], left_out) for i in mine],
             marker={
-                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in mine], "size": 9, "color": colour,
-                "opacity": 0.85, "line": {"width": 1, "color": theme.surface},
+                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in mine],
+                "size": 9,
+                "color": colour,
+                "opacity": 0.85,
+                "line": {"width": 1, "color": theme.surface},
             },
-        )  # fmt: skip
+        )
     _keys(figure, runs, gpus, theme)
 
 
@@ -346,8 +431,9 @@ def _keys(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], 
 
 def _run_hover(r: PublishedRun, left_out: str) -> str:
     lines = (
-        f"<b>{_escape(r.model)} on {r.gpus} × {_escape(r.gpu)}</b>", f"{_escape(r.layout)}; {_escape(r.workload)}",
+        f"<b>{_escape(r.model)} on {r.gpus} × {_escape(r.gpu)}</b>",
+        f"{_escape(r.layout)}; {_escape(r.workload)}",
         f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({units.change(r.error(left_out))})",
         _escape(r.source),
-    )  # fmt: skip
+    )
     return "<br>".join(lines)

@@ -65,8 +65,11 @@ def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
 
 
 WHERE = {
-    MessageSource.RESULT: "after", MessageSource.OPERAND: "before", MessageSource.WEIGHT: "weight", MessageSource.INSIDE: "weight",
-}  # fmt: skip
+    MessageSource.RESULT: "after",
+    MessageSource.OPERAND: "before",
+    MessageSource.WEIGHT: "weight",
+    MessageSource.INSIDE: "weight",
+}
 """Where a message is drawn at its node."""
 
 

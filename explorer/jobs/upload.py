@@ -39,8 +39,9 @@ FIELDS = (
     ("layers", ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")),
     ("wide", ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")),
     ("heads", ("num_attention_heads", "n_head", "n_heads", "num_heads")),
-    ("experts", ("num_local_experts", "num_experts", "n_routed_experts")), ("words", ("vocab_size",)),
-)  # fmt: skip
+    ("experts", ("num_local_experts", "num_experts", "n_routed_experts")),
+    ("words", ("vocab_size",)),
+)
 """What a config says of its model's size, by the names that models give it."""
 
 OWN = "your own model"
@@ -165,9 +166,14 @@ def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[
     start = time.monotonic()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            command, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+            command,
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
         try:
             while child.poll() is None:
                 taken = time.monotonic() - start

@@ -79,9 +79,17 @@ def read_lesson(
     terms = tuple((m[1], m[2]) for line in parts["Words"].splitlines() if (m := TERM.match(line)))
     front["link"] = tuple(front["link"])
     return Lesson(
-        **front, text=_paragraphs(parts[""]), terms=terms, controls=controls, scene=scene, question=ask,
-        code=_code(parts["PyTorch"]), focus=focus, cases=cases, block=block,
-    )  # fmt: skip
+        **front,
+        text=_paragraphs(parts[""]),
+        terms=terms,
+        controls=controls,
+        scene=scene,
+        question=ask,
+        code=_code(parts["PyTorch"]),
+        focus=focus,
+        cases=cases,
+        block=block,
+    )
 
 
 def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:

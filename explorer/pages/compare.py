@@ -31,10 +31,16 @@ def choose(plans: dict[str, Plan], current: dict[str, Plan]) -> None:
     now = list(current)
     widget = state.shown("w_compare", now)
     st.multiselect(
-        "Plans", list(plans), default=now, format_func=lambda n: frame.option(plans[n]), key=widget,
-        max_selections=settings.MAX_COMPARED, help=glossary.PLAN_WORDS, label_visibility="collapsed",
+        "Plans",
+        list(plans),
+        default=now,
+        format_func=lambda n: frame.option(plans[n]),
+        key=widget,
+        max_selections=settings.MAX_COMPARED,
+        help=glossary.PLAN_WORDS,
+        label_visibility="collapsed",
         on_change=lambda: state.change(compare=tuple(st.session_state[widget])),
-    )  # fmt: skip
+    )
 
 
 def page() -> None:

@@ -129,9 +129,11 @@ def rail(lesson: Lesson) -> None:
         links.append({**named, "query": query, "state": mark, "done": here["right"]})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(
-            links, forgotten=st.session_state.get("learn_forgotten", 0), key="lessons",
+            links,
+            forgotten=st.session_state.get("learn_forgotten", 0),
+            key="lessons",
             on_go=lambda: go(int(st.session_state["lessons"]["go"] or lesson.number)),
-        )  # fmt: skip
+        )
         st.button("Contents", key="w_contents", type="tertiary", icon=":material/toc:", on_click=go, args=(0,))
 
 
@@ -169,9 +171,15 @@ def scrubber(lesson: Lesson, scene: Scene) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom", key="scrubber"):
         st.button("Back", key="w_back", on_click=turn, args=(lesson, scene, -1), disabled=here["step"] == 0)
         st.slider(
-            "Step", 1, steps, key=widget, on_change=turn, args=(lesson, scene), format=f"%d of {steps}",
+            "Step",
+            1,
+            steps,
+            key=widget,
+            on_change=turn,
+            args=(lesson, scene),
+            format=f"%d of {steps}",
             label_visibility="collapsed",
-        )  # fmt: skip
+        )
         if here["step"] == steps - 1 and lesson.number < len(LESSONS):
             st.button("Next lesson", key="w_onward", on_click=_onward, args=(lesson.number + 1,), type="primary")
             return
@@ -276,9 +284,14 @@ def way_on(lesson: Lesson) -> None:
     # The file is made after this script has ended, when there is no session to read: what it needs is taken now.
     who, here = learner(), dict(place(lesson)["values"])
     st.download_button(
-        "Download this lesson as one HTML page", lambda: export.page(lesson, who, here), file_name=export.file_name(lesson),
-        mime="text/html", on_click="ignore", icon=":material/download:", type="tertiary",
-    )  # fmt: skip
+        "Download this lesson as one HTML page",
+        lambda: export.page(lesson, who, here),
+        file_name=export.file_name(lesson),
+        mime="text/html",
+        on_click="ignore",
+        icon=":material/download:",
+        type="tertiary",
+    )
 
 
 def code_of_block(lesson: Lesson) -> None:

@@ -35,9 +35,16 @@ def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
             now = [v for v in state.value(key) if v in named]
             widget = state.shown(f"w_{key}", now)
             st.multiselect(
-                label, list(named), default=now, format_func=named.__getitem__, key=widget, placeholder="all", width=260,
-                on_change=_take, args=(key, widget),
-            )  # fmt: skip
+                label,
+                list(named),
+                default=now,
+                format_func=named.__getitem__,
+                key=widget,
+                placeholder="all",
+                width=260,
+                on_change=_take,
+                args=(key, widget),
+            )
             chosen = {v for v in state.value(key) if v in named}
             passing = [r for r in passing if not chosen or frame.slug(of(r)) in chosen]
     return passing
@@ -51,12 +58,18 @@ def left_out() -> str:
     """The control: which runs the constants that predict a run have not seen."""
     widget = state.shown("w_left_out", state.value("left_out"))
     st.segmented_control(
-        "Constants fitted to", list(FITS), default=state.value("left_out"),
-        format_func=FITS.__getitem__, key=widget, required=True, wrap=True,
-        on_change=state.from_widget, args=("left_out", widget),
+        "Constants fitted to",
+        list(FITS),
+        default=state.value("left_out"),
+        format_func=FITS.__getitem__,
+        key=widget,
+        required=True,
+        wrap=True,
+        on_change=state.from_widget,
+        args=("left_out", widget),
         help="A prediction is honest where the constants have not seen the run. A group: the same source, model, GPU, layout and "
         "recomputation.",
-    )  # fmt: skip
+    )
     return LEFT_OUT[list(FITS).index(state.value("left_out"))]
 
 
@@ -94,9 +107,14 @@ def charts(runs: Sequence[PublishedRun], out: str) -> None:
         with column:
             st.markdown(f"**{title}**")
             st.plotly_chart(
-                figure(runs, out, frame.theme()), theme=None, config=frame.CHART, key=key, selection_mode="points",
-                on_select=lambda key=key: _pick(key), alt=f"{title} of {len(runs)} runs; the table below holds the numbers",
-            )  # fmt: skip
+                figure(runs, out, frame.theme()),
+                theme=None,
+                config=frame.CHART,
+                key=key,
+                selection_mode="points",
+                on_select=lambda key=key: _pick(key),
+                alt=f"{title} of {len(runs)} runs; the table below holds the numbers",
+            )
 
 
 def _pick(key: str) -> None:
@@ -126,11 +144,18 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
     """Every run, the furthest off first."""
     rows = [
         {
-            "model": r.model, "GPU": r.gpu, "GPUs": r.gpus, "layout": r.layout, "measured, s": r.measured_s,
-            "predicted, s": r.seconds[out], "error, %": 100 * r.error(out), "work": r.workload, "source": f"{r.source}: {r.reference}",
+            "model": r.model,
+            "GPU": r.gpu,
+            "GPUs": r.gpus,
+            "layout": r.layout,
+            "measured, s": r.measured_s,
+            "predicted, s": r.seconds[out],
+            "error, %": 100 * r.error(out),
+            "work": r.workload,
+            "source": f"{r.source}: {r.reference}",
         }
         for r in sorted(runs, key=lambda r: -abs(r.error(out)))
-    ]  # fmt: skip
+    ]
     number = st.column_config.NumberColumn
     columns = {
         "measured, s": number(format="%.3g"),
@@ -151,21 +176,28 @@ def calibrated() -> None:
     st.markdown("**Your cluster, before and after its calibration**")
     rows = [
         {
-            "what": f.group, "timings": f.before.rows, "source": f.source, "median off before, %": 100 * f.before.median,
-            "after, %": 100 * f.after.median, "nine in ten before, %": 100 * f.before.nine_in_ten,
+            "what": f.group,
+            "timings": f.before.rows,
+            "source": f.source,
+            "median off before, %": 100 * f.before.median,
+            "after, %": 100 * f.after.median,
+            "nine in ten before, %": 100 * f.before.nine_in_ten,
             "nine in ten after, %": 100 * f.after.nine_in_ten,
         }
         for f in fits
-    ]  # fmt: skip
+    ]
     number = st.column_config.NumberColumn(format="%.1f")
     columns = {name: number for name in rows[0] if name.endswith("%")}
     st.dataframe(
         rows, hide_index=True, row_height=34, column_config=columns, alt="The fits of your cluster’s calibration"
     )
     st.plotly_chart(
-        scatter.calibrated_scatter(fits, frame.theme()), theme=None, config=frame.CHART, key="calibrated_scatter",
+        scatter.calibrated_scatter(fits, frame.theme()),
+        theme=None,
+        config=frame.CHART,
+        key="calibrated_scatter",
         alt="Predicted against measured timings of your cluster, before and after its calibration",
-    )  # fmt: skip
+    )
 
 
 def page() -> None:

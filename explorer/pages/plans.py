@@ -22,9 +22,16 @@ def page() -> None:
     plans = {**stated.beside(state.with_pinned(state.plan_ids(result.plans)), result), **found}
     widget = state.shown("w_tab", state.value("tab"))
     st.segmented_control(
-        "Part of the page", list(settings.TABS), default=state.value("tab"), format_func=lambda t: settings.TABS[t], key=widget,
-        required=True, label_visibility="collapsed", on_change=state.from_widget, args=("tab", widget),
-    )  # fmt: skip
+        "Part of the page",
+        list(settings.TABS),
+        default=state.value("tab"),
+        format_func=lambda t: settings.TABS[t],
+        key=widget,
+        required=True,
+        label_visibility="collapsed",
+        on_change=state.from_widget,
+        args=("tab", widget),
+    )
     chosen, plan = state.chosen(plans, result)
     if state.value("tab") == "block":
         candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))

@@ -52,8 +52,13 @@ def files(who: Learner) -> None:
     with st.container(horizontal=True, key="kit"):
         for label, name, mime, make in kinds:
             st.download_button(
-                label, partial(make, LESSONS, who), file_name=name, mime=mime, on_click="ignore", icon=":material/download:"
-            )  # fmt: skip
+                label,
+                partial(make, LESSONS, who),
+                file_name=name,
+                mime=mime,
+                on_click="ignore",
+                icon=":material/download:",
+            )
     st.caption(
         "All files work without a server. Each exercise stands with its case, most with variants in other numbers; a student saves "
         "what was typed as a file. The keys open such files, mark them, and say what each mistake means; in the zip they lie with the "

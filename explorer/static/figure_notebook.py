@@ -25,8 +25,10 @@ plans = go.Figure(layout={"xaxis_title": "step time, ms", "yaxis_title": "memory
 plans.add_scatter(
     x=[plan.cost.step_time_s * 1e3 for plan in result.plans],
     y=[plan.cost.memory_bytes["peak"] / GIB for plan in result.plans],
-    text=[plan.name for plan in result.plans], mode="markers+text", textposition="top center",
-)  # fmt: skip
+    text=[plan.name for plan in result.plans],
+    mode="markers+text",
+    textposition="top center",
+)
 plans.show()
 for found in result.candidates:
     title = {"text": f"every candidate of {found.block}"}

@@ -11,9 +11,25 @@ from planner_core.core import Cluster
 from planner_core.planning import Request
 
 OPTIONS = (
-    "cluster", "mesh", "batch", "seq", "layers", "dtype", "optimizer", "zero", "accumulate", "recompute", "precision", "method",
-    "objective", "tool", "memory_gb", "layout", "chunks", "offload",
-)  # fmt: skip
+    "cluster",
+    "mesh",
+    "batch",
+    "seq",
+    "layers",
+    "dtype",
+    "optimizer",
+    "zero",
+    "accumulate",
+    "recompute",
+    "precision",
+    "method",
+    "objective",
+    "tool",
+    "memory_gb",
+    "layout",
+    "chunks",
+    "offload",
+)
 ALWAYS = ("cluster",)
 NAMES = {"tool": "for"}
 """Options that are called otherwise than the request's value."""
@@ -58,9 +74,10 @@ def launch(target: str, cluster: Cluster, file: str) -> str:
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     forms = {
-        "torchrun": f"{run} {file}", "torchtitan": f"{run} -m torchtitan.train $(grep -v '^#' {file})",
+        "torchrun": f"{run} {file}",
+        "torchtitan": f"{run} -m torchtitan.train $(grep -v '^#' {file})",
         "megatron": f"{run} pretrain_gpt.py $(cat {file})",
         "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
         "accelerate": f"accelerate launch --config_file {file} {TRAINER}",
-    }  # fmt: skip
+    }
     return f"{ALLOCATOR} {forms.get(target, f'{run} {TRAINER}')}"

@@ -46,10 +46,15 @@ def short(plan: Plan) -> str:
 
 DEGREES = (
     ("pipeline parallel ", "PP "),
-    ("data parallel over ", "DP "), ("FSDP over ", "FSDP "), ("tensor parallel ", "TP "), ("context parallel ", "CP "),
-    ("expert parallel over ", "EP "), ("ZeRO-1 over ", "ZeRO-1 "), ("ZeRO-2 over ", "ZeRO-2 "),
+    ("data parallel over ", "DP "),
+    ("FSDP over ", "FSDP "),
+    ("tensor parallel ", "TP "),
+    ("context parallel ", "CP "),
+    ("expert parallel over ", "EP "),
+    ("ZeRO-1 over ", "ZeRO-1 "),
+    ("ZeRO-2 over ", "ZeRO-2 "),
     ("the same work on ", "same work on "),
-)  # fmt: skip
+)
 
 
 def _degree(words_: str) -> str:
@@ -82,8 +87,12 @@ def work(plan: Plan) -> str:
 
 
 ORDERS = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved", "zb": "zero bubble", "zbv": "zero bubble in a V",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved",
+    "zb": "zero bubble",
+    "zbv": "zero bubble in a V",
+}
 
 
 def order(plan: Plan) -> list[str]:

@@ -52,8 +52,13 @@ def add_calibrate(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--ranks", type=int, help="with --run: processes; default one per GPU, else 2")
     p.add_argument("--name", help="what the calibrated GPU is called")
-    p.add_argument("-o", "--output", required=True, metavar="FILE", help="the hardware file to write; with --run or --measured and no "
-                   "--cluster a cluster file")  # fmt: skip
+    p.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="the hardware file to write; with --run or --measured and no --cluster a cluster file",
+    )
     p.add_argument(
         "--json", action="store_true", help="what was fitted, with the residual before and after, as one JSON object"
     )
@@ -120,10 +125,15 @@ def _known(
 
 def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
     fits = [
-        {"group": c.fit.group, "source": c.fit.source, "before": c.fit.before.to_json(), "after": c.fit.after.to_json(),
-         "constants": {name: {"before": a, "after": b} for name, (a, b) in c.changed.items()}}
+        {
+            "group": c.fit.group,
+            "source": c.fit.source,
+            "before": c.fit.before.to_json(),
+            "after": c.fit.after.to_json(),
+            "constants": {name: {"before": a, "after": b} for name, (a, b) in c.changed.items()},
+        }
         for c in found
-    ]  # fmt: skip
+    ]
     return {"schema": SCHEMA, "file": output, "fits": fits}
 
 

@@ -36,12 +36,14 @@ class Parser(argparse.ArgumentParser):
 def add_software(p: argparse.ArgumentParser) -> None:
     """Add what a run may state of its software (`core.Software`). What is not given is None."""
     p.add_argument(
-        "--stack", help=f"the program that trains: {' | '.join(stack_names())}; default torch, as plans and exported scripts run"
-    )  # fmt: skip
+        "--stack",
+        help=f"the program that trains: {' | '.join(stack_names())}; default torch, as plans and exported scripts run",
+    )
     p.add_argument(
-        "--attention", help=f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
+        "--attention",
+        help=f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
         "which is what scaled_dot_product_attention takes on this GPU",
-    )  # fmt: skip
+    )
     p.add_argument(
         "--optimizer-kernels",
         help=f"{' | '.join(OPTIMIZER_KERNELS)}: how weights are updated; default the stack's: fused",
@@ -51,15 +53,20 @@ def add_software(p: argparse.ArgumentParser) -> None:
         help=f"{' | '.join(LOSSES)} | chunked:N: how the loss of logits is computed; default as the model's code does",
     )
     p.add_argument(
-        "--gradients", help=f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights"
-    )  # fmt: skip
+        "--gradients",
+        help=f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights",
+    )
     speed = p.add_mutually_exclusive_group()
     speed.add_argument(
-        "--compile", dest="compiled", action="store_true", default=None, help="torch.compile fuses what is bound by memory"
-    )  # fmt: skip
+        "--compile",
+        dest="compiled",
+        action="store_true",
+        default=None,
+        help="torch.compile fuses what is bound by memory",
+    )
     speed.add_argument(
         "--eager", dest="compiled", action="store_false", default=None, help="operator by operator (the default)"
-    )  # fmt: skip
+    )
 
 
 def shortened(text: str) -> str:

@@ -21,10 +21,12 @@ def add_price(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--layout", help=f"degrees of parallelism, e.g. {EXAMPLE} or dp=16,zero=1")
     p.add_argument(
-        "--config", metavar="FILE", help="the layout and the rest from the file of a tool: torchtitan TOML or Python "
+        "--config",
+        metavar="FILE",
+        help="the layout and the rest from the file of a tool: torchtitan TOML or Python "
         "(FILE.py:FUNCTION, read and not run), Megatron-LM's arguments or launch script, Megatron-Bridge, NeMo, DeepSpeed, accelerate, "
         "axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, transformers' tp_plan; options given beside it count instead",
-    )  # fmt: skip
+    )
     p.add_argument(
         "--micro-batch",
         type=int,
@@ -35,13 +37,18 @@ def add_price(p: argparse.ArgumentParser) -> None:
     p.add_argument("--recompute", help=f"{' | '.join(RECOMPUTE)}; default none")
     add_software(p)
     p.add_argument(
-        "--rank-by-rank", action="store_true", default=None, help="ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by "
+        "--rank-by-rank",
+        action="store_true",
+        default=None,
+        help="ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by "
         "rank, as nanotron and InternEvo do; the default is buckets, as in Megatron-LM and DeepSpeed",
-    )  # fmt: skip
+    )
     p.add_argument(
-        "--expert-imbalance", type=float, help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
+        "--expert-imbalance",
+        type=float,
+        help="with ep: load of the fullest GPU over the mean, or the capacity factor that experts are "
         "padded to; default 1",
-    )  # fmt: skip
+    )
     add_adapters(p)
     p.add_argument(
         "--pad-vocab",
@@ -69,8 +76,11 @@ def add_adapters(p: argparse.ArgumentParser) -> None:
         help="adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
     )
     p.add_argument(
-        "--nf4", action="store_true", default=None, help="with --lora: the frozen weights are kept in 4 bits, as QLoRA does"
-    )  # fmt: skip
+        "--nf4",
+        action="store_true",
+        default=None,
+        help="with --lora: the frozen weights are kept in 4 bits, as QLoRA does",
+    )
 
 
 def add_budget(p: argparse.ArgumentParser) -> None:
@@ -118,6 +128,19 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
 
 
 _OPTIONS: tuple[str, ...] = (
-    "micro_batch", "accumulate", "seq", "recompute", *SOFTWARE, "optimizer", "dtype", "precision", "layers",
-    "rank_by_rank", "expert_imbalance", "offload", "vocab_multiple", "lora", "nf4",
-)  # fmt: skip
+    "micro_batch",
+    "accumulate",
+    "seq",
+    "recompute",
+    *SOFTWARE,
+    "optimizer",
+    "dtype",
+    "precision",
+    "layers",
+    "rank_by_rank",
+    "expert_imbalance",
+    "offload",
+    "vocab_multiple",
+    "lora",
+    "nf4",
+)

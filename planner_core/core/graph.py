@@ -19,9 +19,21 @@ from typing import Any, TypeAlias
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
 
 ITEM_BYTES = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
-    "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 _REAL_DTYPES = {"complex64": "float32", "complex128": "float64"}
 """The dtype of the parts of a complex number."""
 PER_CALL = "per call"
@@ -253,11 +265,15 @@ def _inline(block: Block, call: Call, number: int, values: list[Value], names: d
 
     return [
         replace(
-            op, name=join_name(call.prefix, op.name), inputs=rename(op.inputs), outputs=rename(op.outputs),
-            saved=rename(op.saved), attrs=_literals(op.attrs, number),
+            op,
+            name=join_name(call.prefix, op.name),
+            inputs=rename(op.inputs),
+            outputs=rename(op.outputs),
+            saved=rename(op.saved),
+            attrs=_literals(op.attrs, number),
         )
         for op in block.ops
-    ]  # fmt: skip
+    ]
 
 
 def check(graph: Graph) -> None:

@@ -26,11 +26,17 @@ def eval_dim(text: int | str, batch: int, seq: int) -> int:
 def graph_to_json(graph: Graph) -> dict[str, Any]:
     """Plain data with integer dims. (`models.snapshots.symbolic` makes the form that serves every workload.)"""
     return {
-        "schema": GRAPH_SCHEMA, "name": graph.name, "source": graph.source, "loss": graph.loss,
-        "workload": dict(graph.workload), "config": dict(graph.config), "assumptions": list(graph.assumptions),
+        "schema": GRAPH_SCHEMA,
+        "name": graph.name,
+        "source": graph.source,
+        "loss": graph.loss,
+        "workload": dict(graph.workload),
+        "config": dict(graph.config),
+        "assumptions": list(graph.assumptions),
         "buffer_bytes": graph.buffer_bytes,
-        "top": _block_json(graph.top), "blocks": [_block_json(b) for b in graph.blocks.values()],
-    }  # fmt: skip
+        "top": _block_json(graph.top),
+        "blocks": [_block_json(b) for b in graph.blocks.values()],
+    }
 
 
 def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: int | None = None) -> Graph:
@@ -41,32 +47,43 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
     read = _Reader(workload["batch"], workload["seq"])
     blocks = [read.block(b) for b in data["blocks"]]
     graph = Graph(
-        name=data["name"], source=data["source"], top=read.block(data["top"]),
-        blocks={b.name: b for b in blocks}, workload=workload, loss=data["loss"], config=data["config"],
-        assumptions=tuple(data.get("assumptions", ())), buffer_bytes=data.get("buffer_bytes", 0),
-    )  # fmt: skip
+        name=data["name"],
+        source=data["source"],
+        top=read.block(data["top"]),
+        blocks={b.name: b for b in blocks},
+        workload=workload,
+        loss=data["loss"],
+        config=data["config"],
+        assumptions=tuple(data.get("assumptions", ())),
+        buffer_bytes=data.get("buffer_bytes", 0),
+    )
     return with_result(graph)
 
 
 def _block_json(block: Block) -> dict[str, Any]:
     return {
-        "name": block.name, "inputs": list(block.inputs), "outputs": list(block.outputs),
-        "values": [
-            [list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values
-        ],
+        "name": block.name,
+        "inputs": list(block.inputs),
+        "outputs": list(block.outputs),
+        "values": [[list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values],
         "items": [_item_json(i) for i in block.items],
         **({"recomputed": True} if block.recomputed else {}),
-    }  # fmt: skip
+    }
 
 
 def _item_json(item: Op | Call) -> dict[str, Any]:
     if isinstance(item, Call):
         return {"call": item.block, "prefix": item.prefix, "in": list(item.inputs), "out": list(item.outputs)}
     return {
-        "op": item.name, "fn": item.fn, "in": list(item.inputs), "out": list(item.outputs),
-        "attrs": dict(item.attrs), "module": item.module, "saved": list(item.saved),
+        "op": item.name,
+        "fn": item.fn,
+        "in": list(item.inputs),
+        "out": list(item.outputs),
+        "attrs": dict(item.attrs),
+        "module": item.module,
+        "saved": list(item.saved),
         "extra": [[list(m.shape), m.dtype] for m in item.saved_extra],
-    }  # fmt: skip
+    }
 
 
 class _Reader:
@@ -98,7 +115,12 @@ class _Reader:
         if "call" in data:
             return Call(data["call"], data["prefix"], tuple(data["in"]), tuple(data["out"]))
         return Op(
-            name=data["op"], fn=data["fn"], inputs=tuple(data["in"]), outputs=tuple(data["out"]),
-            attrs={k: self.attr(v) for k, v in data["attrs"].items()}, module=data["module"],
-            saved=tuple(data["saved"]), saved_extra=tuple(TensorMeta(self.dims(s), d) for s, d in data["extra"]),
-        )  # fmt: skip
+            name=data["op"],
+            fn=data["fn"],
+            inputs=tuple(data["in"]),
+            outputs=tuple(data["out"]),
+            attrs={k: self.attr(v) for k, v in data["attrs"].items()},
+            module=data["module"],
+            saved=tuple(data["saved"]),
+            saved_extra=tuple(TensorMeta(self.dims(s), d) for s, d in data["extra"]),
+        )

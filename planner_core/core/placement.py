@@ -114,9 +114,7 @@ def largest_part(shape: tuple[int, ...], placements: Placements, sizes: tuple[in
     return tuple(local)
 
 
-def parts_differ(
-    shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int
-) -> bool:  # fmt: skip
+def parts_differ(shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int) -> bool:
     """Whether a weight that is gathered before use may be cut along `dim` into `size` parts, of which the last are shorter.
 
     It may if no dim of it has that many equal parts (else an equal cut is as good), and if it has an element for each device. A message
@@ -130,7 +128,7 @@ def parts_differ(
 
 def unequal_dims(
     shape: tuple[int, ...], forms: Iterable[Placements], sizes: tuple[int, ...]
-) -> dict[int, tuple[int, ...]]:  # fmt: skip
+) -> dict[int, tuple[int, ...]]:
     """The dims that one of the placements cuts into parts of different length, each with its whole extent."""
     return {
         p.dim: (shape[p.dim],)

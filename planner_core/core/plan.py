@@ -381,8 +381,9 @@ def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
     patterns = block_patterns(plan)
     return {
         ".".join(filter(None, (patterns[label], name))): param
-        for label, block in plan.blocks.items() for name, param in block.params.items()
-    }  # fmt: skip
+        for label, block in plan.blocks.items()
+        for name, param in block.params.items()
+    }
 
 
 def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:

@@ -43,33 +43,47 @@ MEND = "make it again with `plan MODEL -o FILE`"
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Plain data; `from_json(plan_to_json(plan)) == plan`."""
     return {
-        "schema": PLAN_SCHEMA, "name": plan.name, "method": plan.method, "objective": plan.objective,
-        "optimal": plan.optimal, "fits": plan.fits, "notes": list(plan.notes), "model": dict(plan.model),
-        "workload": dict(plan.workload), "cluster": dict(plan.cluster), "assumptions": dict(plan.assumptions),
+        "schema": PLAN_SCHEMA,
+        "name": plan.name,
+        "method": plan.method,
+        "objective": plan.objective,
+        "optimal": plan.optimal,
+        "fits": plan.fits,
+        "notes": list(plan.notes),
+        "model": dict(plan.model),
+        "workload": dict(plan.workload),
+        "cluster": dict(plan.cluster),
+        "assumptions": dict(plan.assumptions),
         "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes)},
         "blocks": {
             label: {
                 "prefixes": list(b.prefixes),
                 "params": {n: _param_json(p) for n, p in b.params.items()},
-                "sites": {n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
-                          for n, s in b.sites.items()},
+                "sites": {
+                    n: [[_edge_json(e) for e in s.inputs], [_edge_json(e) for e in s.outputs]]
+                    for n, s in b.sites.items()
+                },
                 "recompute": b.recompute,
                 **({"kept": list(b.kept)} if b.kept else {}),
             }
             for label, b in plan.blocks.items()
         },
         "cost": {
-            "step_time_s": plan.cost.step_time_s, "compute_time_s": plan.cost.compute_time_s,
-            "comm_time_s": plan.cost.comm_time_s, "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
+            "step_time_s": plan.cost.step_time_s,
+            "compute_time_s": plan.cost.compute_time_s,
+            "comm_time_s": plan.cost.comm_time_s,
+            "exposed_comm_time_s": plan.cost.exposed_comm_time_s,
             "optimizer_time_s": plan.cost.optimizer_time_s,
             **{n: s for n in ("outside_time_s", "host_wait_s") if (s := getattr(plan.cost, n))},
             "memory_bytes": dict(plan.cost.memory_bytes),
-            "traffic": [[t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
-                        for t in plan.cost.traffic],
+            "traffic": [
+                [t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
+                for t in plan.cost.traffic
+            ],
             **({} if plan.cost.pipeline is None else {"pipeline": _lists(asdict(plan.cost.pipeline))}),
         },
         **({} if plan.pipeline is None else {"pipeline": _pipeline_json(plan.pipeline)}),
-    }  # fmt: skip
+    }
 
 
 def plan_from_json(data: Any) -> Plan:
@@ -82,20 +96,32 @@ def plan_from_json(data: Any) -> Plan:
         raise InputError(f"{wrong}; {MEND}")
     cost = data["cost"]
     plan = Plan(
-        name=data["name"], method=data["method"], objective=data["objective"], optimal=data["optimal"], fits=data["fits"],
-        notes=tuple(data["notes"]), model=dict(data["model"]), workload=dict(data["workload"]), cluster=dict(data["cluster"]),
+        name=data["name"],
+        method=data["method"],
+        objective=data["objective"],
+        optimal=data["optimal"],
+        fits=data["fits"],
+        notes=tuple(data["notes"]),
+        model=dict(data["model"]),
+        workload=dict(data["workload"]),
+        cluster=dict(data["cluster"]),
         mesh=DeviceMesh(tuple(data["mesh"]["axes"]), tuple(data["mesh"]["sizes"])),
         blocks={k: _block_from_json(b) for k, b in data["blocks"].items()},
         cost=Cost(
-            step_time_s=float(cost["step_time_s"]), compute_time_s=float(cost["compute_time_s"]),
-            comm_time_s=float(cost["comm_time_s"]), exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
-            traffic=tuple(Traffic(*row) for row in cost["traffic"]), memory_bytes=dict(cost["memory_bytes"]),
-            optimizer_time_s=float(cost["optimizer_time_s"]), outside_time_s=float(cost.get("outside_time_s", 0.0)),
+            step_time_s=float(cost["step_time_s"]),
+            compute_time_s=float(cost["compute_time_s"]),
+            comm_time_s=float(cost["comm_time_s"]),
+            exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
+            traffic=tuple(Traffic(*row) for row in cost["traffic"]),
+            memory_bytes=dict(cost["memory_bytes"]),
+            optimizer_time_s=float(cost["optimizer_time_s"]),
+            outside_time_s=float(cost.get("outside_time_s", 0.0)),
             host_wait_s=float(cost.get("host_wait_s", 0.0)),
             pipeline=_pipeline_cost(cost.get("pipeline")),
         ),
-        assumptions=dict(data.get("assumptions", {})), pipeline=_pipeline(data.get("pipeline")),
-    )  # fmt: skip
+        assumptions=dict(data.get("assumptions", {})),
+        pipeline=_pipeline(data.get("pipeline")),
+    )
     wrong = next(_disagreements(plan), None)
     if wrong:
         raise InputError(f"broken plan file: {wrong}; {MEND}")
@@ -269,8 +295,13 @@ def _segments_from_json(data: Mapping[str, list[int]]) -> dict[int, tuple[int, .
 def _edge_json(e: Edge) -> list[Any]:
     chunks = [e.chunks] if e.chunks > 1 else []
     return [
-        str(e.src), str(e.dst), _steps_text(e.forward), _steps_text(e.backward), _segments_json(e.segments), *chunks
-    ]  # fmt: skip
+        str(e.src),
+        str(e.dst),
+        _steps_text(e.forward),
+        _steps_text(e.backward),
+        _segments_json(e.segments),
+        *chunks,
+    ]
 
 
 def _edge_from_json(row: list[Any]) -> Edge:

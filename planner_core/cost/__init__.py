@@ -197,4 +197,4 @@ __all__ = [
     "with_host",
     "with_parts",
     "zero_stage",
-]  # fmt: skip
+]

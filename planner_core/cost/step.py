@@ -75,9 +75,7 @@ class Unit:
         return m.category == BESIDE and m.site not in self.ends.before and not (again and m.site in self.ends.after)
 
 
-def price(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
-) -> Cost:  # fmt: skip
+def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Cost:
     """The cost of one training step on one GPU; all GPUs are equal in the cost model.
 
     Args:
@@ -98,10 +96,15 @@ def price(
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
     optimizer, outside = sum(u.copies * u.optimizer_s for u in units), sum(u.copies * u.outside_s for u in units)
     return Cost(
-        step_time_s=step, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=_rest(step, compute + optimizer + outside), optimizer_time_s=optimizer, outside_time_s=outside,
-        traffic=traffic, memory_bytes=peak_memory(blocks, graph, model),
-    )  # fmt: skip
+        step_time_s=step,
+        compute_time_s=compute,
+        comm_time_s=sum(t.time_s for t in traffic),
+        exposed_comm_time_s=_rest(step, compute + optimizer + outside),
+        optimizer_time_s=optimizer,
+        outside_time_s=outside,
+        traffic=traffic,
+        memory_bytes=peak_memory(blocks, graph, model),
+    )
 
 
 def _rest(whole: float, part: float) -> float:
@@ -125,9 +128,15 @@ def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...
         old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
         total = old.num_bytes + count * num_bytes
         traffic[phase, kind, axis] = Traffic(
-            phase, kind, axis, old.count + count, total, wire_bytes(kind, total, model.sizes[axis]),
-            old.time_s + count * seconds, algorithm if count * num_bytes > old.num_bytes else old.algorithm,
-        )  # fmt: skip
+            phase,
+            kind,
+            axis,
+            old.count + count,
+            total,
+            wire_bytes(kind, total, model.sizes[axis]),
+            old.time_s + count * seconds,
+            algorithm if count * num_bytes > old.num_bytes else old.algorithm,
+        )
     return tuple(sorted(traffic.values(), key=lambda t: (_PHASES[t.phase], t.axis, t.kind)))
 
 
@@ -135,8 +144,12 @@ _PHASES = {"forward": 0, "backward": 1, "optimizer": 2}
 
 
 def units_of(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None, ends: Ends | None = None
-) -> list[Unit]:  # fmt: skip
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    coarse: CoarseGraph | None = None,
+    ends: Ends | None = None,
+) -> list[Unit]:
     """Every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
     ends = ops_at_the_ends(coarse or coarsen(graph)) if ends is None else ends
     repeats = graph.num_repeats
@@ -150,12 +163,19 @@ def units_of(
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
         found.append(
             Unit(
-                label, len(bp.prefixes), repeats.get(block.name, 1) if label else 1, sum(f for f, _ in each),
-                sum(b for _, b in each), _optimizer(block, bp, model), 0.0 if label else model.software.outside_s,
-                tuple(one_micro_batch(block, bp, model)), tuple(m for m in once if m.weight not in names),
-                tuple(m for m in once if m.weight in names), mine,
+                label,
+                len(bp.prefixes),
+                repeats.get(block.name, 1) if label else 1,
+                sum(f for f, _ in each),
+                sum(b for _, b in each),
+                _optimizer(block, bp, model),
+                0.0 if label else model.software.outside_s,
+                tuple(one_micro_batch(block, bp, model)),
+                tuple(m for m in once if m.weight not in names),
+                tuple(m for m in once if m.weight in names),
+                mine,
             )
-        )  # fmt: skip
+        )
     return found
 
 

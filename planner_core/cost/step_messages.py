@@ -131,8 +131,20 @@ def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, mode
         for kind, axis, n in sent(block, value, steps, start, model, item):
             kind = "all_reduce" if gradient and model.late_sums else kind
             yield Message(
-                name, what, phase, kind, axis, n, 1, ONCE, "", name, share, source=MessageSource.WEIGHT, gradient=gradient
-            )  # fmt: skip
+                name,
+                what,
+                phase,
+                kind,
+                axis,
+                n,
+                1,
+                ONCE,
+                "",
+                name,
+                share,
+                source=MessageSource.WEIGHT,
+                gradient=gradient,
+            )
 
 
 def weight_item(block: Block, value: int, model: CostModel) -> int:
@@ -156,17 +168,34 @@ def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, m
         for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
             for kind, axis, n in steps:
                 last = Message(
-                    op.name, f"result {position}", phase, kind, axis, n // edge.chunks, 1, WAIT, source=MessageSource.RESULT,
+                    op.name,
+                    f"result {position}",
+                    phase,
+                    kind,
+                    axis,
+                    n // edge.chunks,
+                    1,
+                    WAIT,
+                    source=MessageSource.RESULT,
                     position=position,
-                )  # fmt: skip
+                )
                 if edge.chunks > 1:
                     yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
                 yield last
         for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(
-                op.name, f"gradient of result {position}", "backward", kind, axis, n, 1, WAIT, source=MessageSource.RESULT,
-                gradient=True, position=position,
-            )  # fmt: skip
+                op.name,
+                f"gradient of result {position}",
+                "backward",
+                kind,
+                axis,
+                n,
+                1,
+                WAIT,
+                source=MessageSource.RESULT,
+                gradient=True,
+                position=position,
+            )
 
 
 def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: CostModel) -> float:
@@ -194,9 +223,21 @@ def _operand(
     item = weight_item(block, value, model) if weight else None
     for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model, item):
         yield Message(
-            op.name, f"gradient of {what}", "backward", kind, axis, n, 1, category, "", v.name, share, source=source, gradient=True,
+            op.name,
+            f"gradient of {what}",
+            "backward",
+            kind,
+            axis,
+            n,
+            1,
+            category,
+            "",
+            v.name,
+            share,
+            source=source,
+            gradient=True,
             position=position,
-        )  # fmt: skip
+        )
 
 
 def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
@@ -214,9 +255,17 @@ def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: boo
             phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(
-                    op.name, f"inside {op.fn}", phase, c.kind, axis, c.num_bytes // others, c.runs(n), WAIT,
-                    load=model.load(row) if c.kind == "all_to_all" else 1.0, behind_s=behind,
-                )  # fmt: skip
+                    op.name,
+                    f"inside {op.fn}",
+                    phase,
+                    c.kind,
+                    axis,
+                    c.num_bytes // others,
+                    c.runs(n),
+                    WAIT,
+                    load=model.load(row) if c.kind == "all_to_all" else 1.0,
+                    behind_s=behind,
+                )
 
 
 def sent(

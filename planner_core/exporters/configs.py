@@ -34,8 +34,14 @@ from planner_core.planning.methods import (
 
 COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
 """Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
-HF = {"colwise": "colwise", "gathered": "colwise_gather_output", "rowwise": "rowwise", "sliced": "rowwise_split_input",
-      "vocabulary": "embedding_rowwise", "features": "embedding_colwise"}  # fmt: skip
+HF = {
+    "colwise": "colwise",
+    "gathered": "colwise_gather_output",
+    "rowwise": "rowwise",
+    "sliced": "rowwise_split_input",
+    "vocabulary": "embedding_rowwise",
+    "features": "embedding_colwise",
+}
 """Names of the styles in transformers 5."""
 DEEPSPEED_USE = (
     "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, "
@@ -127,9 +133,13 @@ def _deepspeed_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     remarks = (
         DEEPSPEED_USE,
         f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
-        *([f"differs from the plan: {len(apart)} of its {len(params)} kinds of weights lie in another way there"] if apart else []),
+        *(
+            [f"differs from the plan: {len(apart)} of its {len(params)} kinds of weights lie in another way there"]
+            if apart
+            else []
+        ),
         *(f"differs from the plan: {d}" for d in by_hand(plan)),
-    )  # fmt: skip
+    )
     return _json(data), remarks, None
 
 
@@ -163,28 +173,54 @@ def megatron_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     left += [*_beside_experts(layout), *_padded(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
-        "tensor-model-parallel-size": layout.size, **megatron_stages(plan),
+        "tensor-model-parallel-size": layout.size,
+        **megatron_stages(plan),
         **({"sequence-parallel": True} if layout.sequence else {}),
-        **({"context-parallel-size": layout.context, "cp-comm-type": COMM_TYPES[layout.cp_type]} if layout.context > 1 else {}),
-        **({"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"} if layout.expert > 1 else {}),
-        **_sizes(plan, config), "global-batch-size": plan.workload["batch"],
+        **(
+            {"context-parallel-size": layout.context, "cp-comm-type": COMM_TYPES[layout.cp_type]}
+            if layout.context > 1
+            else {}
+        ),
+        **(
+            {"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"}
+            if layout.expert > 1
+            else {}
+        ),
+        **_sizes(plan, config),
+        "global-batch-size": plan.workload["batch"],
         "micro-batch-size": _micro_batch(plan, layout),
         **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
         **_architecture(plan, config),
         **recompute,
         **({"overlap-grad-reduce": True} if layout.data * layout.context > 1 else {}),
-        **({"use-distributed-optimizer": True, "overlap-param-gather": True}
-           if layout.data * layout.context > 1 and zero_stage(plan) else {}),
-    }  # fmt: skip
+        **(
+            {"use-distributed-optimizer": True, "overlap-param-gather": True}
+            if layout.data * layout.context > 1 and zero_stage(plan)
+            else {}
+        ),
+    }
     argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
-    return _json({"flags": flags, "argv": argv}), remarks_of(layout, [
-        "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
-        "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
-        "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
-        *(["its distributed optimizer is ZeRO-1 over the data axis" + (
-            f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")]
-          if "use-distributed-optimizer" in flags else []),
-    ], left), layout  # fmt: skip
+    return (
+        _json({"flags": flags, "argv": argv}),
+        remarks_of(
+            layout,
+            [
+                "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
+                "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
+                "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
+                *(
+                    [
+                        "its distributed optimizer is ZeRO-1 over the data axis"
+                        + (f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")
+                    ]
+                    if "use-distributed-optimizer" in flags
+                    else []
+                ),
+            ],
+            left,
+        ),
+        layout,
+    )
 
 
 def _padded(words: Any, ranks: int) -> list[str]:
@@ -235,9 +271,10 @@ def _megatron_recompute(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     if copies.keys() <= {"none", "full"}:
         every = copies.keys() == {"full"}
         options = {
-            "recompute-granularity": "full", "recompute-method": "uniform" if every else "block",
+            "recompute-granularity": "full",
+            "recompute-method": "uniform" if every else "block",
             "recompute-num-layers": 1 if every else copies["full"],
-        }  # fmt: skip
+        }
         told = f"Megatron-LM recomputes the first {copies['full']} layers, the plan as many others"
         return options, [] if every else [told]
     names = ", ".join(sorted(copies.keys() - {"none"}))
@@ -263,10 +300,11 @@ def _architecture(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "untie-embeddings-and-output-weights": not config.get("tie_word_embeddings", True),
         "vocab-size": config.get("vocab_size"),
         "make-vocab-size-divisible-by": 1,  # Megatron-LM pads to 128 times the tensor degree otherwise
-        "attention-dropout": 0.0, "hidden-dropout": 0.0,
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
         "moe-router-topk": config.get("num_experts_per_tok"),
         "disable-bias-linear": not _has_bias(plan),
-    }  # fmt: skip
+    }
     return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
@@ -279,21 +317,32 @@ def _has_bias(plan: Plan) -> bool:
 def _sizes(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
     found = {
-        "num-layers": config.get("num_hidden_layers"), "hidden-size": config["hidden_size"],
-        "ffn-hidden-size": config.get("intermediate_size"), "num-attention-heads": heads,
-        "seq-length": plan.workload["seq"], "max-position-embeddings": config.get("max_position_embeddings"),
+        "num-layers": config.get("num_hidden_layers"),
+        "hidden-size": config["hidden_size"],
+        "ffn-hidden-size": config.get("intermediate_size"),
+        "num-attention-heads": heads,
+        "seq-length": plan.workload["seq"],
+        "max-position-embeddings": config.get("max_position_embeddings"),
         "num-experts": config.get("num_local_experts"),
         **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
-    }  # fmt: skip
+    }
     return {k: v for k, v in found.items() if v is not None}
 
 
-GPT2_NAMES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "intermediate_size": "n_inner",
-              "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon"}  # fmt: skip
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
 """Sizes under the names of most configs, and under GPT-2's."""
 TITAN_LLAMAS = {
-    (4096, 32, 32, 8, 128256): "llama3_8b", (8192, 80, 64, 8, 128256): "llama3_70b", (16384, 126, 128, 8, 128256): "llama3_405b",
-}  # fmt: skip
+    (4096, 32, 32, 8, 128256): "llama3_8b",
+    (8192, 80, 64, 8, 128256): "llama3_70b",
+    (16384, 126, 128, 8, 128256): "llama3_405b",
+}
 """torchtitan 0.3's own Llamas by width, layers, heads, groups and vocabulary, and the configs that train them."""
 
 
@@ -320,10 +369,12 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "parallelism.data_parallel_shard_degree": layout.shards,
         "parallelism.tensor_parallel_degree": layout.size,
         **({"parallelism.context_parallel_degree": layout.context} if layout.context > 1 else {}),
-        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}), **stages,
+        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
+        **stages,
         **_titan_batch(plan, layout),
-        "training.global_batch_size": load["batch"], "training.seq_len": load["seq"],
-    }  # fmt: skip
+        "training.global_batch_size": load["batch"],
+        "training.seq_len": load["seq"],
+    }
     lines = ["--module llama3", f"--config {own}"] if own else []
     lines += [f"--{name} {value}" for name, value in options.items()]
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
@@ -334,12 +385,25 @@ def torchtitan_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         left.append(f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute")
     head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
-    return "\n".join([head, *lines, ""]), remarks_of(layout, [
-        f"torchrun ... -m torchtitan.train {'' if own else '--module MODEL --config CONFIG '}$(grep -v '^#' FILE), by torchtitan 0.3",
-        *([f"its config {own} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
-          if own else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]),
-        "Degrees only: torchtitan splits each model its own way. Its options are checked against its ParallelismConfig; it was not run.",
-    ], left), layout  # fmt: skip
+    return (
+        "\n".join([head, *lines, ""]),
+        remarks_of(
+            layout,
+            [
+                f"torchrun ... -m torchtitan.train {'' if own else '--module MODEL --config CONFIG '}"
+                "$(grep -v '^#' FILE), by torchtitan 0.3",
+                *(
+                    [f"its config {own} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
+                    if own
+                    else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]
+                ),
+                "Degrees only: torchtitan splits each model its own way. Its options are checked against its "
+                "ParallelismConfig; it was not run.",
+            ],
+            left,
+        ),
+        layout,
+    )
 
 
 def _titan_batch(plan: Plan, layout: TpLayout) -> dict[str, Any]:

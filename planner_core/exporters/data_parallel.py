@@ -48,8 +48,10 @@ def sharding(plan: Plan) -> Sharding:
         shard *= sizes[axis]
     units = {
         pattern: any(p.gathered for p in b.params.values())
-        for label, b in plan.blocks.items() if label for pattern in _patterns(b.prefixes)
-    }  # fmt: skip
+        for label, b in plan.blocks.items()
+        if label
+        for pattern in _patterns(b.prefixes)
+    }
     classes = tuple(dict.fromkeys(label.partition("#")[0] for label in plan.blocks if label))
     return Sharding(plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored)))
 
@@ -106,8 +108,11 @@ def _differences(plan: Plan, stored: list[int]) -> list[str]:
 
 def _remarks(found: Sharding, use: str) -> tuple[str, ...]:
     axes = f"{found.shard} shards" + (f", {found.replicate} times" if found.replicate > 1 else "")
-    return (use, f"every weight is stored in {axes}; each rank trains on its own part of the batch",
-            *(f"differs from the plan: {d}" for d in found.differences))  # fmt: skip
+    return (
+        use,
+        f"every weight is stored in {axes}; each rank trains on its own part of the batch",
+        *(f"differs from the plan: {d}" for d in found.differences),
+    )
 
 
 def fsdp2_text(plan: Plan) -> Text:
@@ -117,16 +122,27 @@ def fsdp2_text(plan: Plan) -> Text:
     remarks = _remarks(found, use)
     quoted = json.dumps(plan.name, ensure_ascii=False)
     head = [
-        f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.', "",
-        *(f"- {r.replace('FILE', 'this file')}" for r in remarks), '"""', "", "from __future__ import annotations", "",
-        "from fnmatch import fnmatchcase", "", "import torch", "from torch import nn",
+        f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',
+        "",
+        *(f"- {r.replace('FILE', 'this file')}" for r in remarks),
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from fnmatch import fnmatchcase",
+        "",
+        "import torch",
+        "from torch import nn",
         "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
-        "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard", "",
-        f"MODEL = {json.dumps(str(plan.model['name']))}", f"REPLICATE, SHARD = {found.replicate}, {found.shard}",
+        "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
+        "",
+        f"MODEL = {json.dumps(str(plan.model['name']))}",
+        f"REPLICATE, SHARD = {found.replicate}, {found.shard}",
         "UNITS = {  # pattern of modules -> whether gathered weights are freed after forward, and gathered again for backward",
-        *(f'    "{pattern}": {again},' for pattern, again in found.units.items()), "}",
+        *(f'    "{pattern}": {again},' for pattern, again in found.units.items()),
+        "}",
         f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{load.get('gradient_dtype', 'float32')}",
-    ]  # fmt: skip
+    ]
     return "\n".join(head) + "\n\n\n" + inspect.getsource(template.shard), remarks, None
 
 
@@ -136,17 +152,37 @@ def accelerate_text(plan: Plan) -> Text:
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(str(plan.workload["dtype"]), "'no'")
     free = "true" if not found.units or any(found.units.values()) else "false"
     wraps = [f"  fsdp_transformer_layer_cls_to_wrap: {','.join(found.classes)}"] if found.classes else []
-    hybrid = [
-        "parallelism_config:", f"  parallelism_config_dp_replicate_size: {found.replicate}",
-        f"  parallelism_config_dp_shard_size: {found.shard}",
-    ] if found.replicate > 1 else []  # fmt: skip
+    hybrid = (
+        [
+            "parallelism_config:",
+            f"  parallelism_config_dp_replicate_size: {found.replicate}",
+            f"  parallelism_config_dp_shard_size: {found.shard}",
+        ]
+        if found.replicate > 1
+        else []
+    )
     lines = [
         f"# {plan.model['name']}, plan {json.dumps(plan.name)}, written by Shardscope: accelerate launch --config_file THIS train.py",
-        "compute_environment: LOCAL_MACHINE", "debug: false", "distributed_type: FSDP", "fsdp_config:", "  fsdp_version: 2",
-        f"  fsdp_auto_wrap_policy: {'TRANSFORMER_BASED_WRAP' if wraps else 'NO_WRAP'}", *wraps,
-        f"  fsdp_reshard_after_forward: {free}", "  fsdp_offload_params: false", "  fsdp_state_dict_type: SHARDED_STATE_DICT",
-        "  fsdp_cpu_ram_efficient_loading: true", *hybrid, "machine_rank: 0  # another on every node", "main_training_function: main",
-        f"mixed_precision: {precision}", f"num_machines: {nodes}", f"num_processes: {plan.mesh.num_devices}", "rdzv_backend: static",
-        "same_network: true", "use_cpu: false", "",
-    ]  # fmt: skip
+        "compute_environment: LOCAL_MACHINE",
+        "debug: false",
+        "distributed_type: FSDP",
+        "fsdp_config:",
+        "  fsdp_version: 2",
+        f"  fsdp_auto_wrap_policy: {'TRANSFORMER_BASED_WRAP' if wraps else 'NO_WRAP'}",
+        *wraps,
+        f"  fsdp_reshard_after_forward: {free}",
+        "  fsdp_offload_params: false",
+        "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+        "  fsdp_cpu_ram_efficient_loading: true",
+        *hybrid,
+        "machine_rank: 0  # another on every node",
+        "main_training_function: main",
+        f"mixed_precision: {precision}",
+        f"num_machines: {nodes}",
+        f"num_processes: {plan.mesh.num_devices}",
+        "rdzv_backend: static",
+        "same_network: true",
+        "use_cpu: false",
+        "",
+    ]
     return "\n".join(lines), _remarks(found, "accelerate launch --config_file FILE train.py, by accelerate 1.15"), None

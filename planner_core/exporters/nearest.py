@@ -63,9 +63,10 @@ class Nearest:
     def sentence(self) -> str:
         """A sentence about the difference."""
         rows = (
-            (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"), (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
+            (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"),
+            (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
             (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
-        )  # fmt: skip
+        )
         told = [
             f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent(here, there)}"
             for by, here, there, unit in rows
@@ -110,10 +111,15 @@ def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int =
     stage = may_shard if shards_data(plan, layout) else 0
     fsdp = layout.shards if may_shard == 3 else 1
     told = Layout(
-        dp=layout.data // fsdp, fsdp=fsdp, tp=layout.size, sp=sequence and layout.size > 1, cp=layout.context,
-        cp_type=layout.cp_type if layout.context > 1 else "ring", ep=layout.expert,
+        dp=layout.data // fsdp,
+        fsdp=fsdp,
+        tp=layout.size,
+        sp=sequence and layout.size > 1,
+        cp=layout.context,
+        cp_type=layout.cp_type if layout.context > 1 else "ring",
+        ep=layout.expert,
         zero=3 if may_shard == 3 and fsdp == 1 < layout.context else 1 if stage == 1 else 0,
-    )  # fmt: skip
+    )
     try:
         found = planner.of_layout(told, "by degrees")
     except InputError:  # experts that do not go by its ranks
@@ -148,9 +154,11 @@ def without_file(plan: Plan) -> tuple[str, Nearest] | None:
     mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
     ways = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
     found = {
-        name: made for name, (weights, zero) in ways.items()
-        if (made := _search(planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name)) is not None
-    }  # fmt: skip
+        name: made
+        for name, (weights, zero) in ways.items()
+        if (made := _search(planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name))
+        is not None
+    }
     best = min(found, key=lambda name: (not found[name].fits, found[name].cost.step_time_s), default=None)
     return (best, _priced(plan, found[best], planner)) if best else None
 
@@ -158,9 +166,16 @@ def without_file(plan: Plan) -> tuple[str, Nearest] | None:
 def _planner(plan: Plan) -> Planner:
     load = plan.workload
     request = Request(
-        str(plan.model["name"]), cluster=dict(plan.cluster), batch=load["batch"], seq=load["seq"], dtype=load["dtype"],
-        optimizer=load["optimizer"], recompute=load["recompute"], accumulate=load.get("accumulate", 1), offload=bool(load.get("offload")),
-    )  # fmt: skip
+        str(plan.model["name"]),
+        cluster=dict(plan.cluster),
+        batch=load["batch"],
+        seq=load["seq"],
+        dtype=load["dtype"],
+        optimizer=load["optimizer"],
+        recompute=load["recompute"],
+        accumulate=load.get("accumulate", 1),
+        offload=bool(load.get("offload")),
+    )
     return prepare(request, graph_of(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 
 
@@ -173,9 +188,16 @@ def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, nam
 def _priced(plan: Plan, found: Plan, planner: Planner) -> Nearest:
     peak = found.cost.memory_bytes["peak"]
     return Nearest(
-        found.name, str(found.mesh), found.cost.step_time_s, _sent(found), peak, plan.cost.step_time_s, _sent(plan),
-        plan.cost.memory_bytes["peak"], peak <= planner.budget,
-    )  # fmt: skip
+        found.name,
+        str(found.mesh),
+        found.cost.step_time_s,
+        _sent(found),
+        peak,
+        plan.cost.step_time_s,
+        _sent(plan),
+        plan.cost.memory_bytes["peak"],
+        peak <= planner.budget,
+    )
 
 
 def _sent(plan: Plan) -> int:

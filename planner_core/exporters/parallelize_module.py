@@ -24,10 +24,13 @@ from planner_core.planning.methods import (
 )
 
 STYLES = {
-    "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(output_layouts=Replicate())", "rowwise": "RowwiseParallel()",
-    "sliced": "RowwiseParallel(input_layouts=Replicate())", "vocabulary": "RowwiseParallel(input_layouts=Replicate())",
+    "colwise": "ColwiseParallel()",
+    "gathered": "ColwiseParallel(output_layouts=Replicate())",
+    "rowwise": "RowwiseParallel()",
+    "sliced": "RowwiseParallel(input_layouts=Replicate())",
+    "vocabulary": "RowwiseParallel(input_layouts=Replicate())",
     "features": "ColwiseParallel(output_layouts=Replicate())",
-}  # fmt: skip
+}
 
 
 def parallelize_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
@@ -69,16 +72,33 @@ def _text(plan: Plan, layout: TpLayout, seen: Observed, found: Mapping[str, str]
     rows = [f'    "{s.module}": {_prepare(s, layout.sequence)},' for s in seen.shared]
     rows += [f'    "{name}": {names[style]},' for name, style in styles.items()]
     heads = "HEADS = (" + "".join(f'"{k}", ' for k in seen.heads) + ")"
-    used = [n for n in ("ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel")
-            if any(n in row for row in rows)]  # fmt: skip
+    used = [
+        n
+        for n in ("ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "RowwiseParallel", "SequenceParallel")
+        if any(n in row for row in rows)
+    ]
     placements = [n for n in ("Replicate", "Shard") if any(f"{n}(" in row for row in rows)]
-    return "\n".join([
-        _head(plan, layout, _remarks(plan, layout, seen)[1:]), "from fnmatch import fnmatchcase", "", "from torch import nn",
-        "from torch.distributed.device_mesh import DeviceMesh",
-        *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
-        f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}", "",
-        f"MODEL = {json.dumps(str(plan.model['name']))}", heads, "PLAN = {", *rows, "}",
-    ]) + "\n\n\n" + "\n\n".join(map(inspect.getsource, (template.parallelize, template.check)))  # fmt: skip
+    return (
+        "\n".join(
+            [
+                _head(plan, layout, _remarks(plan, layout, seen)[1:]),
+                "from fnmatch import fnmatchcase",
+                "",
+                "from torch import nn",
+                "from torch.distributed.device_mesh import DeviceMesh",
+                *([f"from torch.distributed.tensor import {', '.join(placements)}"] if placements else []),
+                f"from torch.distributed.tensor.parallel import {', '.join([*used, 'parallelize_module'])}",
+                "",
+                f"MODEL = {json.dumps(str(plan.model['name']))}",
+                heads,
+                "PLAN = {",
+                *rows,
+                "}",
+            ]
+        )
+        + "\n\n\n"
+        + "\n\n".join(map(inspect.getsource, (template.parallelize, template.check)))
+    )
 
 
 def _prepare(s: Shared, tokens: bool) -> str:
@@ -134,8 +154,16 @@ def _head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:
     pairs = [f"    {patterns(g.columns)} by output features, then {starred(g.row)} by input features" for g in groups]
     quoted = json.dumps(plan.name, ensure_ascii=False)
     lines = [
-        f'"""Tensor parallelism of {plan.model["name"]} over {layout.size} devices: the plan {quoted}, written by Shardscope.', "",
-        *pairs, "", "Each pair sums its output once in the forward pass and its input's gradient once in the backward pass.", "",
-        *(f"- {r}" for r in remarks), '"""', "", "from __future__ import annotations", "",
-    ]  # fmt: skip
+        f'"""Tensor parallelism of {plan.model["name"]} over {layout.size} devices: the plan {quoted}, written by Shardscope.',
+        "",
+        *pairs,
+        "",
+        "Each pair sums its output once in the forward pass and its input's gradient once in the backward pass.",
+        "",
+        *(f"- {r}" for r in remarks),
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
     return "\n".join(lines)

@@ -23,13 +23,14 @@ from planner_core.runtime import initializer
 from planner_core.verification import materialise, run_ranks
 
 STYLES = {
-    "colwise": "ColwiseParallel()", "gathered": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+    "colwise": "ColwiseParallel()",
+    "gathered": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
     "rowwise": "RowwiseParallel(output_layouts=Shard(1), use_local_output=False)",
     "vocabulary": "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)",
     "features": "ColwiseParallel(output_layouts=Shard(1), use_local_output=False)",
     "norm": "SequenceParallel()",
     "embedding": "PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=False)",
-}  # fmt: skip
+}
 """torch's styles where the stream is split by tokens."""
 TRIAL_S = 120.0
 RANKS = 2

@@ -8,8 +8,12 @@ from planner_core.core import InputError, Pipeline, Plan
 
 MEGATRON_ORDERS = ("1f1b", "interleaved")
 TITAN_ORDERS = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+}
 """The names of `torch.distributed.pipelining`, which torchtitan takes."""
 
 
@@ -42,10 +46,12 @@ def titan_stages(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         return {}, []
     _one_row_of_layers(plan, cut)
     found: dict[str, Any] = {
-        "parallelism.pipeline_parallel_degree": cut.ranks, "parallelism.pipeline_parallel_schedule": TITAN_ORDERS[cut.schedule],
+        "parallelism.pipeline_parallel_degree": cut.ranks,
+        "parallelism.pipeline_parallel_schedule": TITAN_ORDERS[cut.schedule],
         "parallelism.pipeline_parallel_layers_per_stage": max(cut.copies),
-        "parallelism.pipeline_parallel_first_stage_less_layers": 0, "parallelism.pipeline_parallel_last_stage_less_layers": 0,
-    }  # fmt: skip
+        "parallelism.pipeline_parallel_first_stage_less_layers": 0,
+        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+    }
     if len(set(cut.copies)) == 1:
         return found, []
     own = "-".join(map(str, cut.copies))

@@ -79,21 +79,31 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     ]
     traffic = [
         f"    {phase:10} {kind:15} {row['count']:6} x {row['bytes']:>18,} bytes"
-        for phase, kinds in plan.cost.collectives().items() for kind, row in kinds.items() if row["count"]
-    ]  # fmt: skip
+        for phase, kinds in plan.cost.collectives().items()
+        for kind, row in kinds.items()
+        if row["count"]
+    ]
     peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
     counts = " of the rank that works longest" if plan.pipeline else " (--count counts them)"
     lines = [
-        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_where(plan)}.', "",
+        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_where(plan)}.',
+        "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
-        "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed", "",
+        "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
+        "",
         "Written by Shardscope, which it needs (pip install 'shardscope[models]'), with torch 2.6 or later and the plan beside",
         "this file, called the same but .plan.json. Weights are split (S) or replicated (R) on each mesh axis. Those that are",
-        "gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.", "",
-        *rows, "",
-        f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives{counts}:", "",
-        *traffic, "", *_told(plan, blocks), '"""',
-    ]  # fmt: skip
+        "gathered are whole in the blocks below: they come a block ahead, their gradients leave behind backward.",
+        "",
+        *rows,
+        "",
+        f"Predicted for one step of one GPU: {peak:.2f} GiB at the peak, and these collectives{counts}:",
+        "",
+        *traffic,
+        "",
+        *_told(plan, blocks),
+        '"""',
+    ]
     return "\n".join(lines)
 
 

@@ -88,9 +88,18 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
         _as_given(source, size, {} if exported else {"batch": batch, "seq": seq})
         notes = made.notes if exported else (*made.notes, made.described())
         return capture_module(
-            made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
-            batch=size["batch"], seq=size["seq"], flat=flat, notes=notes, replay=not exported,
-        )  # fmt: skip
+            made.module,
+            made.inputs,
+            args=made.args,
+            name=made.name,
+            source=made.source,
+            config=made.config,
+            batch=size["batch"],
+            seq=size["seq"],
+            flat=flat,
+            notes=notes,
+            replay=not exported,
+        )
 
     made = python_source(source)
     try:
@@ -143,9 +152,18 @@ def _captured_config(
         notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []), *([IN_4_BITS] if four_bits else []))
         try:
             return capture_module(
-                model.module, model.inputs, args=model.args, name=model.name, source=model.source, config=model.config,
-                batch=batch, seq=tokens, flat=flat, notes=notes, library=True,
-            )  # fmt: skip
+                model.module,
+                model.inputs,
+                args=model.args,
+                name=model.name,
+                source=model.source,
+                config=model.config,
+                batch=batch,
+                seq=tokens,
+                flat=flat,
+                notes=notes,
+                library=True,
+            )
         except TooManyPositions as error:
             fits = tokens - error.excess
             if fits < 1:
@@ -200,9 +218,11 @@ def with_config(graph: Graph, **fields: Any) -> Graph:
     `sources.adapters`). Imports torch. Raises InputError."""
     load, dtypes = graph.workload, {m.dtype for m in graph.parameters().values()}
     made = capture_graph(
-        {**graph.config, **fields}, batch=load["batch"], seq=load["seq"],
+        {**graph.config, **fields},
+        batch=load["batch"],
+        seq=load["seq"],
         dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0]),
-    )  # fmt: skip
+    )
     return replace(made, name=graph.name, source=graph.source)
 
 
@@ -231,9 +251,14 @@ def brings_inputs(model: Any) -> bool:
 
 
 def load_model(
-    model: Any, *, inputs: Any = None, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    model: Any,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
     layers: int | None = None,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Read a model as a graph: every operation of one training step, on global tensors, with repeated blocks once.
 
     Args:
@@ -292,9 +317,16 @@ def _in_memory(
     made = module_source(module, inputs, dtype)
     _as_given(name, made.workload, asked)
     return capture_module(
-        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config,
-        batch=made.workload["batch"], seq=made.workload["seq"], originals=made.originals,
-    )  # fmt: skip
+        made.module,
+        made.inputs,
+        args=made.args,
+        name=made.name,
+        source=made.source,
+        config=made.config,
+        batch=made.workload["batch"],
+        seq=made.workload["seq"],
+        originals=made.originals,
+    )
 
 
 def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:

@@ -42,62 +42,163 @@ class ZooModel:
 
 
 _LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "rope_theta": 500000.0,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False,
-    "bos_token_id": 128000, "eos_token_id": 128001,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
 
 ZOO: dict[str, ZooModel] = {
     m.name: m
     for m in (
         ZooModel(
-            "llama-3-8b", "decoder, 32 layers, grouped-query attention, gated feed-forward",
-            {**_LLAMA, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "intermediate_size": 14336}, 16, 4096,
+            "llama-3-8b",
+            "decoder, 32 layers, grouped-query attention, gated feed-forward",
+            {
+                **_LLAMA,
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+            },
+            16,
+            4096,
         ),
         ZooModel(
-            "llama-3-70b", "decoder, 80 layers, grouped-query attention, gated feed-forward",
-            {**_LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
-             "num_key_value_heads": 8, "intermediate_size": 28672}, 16, 4096,
+            "llama-3-70b",
+            "decoder, 80 layers, grouped-query attention, gated feed-forward",
+            {
+                **_LLAMA,
+                "hidden_size": 8192,
+                "num_hidden_layers": 80,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "intermediate_size": 28672,
+            },
+            16,
+            4096,
         ),
         ZooModel(
-            "gpt2-xl", "decoder, 48 layers, fused q, k, v, tied embeddings",
-            {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 1600, "n_layer": 48, "n_head": 25,
-             "n_positions": 1024, "vocab_size": 50257}, 32, 1024, ("n_layer",),
+            "gpt2-xl",
+            "decoder, 48 layers, fused q, k, v, tied embeddings",
+            {
+                "model_type": "gpt2",
+                "architectures": ["GPT2LMHeadModel"],
+                "n_embd": 1600,
+                "n_layer": 48,
+                "n_head": 25,
+                "n_positions": 1024,
+                "vocab_size": 50257,
+            },
+            32,
+            1024,
+            ("n_layer",),
         ),
         ZooModel(
-            "bert-large", "encoder, 24 layers, masked-language loss",
-            {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 1024, "num_hidden_layers": 24,
-             "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30522, "max_position_embeddings": 512}, 64, 512,
+            "bert-large",
+            "encoder, 24 layers, masked-language loss",
+            {
+                "model_type": "bert",
+                "architectures": ["BertForMaskedLM"],
+                "hidden_size": 1024,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "intermediate_size": 4096,
+                "vocab_size": 30522,
+                "max_position_embeddings": 512,
+            },
+            64,
+            512,
         ),
         ZooModel(
-            "t5-large", "encoder and decoder, 24 layers each, tied embeddings, relative positions",
-            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 1024, "d_kv": 64, "d_ff": 4096,
-             "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16, "vocab_size": 32128, "decoder_start_token_id": 0,
-             "pad_token_id": 0, "eos_token_id": 1, "relative_attention_num_buckets": 32}, 32, 512,
+            "t5-large",
+            "encoder and decoder, 24 layers each, tied embeddings, relative positions",
+            {
+                "model_type": "t5",
+                "architectures": ["T5ForConditionalGeneration"],
+                "d_model": 1024,
+                "d_kv": 64,
+                "d_ff": 4096,
+                "num_layers": 24,
+                "num_decoder_layers": 24,
+                "num_heads": 16,
+                "vocab_size": 32128,
+                "decoder_start_token_id": 0,
+                "pad_token_id": 0,
+                "eos_token_id": 1,
+                "relative_attention_num_buckets": 32,
+            },
+            32,
+            512,
             ("num_layers", "num_decoder_layers"),
         ),
         ZooModel(
-            "vit-large", "vision transformer, 24 layers, 1000 classes, 224x224 images",
-            {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 1024,
-             "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096, "image_size": 224,
-             "patch_size": 16, "num_labels": 1000}, 256, 1,
+            "vit-large",
+            "vision transformer, 24 layers, 1000 classes, 224x224 images",
+            {
+                "model_type": "vit",
+                "architectures": ["ViTForImageClassification"],
+                "hidden_size": 1024,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "intermediate_size": 4096,
+                "image_size": 224,
+                "patch_size": 16,
+                "num_labels": 1000,
+            },
+            256,
+            1,
         ),
         ZooModel(
-            "mixtral-8x7b", "decoder, 32 layers, 8 experts of which each token uses 2",
-            {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
-             "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8,
-             "num_experts_per_tok": 2, "vocab_size": 32000, "rope_theta": 1000000.0, "max_position_embeddings": 32768,
-             "rms_norm_eps": 1e-5, "sliding_window": None, "tie_word_embeddings": False}, 16, 4096,
+            "mixtral-8x7b",
+            "decoder, 32 layers, 8 experts of which each token uses 2",
+            {
+                "model_type": "mixtral",
+                "architectures": ["MixtralForCausalLM"],
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "intermediate_size": 14336,
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "vocab_size": 32000,
+                "rope_theta": 1000000.0,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-5,
+                "sliding_window": None,
+                "tie_word_embeddings": False,
+            },
+            16,
+            4096,
         ),
         ZooModel(
-            "resnet50-100k", "convolutions, 16 bottlenecks, 100 000 classes, 224x224 images",
-            {"model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 100000,
-             "embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048], "depths": [3, 4, 6, 3], "layer_type": "bottleneck",
-             "hidden_act": "relu", "num_channels": 3}, 256, 1, (),
+            "resnet50-100k",
+            "convolutions, 16 bottlenecks, 100 000 classes, 224x224 images",
+            {
+                "model_type": "resnet",
+                "architectures": ["ResNetForImageClassification"],
+                "num_labels": 100000,
+                "embedding_size": 64,
+                "hidden_sizes": [256, 512, 1024, 2048],
+                "depths": [3, 4, 6, 3],
+                "layer_type": "bottleneck",
+                "hidden_act": "relu",
+                "num_channels": 3,
+            },
+            256,
+            1,
+            (),
         ),
     )
-}  # fmt: skip
+}
 
 
 def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
@@ -214,9 +315,7 @@ def _compact(top: Block) -> Block:
     for v, value in enumerate(top.values):
         if value.kind == "parameter":
             order.setdefault(v, len(order))
-    values = tuple(
-        replace(top.values[v], storage=order.get(top.values[v].storage, i)) for v, i in order.items()
-    )  # fmt: skip
+    values = tuple(replace(top.values[v], storage=order.get(top.values[v].storage, i)) for v, i in order.items())
     items: list[Op | Call] = []
     for item in top.items:
         moved = {"inputs": tuple(order[v] for v in item.inputs), "outputs": tuple(order[v] for v in item.outputs)}

@@ -134,9 +134,14 @@ def whole_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozen
     """The bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
-        tuple(m.num_bytes for m in ins), tuple(m.num_bytes for m in outs), tuple(ITEM_BYTES[m.dtype] for m in ins),
-        splits, tuple(values[i].grad for i in op.inputs), tuple(m.shape for m in ins), tuple(m.shape for m in ins),
-    )  # fmt: skip
+        tuple(m.num_bytes for m in ins),
+        tuple(m.num_bytes for m in outs),
+        tuple(ITEM_BYTES[m.dtype] for m in ins),
+        splits,
+        tuple(values[i].grad for i in op.inputs),
+        tuple(m.shape for m in ins),
+        tuple(m.shape for m in ins),
+    )
 
 
 IN_PLACE = ("fused", "whole", "chunked")

@@ -193,10 +193,17 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     phases = {"forward", "backward"} if any(values[o].grad for o in op.outputs) else {"forward"}
     internal = tuple(found for c in s.internal if c.phase in phases for found in c.sized(ends))
     return Row(
-        s.name, tuple(operand(i, d) for i, d in enumerate(s.inputs)),
-        tuple(result(i, d) for i, d in enumerate(s.outputs)), s.divides, internal, s.segments, s.exchanged, s.alone, s.routed,
+        s.name,
+        tuple(operand(i, d) for i, d in enumerate(s.inputs)),
+        tuple(result(i, d) for i, d in enumerate(s.outputs)),
+        s.divides,
+        internal,
+        s.segments,
+        s.exchanged,
+        s.alone,
+        s.routed,
         s.within,
-    )  # fmt: skip
+    )
 
 
 def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value]) -> Row:

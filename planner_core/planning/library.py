@@ -23,8 +23,13 @@ DEFAULT_CLUSTER = "2x8-h100"
 
 
 def plan(
-    model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
-) -> Result:  # fmt: skip
+    model: Any,
+    *,
+    inputs: Any = None,
+    cluster: ClusterLike = DEFAULT_CLUSTER,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
     """Find the best parallel plan of a model on a cluster, together with the Pareto front and the baselines.
 
     Args:
@@ -71,8 +76,13 @@ def plan(
 
 
 def compare(
-    model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
-) -> Result:  # fmt: skip
+    model: Any,
+    *,
+    inputs: Any = None,
+    cluster: ClusterLike = DEFAULT_CLUSTER,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
     """Plan a model by every method and baseline, side by side.
 
     Args:
@@ -96,9 +106,18 @@ def compare(
 
 
 def price(
-    model: Any, *, layout: str, cluster: ClusterLike = DEFAULT_CLUSTER, inputs: Any = None, micro_batch: int | None = None,
-    accumulate: int = 1, memory_gb: float | None = None, advise: bool = True, progress: Progress | None = None, **options: Any,
-) -> PricedRun:  # fmt: skip
+    model: Any,
+    *,
+    layout: str,
+    cluster: ClusterLike = DEFAULT_CLUSTER,
+    inputs: Any = None,
+    micro_batch: int | None = None,
+    accumulate: int = 1,
+    memory_gb: float | None = None,
+    advise: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> PricedRun:
     """Price the layout that a team runs: whether it is legal and fits, its step time and memory, what would help, and the best plan.
 
     Args:
@@ -158,8 +177,13 @@ class Front:
 
 
 def front(
-    model: Any, *, inputs: Any = None, cluster: ClusterLike = DEFAULT_CLUSTER, progress: Progress | None = None, **options: Any
-) -> Front:  # fmt: skip
+    model: Any,
+    *,
+    inputs: Any = None,
+    cluster: ClusterLike = DEFAULT_CLUSTER,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Front:
     """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory.
 
     Args:
@@ -198,9 +222,14 @@ class Folded:
 
 
 def fold(
-    model: Any, *, inputs: Any = None, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    model: Any,
+    *,
+    inputs: Any = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
     layers: int | None = None,
-) -> Folded:  # fmt: skip
+) -> Folded:
     """Fold a model into its few unique blocks.
 
     Args:

@@ -199,10 +199,16 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     uneven = uneven_batch(planner)
     own = same_work(chosen) if chosen.fits else chosen.notes
     notes = (
-        *([uneven.note] if uneven and chosen.fits else []), *draft.told, *own, *fewer_gpus(planner, chosen, draft.say),
-        *uncounted(chosen, planner.graph), *slow_numbers(planner.cluster.gpu, planner.workload.dtype), *planner.workload.assumptions,
-        *planner.graph.assumptions, *without(planner, draft.usual),
-    )  # fmt: skip
+        *([uneven.note] if uneven and chosen.fits else []),
+        *draft.told,
+        *own,
+        *fewer_gpus(planner, chosen, draft.say),
+        *uncounted(chosen, planner.graph),
+        *slow_numbers(planner.cluster.gpu, planner.workload.dtype),
+        *planner.workload.assumptions,
+        *planner.graph.assumptions,
+        *without(planner, draft.usual),
+    )
     notes = (*notes, *uneven_vocabulary(draft.planner.request.layout, draft.planner.graph))
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
@@ -234,10 +240,20 @@ def plan_model(
     planner = draft.planner
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
     return Result(
-        request=planner.request, graph=planner.graph, coarse=planner.coarse, cluster=planner.cluster, workload=planner.workload,
-        planner=planner.changed(), asked=request, source=graph, plans=(*draft.leading, *draft.trade_offs, *draft.others),
-        timings_s=timings, notes=draft.notes, reasons=draft.reasons, uneven_batch=uneven_batch(planner),
-    )  # fmt: skip
+        request=planner.request,
+        graph=planner.graph,
+        coarse=planner.coarse,
+        cluster=planner.cluster,
+        workload=planner.workload,
+        planner=planner.changed(),
+        asked=request,
+        source=graph,
+        plans=(*draft.leading, *draft.trade_offs, *draft.others),
+        timings_s=timings,
+        notes=draft.notes,
+        reasons=draft.reasons,
+        uneven_batch=uneven_batch(planner),
+    )
 
 
 def prove(result: Result, progress: Progress | None = None) -> Result:
@@ -271,9 +287,14 @@ def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
         return chosen
     told = f"laid out as {better.name}, which is better than what the search found"
     return replace(
-        better, name=chosen.name, method=chosen.method, objective=chosen.objective, optimal=False, bound=chosen.bound,
+        better,
+        name=chosen.name,
+        method=chosen.method,
+        objective=chosen.objective,
+        optimal=False,
+        bound=chosen.bound,
         notes=(told, *chosen.notes),
-    )  # fmt: skip
+    )
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:

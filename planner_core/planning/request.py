@@ -59,10 +59,19 @@ class Request(Software):
         micro_batches = 1 if self.accumulate is None else self.accumulate
         stage = max(ZERO) if self.zero is None else self.zero
         return Workload(
-            micro_batches if self.batch is None else self.batch, 1 if self.seq is None else self.seq, self.dtype or "",
-            self.optimizer, stage, self.recompute, micro_batches, precision=self.precision, chunks=self.chunks,
-            expert_imbalance=self.expert_imbalance, offload=self.offload, **{name: getattr(self, name) for name in SOFTWARE},
-        )  # fmt: skip
+            micro_batches if self.batch is None else self.batch,
+            1 if self.seq is None else self.seq,
+            self.dtype or "",
+            self.optimizer,
+            stage,
+            self.recompute,
+            micro_batches,
+            precision=self.precision,
+            chunks=self.chunks,
+            expert_imbalance=self.expert_imbalance,
+            offload=self.offload,
+            **{name: getattr(self, name) for name in SOFTWARE},
+        )
 
 
 @dataclass(frozen=True, slots=True)

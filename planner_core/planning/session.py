@@ -185,9 +185,15 @@ class Planner:
         return problem
 
     def solve(
-        self, problem: Problem, objective: str, abandon_above: float = float("inf"), rough: Answer | None = None,
-        stop: Callable[[], bool] = lambda: False, prove: bool = True, prices: tuple[float, float] = (0.0, 0.0),
-    ) -> Answer:  # fmt: skip
+        self,
+        problem: Problem,
+        objective: str,
+        abandon_above: float = float("inf"),
+        rough: Answer | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        prove: bool = True,
+        prices: tuple[float, float] = (0.0, 0.0),
+    ) -> Answer:
         """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
         proof. `stop`, `prove` and `prices` are those of `search`."""
         prove = prove and self.work.left > 0
@@ -253,7 +259,7 @@ class Planner:
 
     def plan(
         self, problem: Problem, answer: Answer, name: str, method: str, objective: str, pipeline: Pipeline | None = None
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         """The answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
         blocks = assemble(problem, answer.assignment)
@@ -261,18 +267,26 @@ class Planner:
         ranks, known = pipeline.ranks if pipeline else 1, problem.model
         model = cost_model(self.cluster, known.mesh, known.workload, ranks)
         cost = (
-            price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse)) if pipeline
+            price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
+            if pipeline
             else price(blocks, self.graph, model, self.coarse)
-        )  # fmt: skip
+        )
         return Plan(
-            name=name, method=method, objective=objective, optimal=answer.optimal and problem.whole is None,
+            name=name,
+            method=method,
+            objective=objective,
+            optimal=answer.optimal and problem.whole is None,
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
-            cluster=self.cluster.to_json(), mesh=named_mesh(model.mesh, blocks), blocks=blocks, cost=cost,
+            cluster=self.cluster.to_json(),
+            mesh=named_mesh(model.mesh, blocks),
+            blocks=blocks,
+            cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_told(problem, answer), bound=answer.bound,
+            notes=_told(problem, answer),
+            bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
-        )  # fmt: skip
+        )
 
     def value(self, plan: Plan) -> float:
         """The value by which the request's method compares a plan: seconds of its objective; if it counts volume, at the same links

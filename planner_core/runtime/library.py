@@ -22,9 +22,14 @@ from planner_core.runtime.stages import STAGES, StagedParallel, check_schedule
 
 
 def apply(
-    module: nn.Module, plan: Plan, *, init: Init | None = None, seed: int = 0, compile: bool | Mapping[str, Any] = False,
+    module: nn.Module,
+    plan: Plan,
+    *,
+    init: Init | None = None,
+    seed: int = 0,
+    compile: bool | Mapping[str, Any] = False,
     written: EditableFunctions | None = None,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Run a module under a plan, on the ranks of the default process group.
 
     When the module is first called, its forward pass is recorded and rewritten as one rank's program: one function for each
@@ -75,7 +80,7 @@ def apply(
 
 def _parallel(
     module: nn.Module, plan: Plan, init: Init | None, seed: int, written: EditableFunctions | None
-) -> Parallel:  # fmt: skip
+) -> Parallel:
     if plan.pipeline:
         check_schedule(plan.pipeline)
     mesh = mesh_of(plan, _device_of(module) if dist.is_initialized() else "cpu")

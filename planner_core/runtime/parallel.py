@@ -147,8 +147,9 @@ class Parallel:
         self.engine.written = None
         warnings.warn(
             f"the model's code goes another way than where the script's blocks were written ({failed}): they are made anew, and an edit of "
-            "the script does not count in them; export it again", stacklevel=5,
-        )  # fmt: skip
+            "the script does not count in them; export it again",
+            stacklevel=5,
+        )
         return True
 
     def _tell_of_change(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
@@ -166,8 +167,9 @@ class Parallel:
             warnings.warn(
                 f"{spelled(path, self.planned.names)} is a number or a word that changes from call to call, and each value is recorded "
                 "anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward "
-                "does not use", stacklevel=4,
-            )  # fmt: skip
+                "does not use",
+                stacklevel=4,
+            )
 
     def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
         brought = ready.brought or [Bring.AS_IT_IS] * len(leaves)

@@ -30,8 +30,13 @@ class Ready:
     batch less than the callers do. `script`: the functions that run instead of the generated ones."""
 
     def __init__(
-        self, made: Prepared, engine: Engine, mesh: DeviceMesh, data_axes: Sequence[int], script: EditableFunctions | None = None
-    ) -> None:  # fmt: skip
+        self,
+        made: Prepared,
+        engine: Engine,
+        mesh: DeviceMesh,
+        data_axes: Sequence[int],
+        script: EditableFunctions | None = None,
+    ) -> None:
         self.program, self.layout, self.whole, self.brought = made.program, made.layout, made.whole, made.brought
         self.made, self.engine, self.mesh = made, engine, mesh
         self.gathers = data_axes if made.brought else None
@@ -155,8 +160,9 @@ def script_of(made: Prepared, written: EditableFunctions | None, versions: str) 
     if made.inputs != dict(written.inputs):
         warnings.warn(
             f"the script's blocks are for inputs of shapes {dict(written.inputs)}, and this call has {made.inputs}: blocks for it are made "
-            "anew, and an edit of the script does not count in them", stacklevel=7,
-        )  # fmt: skip
+            "anew, and an edit of the script does not count in them",
+            stacklevel=7,
+        )
         return None
     made.check_sites(versions)
     return written

@@ -107,13 +107,14 @@ class _Search:
         """Every assignment that was found for this objective, at any prices of memory."""
         free = self.objective.priced(0.0, 0.0)
         return [
-            (o, a) for o, a in self.problem.cache.exact.items()
+            (o, a)
+            for o, a in self.problem.cache.exact.items()
             if a is not None and isinstance(o, Objective) and replace(o, exact=True).priced(0.0, 0.0) == free
-        ]  # fmt: skip
+        ]
 
     def at(
         self, after_forward: float, after_backward: float, abandon_above: float = float("inf"), exact: bool = True
-    ) -> Assignment | None:  # fmt: skip
+    ) -> Assignment | None:
         """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower."""
         self.solves += 1
         objective = replace(self.objective.priced(after_forward, after_backward), exact=exact)
@@ -204,11 +205,20 @@ class _Search:
 
 
 def search(
-    problem: Problem, *, objective: str = "time", budget: float = float("inf"), abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, prove: bool = True, known: Iterable[Assignment] = (), work: PointBudget | None = None,
-    top: Shares | None = None, prices: tuple[float, float] = (0.0, 0.0), bound_only: bool = False,
+    problem: Problem,
+    *,
+    objective: str = "time",
+    budget: float = float("inf"),
+    abandon_above: float = float("inf"),
+    stop: Callable[[], bool] = lambda: False,
+    prove: bool = True,
+    known: Iterable[Assignment] = (),
+    work: PointBudget | None = None,
+    top: Shares | None = None,
+    prices: tuple[float, float] = (0.0, 0.0),
+    bound_only: bool = False,
     good_enough: float = 0.0,
-) -> Answer:  # fmt: skip
+) -> Answer:
     """The best assignment of `problem` within a memory budget (see the head of the file).
 
     Args:
@@ -276,7 +286,7 @@ def least_memory(problem: Problem, objective: str = "time") -> Assignment | None
 
 def _price_memory(
     run: _Search, fast: Assignment, small: Assignment, end: Component, stop: Callable[[], bool], exact: bool
-) -> None:  # fmt: skip
+) -> None:
     """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
 
     The price is the slope of the line through (memory, seconds) of the two plans. A solution at this price finds a plan below

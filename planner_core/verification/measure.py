@@ -48,9 +48,13 @@ def measure(nodes: int = 1) -> dict[str, Any]:
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     ranks = dist.get_world_size()
     found: dict[str, Any] = {
-        "schema": "shardscope.measured/1", "backend": dist.get_backend(), "ranks": ranks, "nodes": nodes, "device": _name(gpu),
+        "schema": "shardscope.measured/1",
+        "backend": dist.get_backend(),
+        "ranks": ranks,
+        "nodes": nodes,
+        "device": _name(gpu),
         "collectives": list(_collectives(device, ranks, GPU_SIZES if gpu else SIZES)),
-    }  # fmt: skip
+    }
     return found | (_alone(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
 
 
@@ -87,9 +91,11 @@ def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> di
     copied = kernel_seconds(partial(target.copy_, source), clock)
     small = torch.zeros(16, device=device)
     return {
-        "products": products, "memory_bytes_per_s": 2 * COPIED_BYTES / copied, "memory_bytes": _memory(device),
+        "products": products,
+        "memory_bytes_per_s": 2 * COPIED_BYTES / copied,
+        "memory_bytes": _memory(device),
         "launch_s": clock.issued(partial(small.add_, 1.0), MOST_RUNS),
-    }  # fmt: skip
+    }
 
 
 class Clock:

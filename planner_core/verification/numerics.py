@@ -103,16 +103,22 @@ def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> 
     order = None if graph is None else order_of(plan, graph, found["events"])
     return {
         "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
-        "ranks": plan.mesh.num_devices, "backend": "gloo",
+        "ranks": plan.mesh.num_devices,
+        "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
         "next_loss": dict(zip(("single", "parallel"), found["next_loss"], strict=True)),
         "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
         "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
-        "dtype": found["dtype"], "numbers_ok": good, "collectives_ok": same_traffic(predicted, measured),
-        "collectives": {"predicted": predicted, "measured": measured}, "by_axis": found["by_axis"], "memory_bytes": None,
+        "dtype": found["dtype"],
+        "numbers_ok": good,
+        "collectives_ok": same_traffic(predicted, measured),
+        "collectives": {"predicted": predicted, "measured": measured},
+        "by_axis": found["by_axis"],
+        "memory_bytes": None,
         "unsteady": found.get("unsteady", []),
-        "dropout": "left out" if found["dropout"] else "none", "order": order,
-    }  # fmt: skip
+        "dropout": "left out" if found["dropout"] else "none",
+        "order": order,
+    }
 
 
 def order_of(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]], micro_batches: int = 1) -> dict[str, Any]:
@@ -249,13 +255,17 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
     single_after = {n: p.detach() for n, p in whole.named_parameters()} | statistics_of(whole)
     param = worst(_but(after, unsteady), _but(single_after, unsteady), LEARNING_RATE)
     return {
-        "dtype": dtype, "loss": (float(single.detach()), float(loss.detach())), "grad": gradient, "param": param,
+        "dtype": dtype,
+        "loss": (float(single.detach()), float(loss.detach())),
+        "grad": gradient,
+        "param": param,
         "next_loss": _next_loss(whole, parallel, turned, chance),
         "collectives": counted.table(),
-        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())], "exchanges": counted.exchanges,
+        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "exchanges": counted.exchanges,
         "dropout": chance.seen,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
-    }  # fmt: skip
+    }
 
 
 def turned_samples(inputs: Any) -> Any:

@@ -70,10 +70,14 @@ class Record:
         inside = {key: row for key, row in counted.rows.items() if key[2] != OUTSIDE}
         events = [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.trace.events]
         return {
-            "collectives": table_of(inside), "by_axis": [[*key, *row] for key, row in sorted(inside.items())],
+            "collectives": table_of(inside),
+            "by_axis": [[*key, *row] for key, row in sorted(inside.items())],
             "summed": [row[1] for key, row in counted.rows.items() if key[2] == OUTSIDE],
-            "sent": counted.sent, "received": counted.received, "passes": self.passes, "events": events,
-        }  # fmt: skip
+            "sent": counted.sent,
+            "received": counted.received,
+            "passes": self.passes,
+            "events": events,
+        }
 
 
 @contextmanager
@@ -108,20 +112,26 @@ def rank_reports(plan: Plan, graph: Graph, found: Sequence[Mapping[str, Any]]) -
         measured = record["collectives"]
         predicted_messages = {
             "sent": [[p.to, size] for p in work.passes for size in p.sends],
-            "received": sum(size for sizes in arriving[rank] for size in sizes), "summed": sorted(work.summed),
-        }  # fmt: skip
+            "received": sum(size for sizes in arriving[rank] for size in sizes),
+            "summed": sorted(work.summed),
+        }
         sent, received = ([m for m in record[key] if m[1] != GREETING_BYTES] for key in ("sent", "received"))
         measured_messages = {
-            "sent": [list(m) for m in sent], "received": sum(size for _, size in received), "summed": sorted(record["summed"])
-        }  # fmt: skip
+            "sent": [list(m) for m in sent],
+            "received": sum(size for _, size in received),
+            "summed": sorted(record["summed"]),
+        }
         order = _difference(work, record)
         same = same_traffic(work.collectives, measured)
-        rows.append({
-            "rank": rank, "ok": same and not order and predicted_messages == measured_messages,
-            "collectives": {"predicted": work.collectives, "measured": measured},
-            "messages": {"predicted": _sums(predicted_messages), "measured": _sums(measured_messages)},
-            "order": {"ok": not order, "events": len(record["events"]), "difference": order},
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": rank,
+                "ok": same and not order and predicted_messages == measured_messages,
+                "collectives": {"predicted": work.collectives, "measured": measured},
+                "messages": {"predicted": _sums(predicted_messages), "measured": _sums(measured_messages)},
+                "order": {"ok": not order, "events": len(record["events"]), "difference": order},
+            }
+        )
     return rows
 
 
@@ -168,14 +178,21 @@ def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: i
     single, parallel = first["loss"]
     good = within(first)
     return {
-        "ok": bool(good and all(row["ok"] for row in per_rank)), "ranks": plan.num_gpus, "backend": "gloo",
+        "ok": bool(good and all(row["ok"] for row in per_rank)),
+        "ranks": plan.num_gpus,
+        "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
         "next_loss": dict(zip(("single", "parallel"), first["next_loss"], strict=True)),
         "grad": {"max_rel_error": first["grad"][0], "worst": first["grad"][1]},
         "param": {"max_rel_error": first["param"][0], "worst": first["param"][1]},
-        "dtype": first["dtype"], "numbers_ok": good, **summary(plan, per_rank), "memory_bytes": None,
-        "unsteady": [], "dropout": "left out" if first["dropout"] else "none", "stages": per_rank,
-    }  # fmt: skip
+        "dtype": first["dtype"],
+        "numbers_ok": good,
+        **summary(plan, per_rank),
+        "memory_bytes": None,
+        "unsteady": [],
+        "dropout": "left out" if first["dropout"] else "none",
+        "stages": per_rank,
+    }
 
 
 def summary(plan: Plan, per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -185,9 +202,10 @@ def summary(plan: Plan, per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     busiest = next((r for r in per_rank if r["collectives"]["predicted"] == predicted), per_rank[0])
     wrong = next((f"rank {r['rank']}: {r['order']['difference']}" for r in per_rank if not r["order"]["ok"]), "")
     return {
-        "collectives": busiest["collectives"], "collectives_ok": all(_same(r) for r in per_rank),
+        "collectives": busiest["collectives"],
+        "collectives_ok": all(_same(r) for r in per_rank),
         "order": {"ok": not wrong, "events": sum(r["order"]["events"] for r in per_rank), "difference": wrong},
-    }  # fmt: skip
+    }
 
 
 def _same(row: Mapping[str, Any]) -> bool:
@@ -244,9 +262,14 @@ def compare(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
     losses = _gathered((None if loss is None else float(loss), None if next_loss is None else float(next_loss)))
     seen, seen_next = (next(one[i] for one in losses if one[i] is not None) for i in range(2))
     return {
-        "dtype": dtype, "loss": (single, seen), "next_loss": (_alone(whole, next_batches, chance), seen_next),
-        "grad": gradient, "param": param, "dropout": chance.seen, "record": record.data(counted),
-    }  # fmt: skip
+        "dtype": dtype,
+        "loss": (single, seen),
+        "next_loss": (_alone(whole, next_batches, chance), seen_next),
+        "grad": gradient,
+        "param": param,
+        "dropout": chance.seen,
+        "record": record.data(counted),
+    }
 
 
 def _alone(whole: nn.Module, batches: Sequence[Any], chance: DropNothing) -> float:

@@ -16,38 +16,85 @@ from planner_core.models.zoo import ZOO
 KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": -4}
 FILES = {
-    "broken.json": "{", "no-type.json": '{"hidden_size": 8}', "typo.json": '{"model_type": "lama"}', "negative.json": json.dumps(LLAMA),
-    "cluster.json": '{"name": "x", "num_gpus": -1}', "list.json": "[]", "plan.json": '{"schema": "nope"}', "binary.pt2": "PK\x03\x04junk",
-    "slow.json": json.dumps({"gpu": "h100-sxm", "levels": [{"name": "l", "size": 8, "unit_bytes_per_s": -1, "latency_s": 1e-6}]}),
+    "broken.json": "{",
+    "no-type.json": '{"hidden_size": 8}',
+    "typo.json": '{"model_type": "lama"}',
+    "negative.json": json.dumps(LLAMA),
+    "cluster.json": '{"name": "x", "num_gpus": -1}',
+    "list.json": "[]",
+    "plan.json": '{"schema": "nope"}',
+    "binary.pt2": "PK\x03\x04junk",
+    "slow.json": json.dumps(
+        {"gpu": "h100-sxm", "levels": [{"name": "l", "size": 8, "unit_bytes_per_s": -1, "latency_s": 1e-6}]}
+    ),
     "indivisible.json": json.dumps({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}),
-    "deep.json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}), "text.json": json.dumps({"model_type": "llama", "hidden_size": "big"}),
+    "deep.json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}),
+    "text.json": json.dumps({"model_type": "llama", "hidden_size": "big"}),
     "experts.json": json.dumps({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}),
-    "package.json": json.dumps({"model_type": "gemma3n"}), "empty.pt2": "", "none.json": "null",
+    "package.json": json.dumps({"model_type": "gemma3n"}),
+    "empty.pt2": "",
+    "none.json": "null",
     "decides.py": "import torch\nclass M(torch.nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n        return y if y.sum() > 0 else -y\n"
-    "def make(): return M(4, 4), (torch.zeros(2, 4),)\n", "raises.py": "def make(): raise ValueError('no such size')\n",
-    "exits.py": "import sys\ndef make(): sys.exit(7)\n", "wrong.py": "def make(): return 3\n",
-}  # fmt: skip
+    "def make(): return M(4, 4), (torch.zeros(2, 4),)\n",
+    "raises.py": "def make(): raise ValueError('no such size')\n",
+    "exits.py": "import sys\ndef make(): sys.exit(7)\n",
+    "wrong.py": "def make(): return 3\n",
+}
 WRONG = [
-    ("plan {indivisible.json}", 2, "100 is not divisible"), ("plan {deep.json}", 2, "1000000000000"), ("plan {text.json}", 2, "'big'"),
-    ("plan {experts.json}", 2, "more than the 2 experts"), ("plan {package.json}", 2, "timm"), ("plan {empty.pt2}", 2, "truncated"),
-    ("plan {none.json}", 2, "NoneType"), ("plan {decides.py}:make", 2, "decides.py:5 (return y if y.sum() > 0 else -y)"),
-    ("plan {raises.py}:make", 2, "no such size"), ("plan {exits.py}:make", 2, "SystemExit"), ("plan {wrong.py}:make", 2, "returned a int"),
-    ("plan no-such-model", 2, "no-such-model"), ("plan {broken.json}", 2, "broken.json"), ("plan {no-type.json}", 2, "model_type"),
-    ("plan {typo.json}", 2, "lama"), ("plan {negative.json}", 2, "-4"), ("plan {binary.pt2}", 2, "binary.pt2"), ("plan missing.json", 2, "missing.json"),
-    ("plan gpt2-xl --mesh 3x5 --cluster 2x8-h100", 2, "3x5"), ("plan gpt2-xl --mesh 2y8", 2, "2y8"), ("plan gpt2-xl --mesh 0x16", 2, "0x16"),
-    ("plan gpt2-xl --cluster {cluster.json}", 2, "num_gpus"), ("plan gpt2-xl --cluster {list.json}", 2, "list.json"), ("plan gpt2-xl --cluster {slow.json}", 2, "-1"),
-    ("plan gpt2-xl --cluster nowhere", 2, "nowhere"), ("plan gpt2-xl --batch 0", 2, "0"), ("plan gpt2-xl --batch -3", 2, "-3"), ("plan gpt2-xl --batch x", 2, "x"),
+    ("plan {indivisible.json}", 2, "100 is not divisible"),
+    ("plan {deep.json}", 2, "1000000000000"),
+    ("plan {text.json}", 2, "'big'"),
+    ("plan {experts.json}", 2, "more than the 2 experts"),
+    ("plan {package.json}", 2, "timm"),
+    ("plan {empty.pt2}", 2, "truncated"),
+    ("plan {none.json}", 2, "NoneType"),
+    ("plan {decides.py}:make", 2, "decides.py:5 (return y if y.sum() > 0 else -y)"),
+    ("plan {raises.py}:make", 2, "no such size"),
+    ("plan {exits.py}:make", 2, "SystemExit"),
+    ("plan {wrong.py}:make", 2, "returned a int"),
+    ("plan no-such-model", 2, "no-such-model"),
+    ("plan {broken.json}", 2, "broken.json"),
+    ("plan {no-type.json}", 2, "model_type"),
+    ("plan {typo.json}", 2, "lama"),
+    ("plan {negative.json}", 2, "-4"),
+    ("plan {binary.pt2}", 2, "binary.pt2"),
+    ("plan missing.json", 2, "missing.json"),
+    ("plan gpt2-xl --mesh 3x5 --cluster 2x8-h100", 2, "3x5"),
+    ("plan gpt2-xl --mesh 2y8", 2, "2y8"),
+    ("plan gpt2-xl --mesh 0x16", 2, "0x16"),
+    ("plan gpt2-xl --cluster {cluster.json}", 2, "num_gpus"),
+    ("plan gpt2-xl --cluster {list.json}", 2, "list.json"),
+    ("plan gpt2-xl --cluster {slow.json}", 2, "-1"),
+    ("plan gpt2-xl --cluster nowhere", 2, "nowhere"),
+    ("plan gpt2-xl --batch 0", 2, "0"),
+    ("plan gpt2-xl --batch -3", 2, "-3"),
+    ("plan gpt2-xl --batch x", 2, "x"),
     ("price gpt2-xl --batch 512", 2, "--batch 512 is not an option of this command, but --micro-batch is"),
     ("plan gpt2-xl --nodes=4", 2, "--nodes=4 is not an option of this command; see"),
-    ("plan gpt2-xl --seq 0", 2, "0"), ("plan gpt2-xl --dtype int3", 2, "int3"), ("plan gpt2-xl --optimizer magic", 2, "magic"), ("plan gpt2-xl --zero 7", 2, "7"),
+    ("plan gpt2-xl --seq 0", 2, "0"),
+    ("plan gpt2-xl --dtype int3", 2, "int3"),
+    ("plan gpt2-xl --optimizer magic", 2, "magic"),
+    ("plan gpt2-xl --zero 7", 2, "7"),
     ("verify {plan.json}", 2, "--rules"),
-    ("verify {plan.json} --rules --fake", 2, "one of --rules"), ("verify {plan.json} --rules", 2, "schema"),
-    ("plan gpt2-xl --recompute some", 2, "some"), ("plan gpt2-xl --memory-gb -1", 2, "-1"), ("plan gpt2-xl --method guess", 2, "guess"),
-    ("plan gpt2-xl --objective fun", 2, "fun"), ("plan gpt2-xl --layers 0", 2, "0"), ("plan gpt2-xl --layers -1", 2, "-1"), ("fold nothing", 2, "nothing"),
-    ("network nothing", 2, "nothing"), ("compare nothing", 2, "nothing"), ("verify {plan.json} --fake", 2, "schema"), ("verify {broken.json} --fake", 2, "broken.json"),
-    ("verify missing.json --fake", 2, "missing.json"), ("export {plan.json} --to torchrun -o {out}", 2, "schema"), ("plan gpt2-xl -o /no/such/place/plan.json", 2, "/no/such/place"),
-    ("plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"), ("plan gpt2-xl --layers 2 --mesh 8 --cluster 1x8-h100 --memory-gb 0.001", 3, "least memory"),
-]  # fmt: skip
+    ("verify {plan.json} --rules --fake", 2, "one of --rules"),
+    ("verify {plan.json} --rules", 2, "schema"),
+    ("plan gpt2-xl --recompute some", 2, "some"),
+    ("plan gpt2-xl --memory-gb -1", 2, "-1"),
+    ("plan gpt2-xl --method guess", 2, "guess"),
+    ("plan gpt2-xl --objective fun", 2, "fun"),
+    ("plan gpt2-xl --layers 0", 2, "0"),
+    ("plan gpt2-xl --layers -1", 2, "-1"),
+    ("fold nothing", 2, "nothing"),
+    ("network nothing", 2, "nothing"),
+    ("compare nothing", 2, "nothing"),
+    ("verify {plan.json} --fake", 2, "schema"),
+    ("verify {broken.json} --fake", 2, "broken.json"),
+    ("verify missing.json --fake", 2, "missing.json"),
+    ("export {plan.json} --to torchrun -o {out}", 2, "schema"),
+    ("plan gpt2-xl -o /no/such/place/plan.json", 2, "/no/such/place"),
+    ("plan llama-3-70b --layers 2 --cluster 1x4-a100-pcie --memory-gb 1", 3, "least memory"),
+    ("plan gpt2-xl --layers 2 --mesh 8 --cluster 1x8-h100 --memory-gb 0.001", 3, "least memory"),
+]
 
 
 SMALL = {
@@ -95,14 +142,24 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("plan {folder}", "holds no config.json"), ("plan {pipe}", "is not a regular file"), ("plan /dev/zero", "is not a regular file"),
-        ("plan somebody/some-model", "nothing is downloaded"), (f"plan {LONG}", "(5002 characters) is neither"), (f"plan {LONG}.py:make", "is not a file"),
-        (f"plan {LONG}.pt2", "is not a file"), (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"), ("plan gpt2-xl --cluster /dev/zero", "not a regular file"),
-        ("verify {pipe} --rules", "is not a regular file"), (f"verify {LONG} --rules", "cannot read"), (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
-        ("plan gpt2-xl --zero 4", "--zero '4' is not a stage"), (f"plan gpt2-xl --batch {LONG}", "invalid int"), (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
+        ("plan {folder}", "holds no config.json"),
+        ("plan {pipe}", "is not a regular file"),
+        ("plan /dev/zero", "is not a regular file"),
+        ("plan somebody/some-model", "nothing is downloaded"),
+        (f"plan {LONG}", "(5002 characters) is neither"),
+        (f"plan {LONG}.py:make", "is not a file"),
+        (f"plan {LONG}.pt2", "is not a file"),
+        (f"plan gpt2-xl --cluster {LONG}", "no cluster is called"),
+        ("plan gpt2-xl --cluster /dev/zero", "not a regular file"),
+        ("verify {pipe} --rules", "is not a regular file"),
+        (f"verify {LONG} --rules", "cannot read"),
+        (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
+        ("plan gpt2-xl --zero 4", "--zero '4' is not a stage"),
+        (f"plan gpt2-xl --batch {LONG}", "invalid int"),
+        (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
     ],
     ids=lambda text: text[:30],
-)  # fmt: skip
+)
 def test_names_that_are_no_files_are_told_in_one_sentence(
     command: str, names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,8 +254,21 @@ def test_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str])
     assert r["timings_s"].keys() >= {"capture", "coarsen", "fold", "network", "search", "total"}
     assert r["unknown_ops"] == []
     for p in r["plans"]:
-        keys = {"name", "method", "mesh", "fits", "step_time_s", "compute_time_s", "comm_time_s", "exposed_comm_time_s", "collectives",
-                "memory_bytes", "placements", "objective", "optimal"}  # fmt: skip
+        keys = {
+            "name",
+            "method",
+            "mesh",
+            "fits",
+            "step_time_s",
+            "compute_time_s",
+            "comm_time_s",
+            "exposed_comm_time_s",
+            "collectives",
+            "memory_bytes",
+            "placements",
+            "objective",
+            "optimal",
+        }
         assert keys <= p.keys()
         assert p["memory_bytes"].keys() == {"params", "grads", "optimizer", "activations", "buffers", "overlap", "peak"}
         assert p["collectives"].keys() == {"forward", "backward", "optimizer"}

@@ -10,9 +10,29 @@ import pytest
 
 from planner_core.cli.main import main
 
-KEYS = {"schema", "layout", "legal", "reasons", "fits", "step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_gpu", "mfu",
-        "compute_time_s", "comm_time_s", "exposed_comm_time_s", "optimizer_time_s", "outside_time_s", "memory_bytes", "limited_by", "about", "fills",
-        "suggestions", "best"}  # fmt: skip
+KEYS = {
+    "schema",
+    "layout",
+    "legal",
+    "reasons",
+    "fits",
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "compute_time_s",
+    "comm_time_s",
+    "exposed_comm_time_s",
+    "optimizer_time_s",
+    "outside_time_s",
+    "memory_bytes",
+    "limited_by",
+    "about",
+    "fills",
+    "suggestions",
+    "best",
+}
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -36,9 +56,19 @@ def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[s
     assert r.keys() >= KEYS
     assert (r["schema"], r["legal"], r["reasons"], r["fits"]) == ("shardscope.price/1", True, [], True)
     assert r["layout"] == {
-        "dp": 2, "fsdp": 8, "tp": 1, "sp": False, "cp": 1, "ep": 1, "zero": 0, "cp_type": "ring", "pp": 1, "vp": 1, "schedule": "",
+        "dp": 2,
+        "fsdp": 8,
+        "tp": 1,
+        "sp": False,
+        "cp": 1,
+        "ep": 1,
+        "zero": 0,
+        "cp_type": "ring",
+        "pp": 1,
+        "vp": 1,
+        "schedule": "",
         "copies": [],
-    }  # fmt: skip
+    }
     assert (r["batch"], r["mesh"]) == (64, {"axes": ["data", "shard"], "sizes": [2, 8], "roles": ["data", "shard"]})
     assert sum(r["step_parts_s"].values()) == pytest.approx(r["step_time_s"])
     assert r["step_time_s"] == pytest.approx(r["compute_time_s"] + r["exposed_comm_time_s"] + r["optimizer_time_s"])

@@ -25,10 +25,22 @@ from tests.support.plans import searched
 
 Path = tuple[Any, ...]
 CASES = [
-    Request("llama-3-8b", cluster="2x8-h100"), Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp"),
-    Request("t5-large", cluster="2x8-v100-eth", mesh="16", dtype="float16", optimizer="adamw-fp32", layers=2, accumulate=1, recompute="none"), Request("mixtral-8x7b", cluster="4x8-a100", mesh="4x8"),
-    Request("resnet50-100k", cluster="1x4-a100-pcie", mesh="4"), Request("gpt2-xl", cluster="1x8-h100", recompute="full", zero=0),
-]  # fmt: skip
+    Request("llama-3-8b", cluster="2x8-h100"),
+    Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp"),
+    Request(
+        "t5-large",
+        cluster="2x8-v100-eth",
+        mesh="16",
+        dtype="float16",
+        optimizer="adamw-fp32",
+        layers=2,
+        accumulate=1,
+        recompute="none",
+    ),
+    Request("mixtral-8x7b", cluster="4x8-a100", mesh="4x8"),
+    Request("resnet50-100k", cluster="1x4-a100-pcie", mesh="4"),
+    Request("gpt2-xl", cluster="1x8-h100", recompute="full", zero=0),
+]
 
 
 @cache

@@ -246,7 +246,7 @@ class Placed(nn.Module):
             "weights": lambda: h * (1 + rows)[:, None],
             "all": lambda: h[rows] + h[self.order[: len(x)]],
             "shifted": lambda: h + h[(rows + 1) % len(rows)],
-        }  # fmt: skip
+        }
         return F.cross_entropy(changed[self.how](), y)
 
 

@@ -118,10 +118,15 @@ class InvertedResidual(nn.Module):
         super().__init__()
         wide = 4 * width
         self.layers = nn.Sequential(
-            nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
-            nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True),
-            nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
+            nn.Conv2d(width, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.gate = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 8, 1), nn.SiLU(), nn.Conv2d(8, width, 1), nn.Sigmoid()
         )

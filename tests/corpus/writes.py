@@ -242,8 +242,10 @@ class Results(nn.Module):
         a, b = (head(h) for head in self.heads)
         return {
             "dict": {"a": a, "b": b.sigmoid(), "more": [h.mean(), {"norm": h.norm(dim=-1)}]},
-            "tuple": (a, (b, h)), "vector": (a - 1).pow(2), "summed": a.sum() + b.sum(),
-        }[self.how]  # fmt: skip
+            "tuple": (a, (b, h)),
+            "vector": (a - 1).pow(2),
+            "summed": a.sum() + b.sum(),
+        }[self.how]
 
 
 def returns_a_dict() -> Made:

@@ -34,16 +34,31 @@ def test_elements_all_reduced_per_layer(d1: int, d2: int) -> None:
 def test_megatron_lm_has_two_all_reduces_each_way() -> None:
     over_axis_1 = [r for r in reductions(8, 1) if r.axis == 1]
     assert [(r.weight, r.phase) for r in over_axis_1] == [
-        ("attention out", "forward"), ("FFN-2", "forward"), ("FFN-1", "backward"), ("qkv", "backward"),
-    ]  # fmt: skip
+        ("attention out", "forward"),
+        ("FFN-2", "forward"),
+        ("FFN-1", "backward"),
+        ("qkv", "backward"),
+    ]
     assert all(r.share == 1 for r in over_axis_1)
 
 
 @pytest.mark.parametrize(
     ("mesh", "value"),
-    [((4, 1), 3), ((4, 2), 6), ((8, 1), 7), ((2, 4), 10), ((1, 8), 21), ((8, 2), 10), ((16, 1), 15), ((8, 4), 16),
-     ((16, 4), 24), ((16, 8), 36), ((32, 8), 52), ((32, 16), 76)],
-)  # fmt: skip
+    [
+        ((4, 1), 3),
+        ((4, 2), 6),
+        ((8, 1), 7),
+        ((2, 4), 10),
+        ((1, 8), 21),
+        ((8, 2), 10),
+        ((16, 1), 15),
+        ((8, 4), 16),
+        ((16, 4), 24),
+        ((16, 8), 36),
+        ((32, 8), 52),
+        ((32, 16), 76),
+    ],
+)
 def test_bracket(mesh: tuple[int, int], value: float) -> None:
     assert bracket(*mesh) == value
 

@@ -34,8 +34,11 @@ def cut(plan: Plan) -> list[tuple[str, str, Edge]]:
     """The results that are made in chunks: label of the block, operator, edge."""
     return [
         (label, name, edge)
-        for label, b in plan.blocks.items() for name, site in b.sites.items() for edge in site.outputs if edge.chunks > 1
-    ]  # fmt: skip
+        for label, b in plan.blocks.items()
+        for name, site in b.sites.items()
+        for edge in site.outputs
+        if edge.chunks > 1
+    ]
 
 
 def site_of(plan: Plan) -> tuple[Op, SitePlan, str]:

@@ -39,7 +39,7 @@ def _mixed() -> tuple[Planner, Plan]:
         lambda: _planned("gpt2-xl", "16", "full", zero=0),
         _mixed,
     ],
-)  # fmt: skip
+)
 def test_the_peak_without_the_middle_is_that_of_the_walk(made: object) -> None:
     planner, plan = made()  # type: ignore[operator]
     labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}

@@ -73,8 +73,14 @@ def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
         x = torch.empty(local, device="meta")
         with memory:
             y = take(x, steps_of(steps, axes), segments)
-        found.append((0 if y is x or y.untyped_storage()._cdata == x.untyped_storage()._cdata else y.untyped_storage().nbytes(),
-                      sum(memory.peak.values())))  # fmt: skip
+        found.append(
+            (
+                0
+                if y is x or y.untyped_storage()._cdata == x.untyped_storage()._cdata
+                else y.untyped_storage().nbytes(),
+                sum(memory.peak.values()),
+            )
+        )
     dist.destroy_process_group()
     return found
 
@@ -107,8 +113,15 @@ def test_what_comes_ahead_and_leaves_behind_is_counted_by_the_block() -> None:
     """By arithmetic, of FSDP on n GPUs where a block has W bytes of matrices: in backward stand its own W, the next block's on
     their way (W written, W / n sent), its gradients (W) and those of the block before (W); in forward no gradients."""
     h, m, n = 64, 176, 2
-    sizes = {"hidden_size": h, "intermediate_size": m, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-             "vocab_size": 64, "max_position_embeddings": 64}  # fmt: skip
+    sizes = {
+        "hidden_size": h,
+        "intermediate_size": m,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
     found = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=32, dtype="float32")
     model = cost_model(load_cluster("1x8-h100:gpus=2"), DeviceMesh(("tensor",), (n,)), Workload(4, 32, "float32"))
@@ -127,8 +140,15 @@ def test_weights_of_two_axes_are_on_their_way_two_units_ahead() -> None:
     gather, W written and W / 2 sent; the first gather of the block after that, W / 2 written and W / 4 sent. The rewritten program takes
     as much on meta tensors; so does one whose working copies are gathered over the other axis, and stand beside the parameters."""
     h, m = 1024, 2816
-    sizes = {"hidden_size": h, "intermediate_size": m, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 4,
-             "vocab_size": 64, "max_position_embeddings": 128}  # fmt: skip
+    sizes = {
+        "hidden_size": h,
+        "intermediate_size": m,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": 128,
+    }
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
     found = shardscope.plan(
         config, cluster="1x8-h100:gpus=4", mesh="2x2", batch=16, seq=128, dtype="float32", layout="dp=2,fsdp=2,zero=1"
@@ -150,9 +170,12 @@ def test_weights_of_two_axes_are_on_their_way_two_units_ahead() -> None:
 
 
 ONCE_WRONG = [
-    ("mixtral-8x7b", "8", "Megatron-LM + sequence parallel"), ("t5-large", "8", "Megatron-LM + sequence parallel"),
-    ("resnet50-100k", "8", "Megatron-LM"), ("resnet50-100k", "8", "FSDP"), ("llama-3-70b", "2x8", "least memory"),
-]  # fmt: skip
+    ("mixtral-8x7b", "8", "Megatron-LM + sequence parallel"),
+    ("t5-large", "8", "Megatron-LM + sequence parallel"),
+    ("resnet50-100k", "8", "Megatron-LM"),
+    ("resnet50-100k", "8", "FSDP"),
+    ("llama-3-70b", "2x8", "least memory"),
+]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +200,11 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
     GPT-2 XL has 25 heads, which 8 GPUs cannot split: data parallel stands in for Megatron-LM."""
     found = []
     for policy, names in (
-        ("keep-matmuls", ["Megatron-LM", "FSDP"]), ("selective", ["FSDP", "Megatron-LM"]),
-        ("keep-attention", ["Megatron-LM"]), ("full", ["FSDP"]),
-    ):  # fmt: skip
+        ("keep-matmuls", ["Megatron-LM", "FSDP"]),
+        ("selective", ["FSDP", "Megatron-LM"]),
+        ("keep-attention", ["Megatron-LM"]),
+        ("full", ["FSDP"]),
+    ):
         asked = Request(model, cluster="1x8-h100", mesh="8", batch=16, layers=4, recompute=policy, memory_gb=1000.0)
         planner = prepare(asked)
         made = {p.name: p for p in baselines(planner, meshes(planner.request, planner.cluster), recompute=policy)}

@@ -25,8 +25,12 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.stages import stage_trace
 
 TORCH = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+}
 STAGES_OF = {"gpipe": (1,), "1f1b": (1,), "interleaved": (2, 3), "zb": (2, 3), "zbv": (2,)}
 CASES = [(name, ranks, v) for name in TORCH for ranks in (2, 3, 4, 8) for v in STAGES_OF[name]]
 
@@ -115,11 +119,16 @@ def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> 
     for _ in range(20):
         costs = [
             stage(
-                chance.uniform(1, 2), b := chance.uniform(2, 4), b * chance.uniform(0.2, 0.5), first_s=chance.random(),
-                last_s=chance.random(), step_s=chance.random(), send_s=chance.choice([0, 0.1, 1]),
+                chance.uniform(1, 2),
+                b := chance.uniform(2, 4),
+                b * chance.uniform(0.2, 0.5),
+                first_s=chance.random(),
+                last_s=chance.random(),
+                step_s=chance.random(),
+                send_s=chance.choice([0, 0.1, 1]),
             )
             for _ in whole.copies
-        ]  # fmt: skip
+        ]
         found = simulated_pipeline(whole, costs, 2 * ranks)
         assert found.step_s >= bound_s(whole, costs, 2 * ranks) * (1 - 1e-12)
         lanes = [[s for s in found.spans if s.rank == rank] for rank in range(ranks)]
@@ -225,10 +234,14 @@ def test_a_plan_file_has_stages_and_an_older_one_none(pricer: Pricer) -> None:
 @pytest.mark.parametrize(
     ("layout", "told"),
     [
-        ("dp=4,vp=2", "give pp=2"), ("dp=4,schedule=zb", "give pp=2"), ("pp=2,vp=2,schedule=1f1b", "one stage a rank"),
-        ("pp=2,schedule=interleaved", "give vp=2"), ("pp=2,schedule=zbv", "give vp=2"), ("pp=2,schedule=dual", "must be one of gpipe"),
+        ("dp=4,vp=2", "give pp=2"),
+        ("dp=4,schedule=zb", "give pp=2"),
+        ("pp=2,vp=2,schedule=1f1b", "one stage a rank"),
+        ("pp=2,schedule=interleaved", "give vp=2"),
+        ("pp=2,schedule=zbv", "give vp=2"),
+        ("pp=2,schedule=dual", "must be one of gpipe"),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_told(layout: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         parse_layout(layout)

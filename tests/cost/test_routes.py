@@ -30,9 +30,10 @@ QUICK = (("llama-3-8b", "2x8-h100"), ("gpt2-xl", "4x8-a100"))
     ("model", "cluster"),
     [
         pytest.param(m, c, marks=() if (m, c) in QUICK else pytest.mark.slow)
-        for m in ("llama-3-8b", "gpt2-xl") for c in ("2x8-h100", "2x8-v100-eth", "4x8-a100")
+        for m in ("llama-3-8b", "gpt2-xl")
+        for c in ("2x8-h100", "2x8-v100-eth", "4x8-a100")
     ],
-)  # fmt: skip
+)
 def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
     result = planned(Request(model, cluster=cluster, layers=4))
     seen = set()

@@ -50,8 +50,14 @@ def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(("model", "settings"), [("llama-3-8b", {"recompute": "full"}), ("gpt2-xl", {"layers": 2, "recompute": "full"}),
-                                                 ("t5-large", {"layers": 2, "batch": 16, "seq": 16})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("llama-3-8b", {"recompute": "full"}),
+        ("gpt2-xl", {"layers": 2, "recompute": "full"}),
+        ("t5-large", {"layers": 2, "batch": 16, "seq": 16}),
+    ],
+)
 def test_the_memory_opens_wherever_its_peak_stands(model: str, settings: dict[str, Any]) -> None:
     """Recomputed blocks, the loss, the optimizer's step: each is the peak of one of these."""
     found = planned(Request(model, **settings))

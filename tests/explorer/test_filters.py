@@ -233,9 +233,15 @@ def test_a_pin_holds_its_settings() -> None:
 
 
 def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> None:
-    asked = {k: settings.request(settings.read(a)[0]) for k, a in {
-        "time": {}, "tap": {"method": "tap"}, "communication": {"objective": "communication"},
-        "told": {"method": "tap", "accumulate": "4", "recompute": "full"}}.items()}  # fmt: skip
+    asked = {
+        k: settings.request(settings.read(a)[0])
+        for k, a in {
+            "time": {},
+            "tap": {"method": "tap"},
+            "communication": {"objective": "communication"},
+            "told": {"method": "tap", "accumulate": "4", "recompute": "full"},
+        }.items()
+    }
     assert (asked["time"].accumulate, asked["time"].recompute) == (None, "auto")
     assert all((asked[k].accumulate, asked[k].recompute) == (1, "none") for k in ("tap", "communication"))
     assert (asked["told"].accumulate, asked["told"].recompute) == (4, "full")

@@ -151,9 +151,13 @@ def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
         kept = sum(map(made.kept_bytes, range(len(found.graph.top.items))))
         assert sum(memory for memory, _ in top) == plan.cost.memory_bytes["params"] + kept
         work = sum(
-            len(bp.prefixes) * op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], cost_model_of(plan))
-            for label, bp in plan.blocks.items() for block in [block_of(found.graph, label)] for op in block.ops
-        )  # fmt: skip
+            len(bp.prefixes)
+            * op_work(op, block.values).flops
+            / split_parts(block, op, bp.sites[op.name], cost_model_of(plan))
+            for label, bp in plan.blocks.items()
+            for block in [block_of(found.graph, label)]
+            for op in block.ops
+        )
         assert sum(flops for _, flops in top) == pytest.approx(work)
         for shown in to_json(nodes).values():
             assert all(0 <= shade <= 1 for _, shade in shown["nodes"].values())

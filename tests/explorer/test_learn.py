@@ -155,10 +155,12 @@ def test_2_pieces_make_the_product(cut: str, devices: int, seed: int) -> None:
 
 
 MOVES = {
-    ("P", "R"): ("all_reduce", lambda n: 2 * (n - 1) / n), ("P", "S"): ("reduce_scatter", lambda n: (n - 1) / n),
-    ("S", "R"): ("all_gather", lambda n: (n - 1) / n), ("S", "S"): ("all_to_all", lambda n: (n - 1) / n**2),
+    ("P", "R"): ("all_reduce", lambda n: 2 * (n - 1) / n),
+    ("P", "S"): ("reduce_scatter", lambda n: (n - 1) / n),
+    ("S", "R"): ("all_gather", lambda n: (n - 1) / n),
+    ("S", "S"): ("all_to_all", lambda n: (n - 1) / n**2),
     ("R", "S"): ("", lambda n: 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -439,10 +441,12 @@ def test_13_the_optimum_among_all() -> None:
         allowed = [i for i in range(3**7) if found.memory_bytes[i] <= shown["mine_bytes"]]
         assert shown["best_s"] == min(found.comm_s[i] for i in allowed)
         better = [
-            i for i in range(3**7)
-            if found.comm_s[i] <= shown["mine_s"] and found.memory_bytes[i] <= shown["mine_bytes"]
+            i
+            for i in range(3**7)
+            if found.comm_s[i] <= shown["mine_s"]
+            and found.memory_bytes[i] <= shown["mine_bytes"]
             and (found.comm_s[i], found.memory_bytes[i]) != (shown["mine_s"], shown["mine_bytes"])
-        ]  # fmt: skip
+        ]
         assert shown["better"] == len(better)
         assert (shown["space"], shown["mine_s"]) == (2187, found.comm_s[mine])
 
@@ -452,9 +456,11 @@ def test_13_the_messages_of_a_placement() -> None:
     size = BATCH * SEQ * HIDDEN * 2
     megatron = l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
     assert [(x.phase, x.where, x.moved.split(": ")[1], x.kind) for x in megatron] == [
-        ("backward", "input_layernorm", "P to R", "all_reduce"), ("forward", "o_proj", "P to R", "all_reduce"),
-        ("backward", "post_attention_layernorm", "P to R", "all_reduce"), ("forward", "down_proj", "P to R", "all_reduce"),
-    ]  # fmt: skip
+        ("backward", "input_layernorm", "P to R", "all_reduce"),
+        ("forward", "o_proj", "P to R", "all_reduce"),
+        ("backward", "post_attention_layernorm", "P to R", "all_reduce"),
+        ("forward", "down_proj", "P to R", "all_reduce"),
+    ]
     assert all(x.num_bytes == size and x.seconds == pytest.approx(inside_s(size, 4)) for x in megatron)
     # down_proj kept whole: the hidden numbers, split by features, are exchanged for samples
     found = l13_choose.sent_by(
@@ -554,10 +560,35 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
 
 
 FIRST = (
-    "placement", "partial", "replicate", "collective", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring", "latency",
-    "bandwidth", "tree", "Megatron-LM", "sequence parallel", "logits", "FSDP", "mesh", "tensor group", "row-first", "overlap", "front", "block", "axis",
-    "grouped-query", "shared subgraph", "similar", "redistribution", "degree",
-)  # fmt: skip
+    "placement",
+    "partial",
+    "replicate",
+    "collective",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ring",
+    "latency",
+    "bandwidth",
+    "tree",
+    "Megatron-LM",
+    "sequence parallel",
+    "logits",
+    "FSDP",
+    "mesh",
+    "tensor group",
+    "row-first",
+    "overlap",
+    "front",
+    "block",
+    "axis",
+    "grouped-query",
+    "shared subgraph",
+    "similar",
+    "redistribution",
+    "degree",
+)
 """Words of the field that no lesson may use before the one that defines them."""
 
 

@@ -55,8 +55,11 @@ def test_sequence_parallelism_halves_each_message_and_cuts_what_lies_between() -
     assert case and case.weights == MEGATRON
     there, back = {"in": "all_gather", "end": "reduce_scatter"}, {"in": "reduce_scatter", "end": "all_gather"}
     assert at_gates(case) == sorted(
-        (h, gate, phase, kinds[gate]) for h in (0, 1) for phase, kinds in (("forward", there), ("backward", back)) for gate in kinds
-    )  # fmt: skip
+        (h, gate, phase, kinds[gate])
+        for h in (0, 1)
+        for phase, kinds in (("forward", there), ("backward", back))
+        for gate in kinds
+    )
     assert [case.wires[0, p] for p in ("start", "in", "end", "sum")] == ["S(1)", "R", "P", "S(1)"]
     norms = [m.sent.num_bytes for m in case.messages if m.gate == "norm"]
     assert norms == [4 * 4096] * 2  # the norms' own weights are whole, their tokens are not; summed in float32
@@ -68,8 +71,10 @@ def test_fsdp_goes_around_the_block() -> None:
     moved = block.weight_traffic(m for m in case.messages if block.travels(case, m))
     # a GPU's slices of the weights in bf16, twice; their gradients in fp32
     assert moved == {
-        ("forward", "all_gather"): FULL // 8, ("backward", "all_gather"): FULL // 8, ("backward", "reduce_scatter"): 2 * FULL // 8,
-    }  # fmt: skip
+        ("forward", "all_gather"): FULL // 8,
+        ("backward", "all_gather"): FULL // 8,
+        ("backward", "reduce_scatter"): 2 * FULL // 8,
+    }
     assert {m.sent.axis for m in case.messages if block.travels(case, m)} == {0}
 
 

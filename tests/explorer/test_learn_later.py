@@ -495,21 +495,45 @@ def test_12_tokens_travel_and_come_home_in_motion(n: int, k: int) -> None:
 @pytest.mark.parametrize(
     "written, value",
     [
-        ("12", (12,)), (" 1 234,5 ", (1234.5,)), ("-3", (-3,)), ("1.2.3", ()), ("²", ()), ("", ()), ("1e9", ()), ("1/0", ()),
-        ("1,900", (1900, 1.9)), ("0,406", (0.406,)), ("1,234,567.5", (1234567.5,)), ("1.234,5", (1234.5,)), ("1,2,3", ()),
-        ("5/4", (1.25,)), ("4 / 3", (4 / 3,)), ("≈ 1.5", (1.5,)), ("101 MB", (101,)), ("101mb", (101,)), ("0.101 GB", (101,)),
-        ("101 apples", ()), ("MB", ()), ("12 ms", ()),
+        ("12", (12,)),
+        (" 1 234,5 ", (1234.5,)),
+        ("-3", (-3,)),
+        ("1.2.3", ()),
+        ("²", ()),
+        ("", ()),
+        ("1e9", ()),
+        ("1/0", ()),
+        ("1,900", (1900, 1.9)),
+        ("0,406", (0.406,)),
+        ("1,234,567.5", (1234567.5,)),
+        ("1.234,5", (1234.5,)),
+        ("1,2,3", ()),
+        ("5/4", (1.25,)),
+        ("4 / 3", (4 / 3,)),
+        ("≈ 1.5", (1.5,)),
+        ("101 MB", (101,)),
+        ("101mb", (101,)),
+        ("0.101 GB", (101,)),
+        ("101 apples", ()),
+        ("MB", ()),
+        ("12 ms", ()),
     ],
-)  # fmt: skip
+)
 def test_a_number_is_read_as_people_write_it(written: str, value: tuple[float, ...]) -> None:
     assert answers.numbers(written, "MB") == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
     "written, unit, value",
-    [("1.3x", "times", 1.3), ("133 %", "times", 1.33), ("46%", "per cent", 46), ("8 products", "products", 8), ("1,900 tokens", "tokens", 1900),
-     ("2650 µs", "ms", 2.65)],
-)  # fmt: skip
+    [
+        ("1.3x", "times", 1.3),
+        ("133 %", "times", 1.33),
+        ("46%", "per cent", 46),
+        ("8 products", "products", 8),
+        ("1,900 tokens", "tokens", 1900),
+        ("2650 µs", "ms", 2.65),
+    ],
+)
 def test_a_unit_is_turned_into_the_one_asked_for(written: str, unit: str, value: float) -> None:
     assert answers.numbers(written, unit)[0] == pytest.approx(value)
 

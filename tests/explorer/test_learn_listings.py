@@ -152,20 +152,46 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
 WHOLE = {
     13: {
         r"choices (\d+), can run (\d+), better in both than yours (\d+)": ("space", "scored", "better"),
-        r"yours: (\S+) ms of communication, (\S+) GiB, (\d+) messages of (\S+) ms": ("mine_s ms", "mine_bytes GiB", "mine_messages", "mine_sent_s ms"),
-        r"optimum: (\S+) ms of communication, (\S+) GiB, (\d+) messages of (\S+) ms": ("best_s ms", "best_bytes GiB", "best_messages", "best_sent_s ms"),
+        r"yours: (\S+) ms of communication, (\S+) GiB, (\d+) messages of (\S+) ms": (
+            "mine_s ms",
+            "mine_bytes GiB",
+            "mine_messages",
+            "mine_sent_s ms",
+        ),
+        r"optimum: (\S+) ms of communication, (\S+) GiB, (\d+) messages of (\S+) ms": (
+            "best_s ms",
+            "best_bytes GiB",
+            "best_messages",
+            "best_sent_s ms",
+        ),
     },
     17: {
-        r"fullest moment: (\S+) GiB, operation (\d+) \(backward begins at (\d+), the optimizer at (\d+)\)": ("peak GiB", "at", "turn", "optimizer"),
+        r"fullest moment: (\S+) GiB, operation (\d+) \(backward begins at (\d+), the optimizer at (\d+)\)": (
+            "peak GiB",
+            "at",
+            "turn",
+            "optimizer",
+        ),
         r"standing: (\S+) GiB; activations kept: (\S+) GiB; step (\S+) s": ("standing GiB", "kept GiB", "step_s"),
     },
     24: {
-        r"ways of a copy 10\^(\S+), of all 10\^(\d+); products (\d+), copies (\d+)": ("ways", "all_ways", "products", "copies"),
+        r"ways of a copy 10\^(\S+), of all 10\^(\d+); products (\d+), copies (\d+)": (
+            "ways",
+            "all_ways",
+            "products",
+            "copies",
+        ),
         r"least (\S+) ms, of one copy (\S+) ms": ("all_ms", "one_ms"),
-        r"allowed (\S+) GiB: price (\S+) ms per GiB, bound (\S+) ms, best (\S+) ms, left (\d+)": ("room_gib", "price", "bound_ms", "best_ms", "left"),
+        r"allowed (\S+) GiB: price (\S+) ms per GiB, bound (\S+) ms, best (\S+) ms, left (\d+)": (
+            "room_gib",
+            "price",
+            "bound_ms",
+            "best_ms",
+            "left",
+        ),
         r"bound (\S+) s, best \S+ s, solved (\d+) times, proven (\w+)": ("bound_s", "solves", "proven"),
     },
-}  # fmt: skip
+}
 """What the listings that ask the planner print, and the lesson's numbers that it is: together all of a lesson's numbers."""
 
 

@@ -42,8 +42,14 @@ def test_the_bubbles_by_hand_are_those_of_the_formula(m: int) -> None:
     assert asked.values[asked.answer] == pytest.approx(100 * 3 / (2 * m + 3))
 
 
-@pytest.mark.parametrize(("order", "layout"), [("1f1b", "dp=4,pp=4,schedule=1f1b,zero=1"), ("zb", "dp=4,pp=4,schedule=zb,zero=1"),
-                                               ("interleaved", "dp=4,pp=4,vp=2,schedule=interleaved,zero=1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("order", "layout"),
+    [
+        ("1f1b", "dp=4,pp=4,schedule=1f1b,zero=1"),
+        ("zb", "dp=4,pp=4,schedule=zb,zero=1"),
+        ("interleaved", "dp=4,pp=4,vp=2,schedule=interleaved,zero=1"),
+    ],
+)
 def test_the_simulated_step_is_what_price_says(order: str, layout: str) -> None:
     found = numbers(order=order, m=8)
     there = price("llama-3-8b", layout=layout, micro_batch=1, accumulate=8, seq=SEQ, advise=False).plan

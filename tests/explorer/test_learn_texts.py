@@ -130,9 +130,10 @@ def test_16_the_quickest_stage_is_told_with_those_that_the_doubt_does_not_tell_a
     took = {name: plan.cost.step_time_s for name, plan in cases.items()}
     first = min(cases, key=lambda name: took[name])
     near = {
-        name for name, plan in cases.items()
+        name
+        for name, plan in cases.items()
         if took[name] <= took[first] * (1 + doubt_between(cases[first], plan, LLAMA.cluster))
-    }  # fmt: skip
+    }
     assert told and set(told[1].split(" ≈ ")) == near and first == "ZeRO-2"
 
 
@@ -188,8 +189,10 @@ def test_the_experts_are_those_of_the_sentence(tmp_path: Path) -> None:
     config = own.graph.config
     assert own.routed() == (own, "")
     assert (found.hidden, found.count, found.used) == (
-        config["hidden_size"], config["num_local_experts"], config["num_experts_per_tok"],
-    )  # fmt: skip
+        config["hidden_size"],
+        config["num_local_experts"],
+        config["num_experts_per_tok"],
+    )
     each = 2 * 3 * config["hidden_size"] * config["intermediate_size"] * config["num_experts_per_tok"]
     assert found.flops == each * config["num_hidden_layers"]
     scene = LESSONS[19].scene(own, LESSONS[19].defaults())

@@ -56,8 +56,13 @@ def test_14_slower_wires_move_the_crossing() -> None:
 
 @pytest.mark.parametrize(
     "name, layout, micro_batch",
-    [("ZeRO-1", "dp=16,zero=1", 1), ("FSDP", "fsdp=16", 1), ("HSDP", "dp=2,fsdp=8", 1), ("tensor parallel 8", "fsdp=2,tp=8,sp", 8)],
-)  # fmt: skip
+    [
+        ("ZeRO-1", "dp=16,zero=1", 1),
+        ("FSDP", "fsdp=16", 1),
+        ("HSDP", "dp=2,fsdp=8", 1),
+        ("tensor parallel 8", "fsdp=2,tp=8,sp", 8),
+    ],
+)
 def test_14_prices_are_those_of_the_command_price(name: str, layout: str, micro_batch: int) -> None:
     """8 samples of 1 024 tokens in a group of 8 GPUs, or one for each: the same tokens per GPU."""
     found = price("llama-3-8b", layout=layout, micro_batch=micro_batch, seq=1024, advise=False)
@@ -240,8 +245,11 @@ def test_16_the_rule_is_what_the_planner_counts(m: int) -> None:
     """Bytes per parameter, weights in 2 and gradients in 4; the embedding's rows are not gathered again for backward."""
     found = numbers(16, m=m)
     rules = {
-        "data parallel": 2 * 4, "ZeRO-1": 2 + 4, "ZeRO-2": 2 + m * 4, "FSDP (ZeRO-3)": m * (2 + 2 + 4),
-    }  # fmt: skip
+        "data parallel": 2 * 4,
+        "ZeRO-1": 2 + 4,
+        "ZeRO-2": 2 + m * 4,
+        "FSDP (ZeRO-3)": m * (2 + 2 + 4),
+    }
     for name, each in rules.items():
         assert found[f"{name} formula"] == pytest.approx(15 / 16 * each * PARAMS)
     assert found["HSDP formula"] == pytest.approx(7 / 8 * m * 8 * PARAMS + 2 * 1 / 2 * 4 * PARAMS / 8)

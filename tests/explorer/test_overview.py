@@ -49,17 +49,32 @@ def test_a_drawing_by_modules_keeps_every_operation_and_every_weight_once(model:
 def test_a_norm_is_one_node_and_a_sum_a_sign() -> None:
     drawn = scene(by_module(prepare(Request("llama-3-8b")).coarse), brief=True)
     names = [p.node.name for p in drawn.scopes["LlamaDecoderLayer"].nodes if p.node.kind != "port"]
-    assert sorted(names) == sorted([
-        "input_layernorm", "q_proj", "k_proj", "v_proj", "attention", "o_proj", "+", "post_attention_layernorm", "gate_proj", "up_proj",
-        "down_proj", "+",
-    ])  # fmt: skip
+    assert sorted(names) == sorted(
+        [
+            "input_layernorm",
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "attention",
+            "o_proj",
+            "+",
+            "post_attention_layernorm",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+            "+",
+        ]
+    )
 
 
 def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) -> None:
     plans = {p.name: p for p in result.plans}
     drawn = scene(by_module(result.coarse), brief=True)
-    for name, kind, words in (("FSDP", "sharded", "FSDP 16"), ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?(rows|columns) / \d+"),
-                              ("data parallel", "whole", "whole")):  # fmt: skip
+    for name, kind, words in (
+        ("FSDP", "sharded", "FSDP 16"),
+        ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?(rows|columns) / \d+"),
+        ("data parallel", "whole", "whole"),
+    ):
         found = stripes(plans[name], drawn)
         assert {s["kind"] for s in found.values()} == {kind}
         assert all(re.fullmatch(words, s["words"]) for s in found.values())

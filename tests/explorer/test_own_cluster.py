@@ -16,12 +16,13 @@ from planner_core.core import InputError, load_cluster
 from tests.pages.test_app import open_page, words
 
 MINE = {
-    "name": "lab", "gpu": "a100-80gb-sxm",
+    "name": "lab",
+    "gpu": "a100-80gb-sxm",
     "levels": [
         {"name": "NVLink", "size": 4, "unit_gb_per_s": 300, "latency_us": 3},
         {"name": "Ethernet", "size": 2, "unit_gb_per_s": 12.5, "latency_us": 20},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -50,10 +51,14 @@ def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) ->
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{", "not JSON"), (b" " * 70_000, "at most"), (b"[]", "object"), (b'{"gpu": "h100-sxm"}', "levels"),
-        (json.dumps({**MINE, "gpu": "abacus"}).encode(), "abacus"), (json.dumps({**MINE, "num_gpus": 9}).encode(), "num_gpus is 9"),
+        (b"{", "not JSON"),
+        (b" " * 70_000, "at most"),
+        (b"[]", "object"),
+        (b'{"gpu": "h100-sxm"}', "levels"),
+        (json.dumps({**MINE, "gpu": "abacus"}).encode(), "abacus"),
+        (json.dumps({**MINE, "num_gpus": 9}).encode(), "num_gpus is 9"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_cluster_is_refused_with_a_sentence(content: bytes, said: str, name: str) -> None:
     with pytest.raises(InputError, match=said):
         own_cluster.keep(content)
@@ -105,10 +110,20 @@ def test_a_calibrated_gpu_takes_the_place_of_the_clusters(name: str, hardware: P
 
 @pytest.mark.parametrize(
     "sources",
-    [7, {"products": 7}, {"products": {"source": "x", "before": {}, "after": {}, "timings": []}},
-     {"step": {"source": "x", "before": {"rows": 1, "median": 0, "nine_in_ten": 0}, "after": {"rows": 1, "median": 0, "nine_in_ten": 0},
-               "timings": [[1, 2, -3]]}}],
-)  # fmt: skip
+    [
+        7,
+        {"products": 7},
+        {"products": {"source": "x", "before": {}, "after": {}, "timings": []}},
+        {
+            "step": {
+                "source": "x",
+                "before": {"rows": 1, "median": 0, "nine_in_ten": 0},
+                "after": {"rows": 1, "median": 0, "nine_in_ten": 0},
+                "timings": [[1, 2, -3]],
+            }
+        },
+    ],
+)
 def test_what_has_not_the_form_of_a_fit_is_left_out(sources: object, name: str, hardware: Path) -> None:
     data = json.dumps({**json.loads(hardware.read_text()), "sources": sources}).encode()
     assert own_cluster.fits(own_cluster.keep(data, load_cluster("2x8-h100"))) == ()

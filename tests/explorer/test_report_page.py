@@ -64,9 +64,13 @@ def test_it_holds_the_plans_numbers(page: str, shown: dict[str, Plan], result: R
     for p in shown.values():
         c = p.cost
         for told in (
-            units.seconds(c.step_time_s), units.seconds(c.compute_time_s), units.seconds(c.exposed_comm_time_s),
-            units.memory(c.memory_bytes["peak"]), units.traffic(sum(t.wire_bytes for t in c.traffic)), words.mesh_words(p.mesh),
-        ):  # fmt: skip
+            units.seconds(c.step_time_s),
+            units.seconds(c.compute_time_s),
+            units.seconds(c.exposed_comm_time_s),
+            units.memory(c.memory_bytes["peak"]),
+            units.traffic(sum(t.wire_bytes for t in c.traffic)),
+            words.mesh_words(p.mesh),
+        ):
             assert told in text
     first = shown["best"]
     for t in first.cost.traffic:

@@ -91,12 +91,14 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("line", "stated"),
     [
-        ("FSDP 8 x TP 8, mbs 1, selective", setups.Stated(Layout(fsdp=8, tp=8), 32, "selective")), ("fsdp=8,tp=8", setups.Stated(Layout(fsdp=8, tp=8))),
-        ("HSDP 2x8, full", setups.Stated(Layout(dp=2, fsdp=8), None, "full")), ("DDP 64", setups.Stated(Layout(dp=64))),
+        ("FSDP 8 x TP 8, mbs 1, selective", setups.Stated(Layout(fsdp=8, tp=8), 32, "selective")),
+        ("fsdp=8,tp=8", setups.Stated(Layout(fsdp=8, tp=8))),
+        ("HSDP 2x8, full", setups.Stated(Layout(dp=2, fsdp=8), None, "full")),
+        ("DDP 64", setups.Stated(Layout(dp=64))),
         ("ZeRO-1 8 × TP 8, SP, 4 micro-batches", setups.Stated(Layout(dp=8, tp=8, sp=True, zero=1), 4)),
         ("fsdp2 8 + cp 8, ulysses", setups.Stated(Layout(fsdp=8, cp=8, cp_type="ulysses"))),
     ],
-)  # fmt: skip
+)
 def test_a_setup_is_a_line_of_text(line: str, stated: setups.Stated) -> None:
     assert setups.of_line(line, 256) == stated
     assert setups.of_line(stated.line(256), 256) == stated

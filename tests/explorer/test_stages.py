@@ -95,9 +95,11 @@ def test_the_graph_says_where_the_model_is_cut(staged: tuple[Planner, Plan]) -> 
 
 def test_a_setup_with_stages_is_read_and_written() -> None:
     for line, words_ in (
-        ("PP 4 x TP 2 x ZeRO-1 2, interleaved 2, mbs 2, selective", "vp=2"), ("PP 2 x DP 8, mbs 1", "pp=2"),
-        ("pp 4, dp 4, zero bubble", "schedule=zb"), ("pp 4, dp 4, zbv", "vp=2"),
-    ):  # fmt: skip
+        ("PP 4 x TP 2 x ZeRO-1 2, interleaved 2, mbs 2, selective", "vp=2"),
+        ("PP 2 x DP 8, mbs 1", "pp=2"),
+        ("pp 4, dp 4, zero bubble", "schedule=zb"),
+        ("pp 4, dp 4, zbv", "vp=2"),
+    ):
         stated = setups.of_line(line, 64)
         assert words_ in stated.write()
         assert setups.read(stated.write()) == setups.of_line(stated.line(64), 64) == stated

@@ -37,13 +37,24 @@ def result() -> Result:
 @pytest.mark.parametrize(
     ("shown", "wanted"),
     [
-        (units.seconds(0.3460557), "346 ms"), (units.seconds(1.2345), "1.23 s"), (units.seconds(0), "0 ms"),
-        (units.seconds(4.2e-6), "4.20 µs"), (units.memory(80e9), "74.5 GiB"), (units.memory(8192), "8.00 KiB"),
-        (units.traffic(1.9e9), "1.90 GB"), (units.traffic(40_800_000_000), "40.8 GB"), (units.count(8_030_261_248), "8.03 B"),
-        (units.flops(2.199e12), "2.20 TFLOP"), (units.whole(59049), "59\u202f049"), (units.count(29.64), "30"), (units.significant(9.999), "10.0"),
-        (units.significant(999.6), "1\u202f000"), (units.percent(0.05), "5 %"), (units.percent(0.1234), "12 %"),
+        (units.seconds(0.3460557), "346 ms"),
+        (units.seconds(1.2345), "1.23 s"),
+        (units.seconds(0), "0 ms"),
+        (units.seconds(4.2e-6), "4.20 µs"),
+        (units.memory(80e9), "74.5 GiB"),
+        (units.memory(8192), "8.00 KiB"),
+        (units.traffic(1.9e9), "1.90 GB"),
+        (units.traffic(40_800_000_000), "40.8 GB"),
+        (units.count(8_030_261_248), "8.03 B"),
+        (units.flops(2.199e12), "2.20 TFLOP"),
+        (units.whole(59049), "59\u202f049"),
+        (units.count(29.64), "30"),
+        (units.significant(9.999), "10.0"),
+        (units.significant(999.6), "1\u202f000"),
+        (units.percent(0.05), "5 %"),
+        (units.percent(0.1234), "12 %"),
     ],
-)  # fmt: skip
+)
 def test_numbers_have_three_figures_and_a_unit(shown: str, wanted: str) -> None:
     assert shown == wanted
 
@@ -56,10 +67,13 @@ def test_three_figures_are_within_half_a_percent(value: float) -> None:
 @pytest.mark.parametrize(
     ("dtype", "precision", "wanted"),
     [
-        ("bfloat16", "mixed", "bf16 mixed precision (fp32 master weights)"), ("bfloat16", "pure", "pure bf16"),
-        ("float16", "mixed", "fp16 mixed precision (fp32 master weights)"), ("float32", "mixed", "fp32"), ("float32", "pure", "fp32"),
+        ("bfloat16", "mixed", "bf16 mixed precision (fp32 master weights)"),
+        ("bfloat16", "pure", "pure bf16"),
+        ("float16", "mixed", "fp16 mixed precision (fp32 master weights)"),
+        ("float32", "mixed", "fp32"),
+        ("float32", "pure", "fp32"),
     ],
-)  # fmt: skip
+)
 def test_what_a_step_computes_in_and_keeps_is_told(dtype: str, precision: str, wanted: str) -> None:
     assert words.numbers(settings.DTYPES[dtype], dtype, precision) == wanted
 
@@ -83,9 +97,19 @@ def test_a_link_holds_every_stage_of_zero(stage: str) -> None:
 
 def test_settings_survive_the_address() -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {
-        "model": "t5-large", "batch": 64, "memory": 40.0, "mesh": "2x8", "compare": ("best", "fsdp"), "open": ("run:0",),
-        "rungs": "atp", "rows": "all", "node": "T5Block:layer.0/add", "zero": 0, "show": "memory", "tab": "block",
-    }  # fmt: skip
+        "model": "t5-large",
+        "batch": 64,
+        "memory": 40.0,
+        "mesh": "2x8",
+        "compare": ("best", "fsdp"),
+        "open": ("run:0",),
+        "rungs": "atp",
+        "rows": "all",
+        "node": "T5Block:layer.0/add",
+        "zero": 0,
+        "show": "memory",
+        "tab": "block",
+    }
     again, problems = settings.read(settings.write(values))
     assert again == values
     assert problems == []

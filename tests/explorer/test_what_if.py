@@ -57,8 +57,13 @@ def test_changes_stand_in_the_address() -> None:
 
 def test_what_stands_is_read_off_the_cluster() -> None:
     assert whatif.standing(load_cluster("2x8-h100"), 16, 4096) == {
-        "batch": 16, "seq": 4096, "nodes": 2, "gpus": 8, "intra": 450.0, "inter": 400.0,
-    }  # fmt: skip
+        "batch": 16,
+        "seq": 4096,
+        "nodes": 2,
+        "gpus": 8,
+        "intra": 450.0,
+        "inter": 400.0,
+    }
     assert "inter" not in whatif.standing(load_cluster("1x4-a100-pcie"), 16, 1)
     assert whatif.options((1, 2, 4), 3) == [1, 2, 3, 4]
 

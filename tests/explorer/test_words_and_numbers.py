@@ -25,9 +25,14 @@ DEGREES = re.compile(r"(?:over|parallel|on) (\d+)")
 def cases() -> list[object]:
     """Every model, cluster and method, few layers where a model may have few; only a handful in the quick run."""
     return [
-        pytest.param((m, c, method), id=f"{m}, {c}, {method}", marks=() if (m, c, method) in QUICK else pytest.mark.slow)
-        for m in ZOO for c in cluster_names() if c != "64x8-h100" for method in METHODS
-    ]  # fmt: skip
+        pytest.param(
+            (m, c, method), id=f"{m}, {c}, {method}", marks=() if (m, c, method) in QUICK else pytest.mark.slow
+        )
+        for m in ZOO
+        for c in cluster_names()
+        if c != "64x8-h100"
+        for method in METHODS
+    ]
 
 
 @pytest.fixture(scope="module", params=cases())
@@ -141,10 +146,12 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
     ("model", "cluster", "method"),
     [
         pytest.param(m, c, method, marks=() if (m, c, method) == ("gpt2-xl", "1x8-h100", "tap") else pytest.mark.slow)
-        for m in ("gpt2-xl", "llama-3-8b", "llama-3-70b", "mixtral-8x7b") for c in ("1x8-h100", "2x8-h100", "8x8-h100")
-        for method in METHODS if method != "exact"
+        for m in ("gpt2-xl", "llama-3-8b", "llama-3-70b", "mixtral-8x7b")
+        for c in ("1x8-h100", "2x8-h100", "8x8-h100")
+        for method in METHODS
+        if method != "exact"
     ],
-)  # fmt: skip
+)
 def test_no_part_of_a_methods_price_is_larger_than_the_whole(model: str, cluster: str, method: str) -> None:
     found = list(ablation_steps(prepare(Request(model, cluster=cluster, layers=4)), method))
     text = words.verdict(method, [(r.says, r.plan) for r in found])
@@ -154,7 +161,6 @@ def test_no_part_of_a_methods_price_is_larger_than_the_whole(model: str, cluster
     if part is not None:
         assert float(part[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[part[2]] <= whole * 1.01
     unsure = words.doubt(known[0], known[-1]) * known[0].cost.step_time_s
-    falls = any(b.cost.step_time_s < a.cost.step_time_s - unsure
-                for a, b in pairwise(known) if a.fits and b.fits)  # fmt: skip
+    falls = any(b.cost.step_time_s < a.cost.step_time_s - unsure for a, b in pairwise(known) if a.fits and b.fits)
     assert ("may be shorter than in the row above" in text) == falls
     assert ("needs least of it" in text) == any(not p.fits for p in known)

@@ -21,8 +21,15 @@ from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, Sit
 from planner_core.exporters.api import export, export_text
 from tests.support.ranks import run_ranks
 
-SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-         "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
 
 
@@ -89,8 +96,9 @@ def hybrid() -> Plan:
 
     def edges(a: tuple[Edge, ...], b: tuple[Edge, ...]) -> tuple[Edge, ...]:
         return tuple(
-            replace(x, src=state(x.src, y.src), dst=state(x.dst, y.dst), forward=(), backward=()) for x, y in zip(a, b, strict=True)
-        )  # fmt: skip
+            replace(x, src=state(x.src, y.src), dst=state(x.dst, y.dst), forward=(), backward=())
+            for x, y in zip(a, b, strict=True)
+        )
 
     def param(a: ParamPlan, b: ParamPlan) -> ParamPlan:
         return ParamPlan(

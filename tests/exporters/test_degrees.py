@@ -18,21 +18,63 @@ from planner_core.planning.pricing.configs.tools import megatron
 from tests.exporters.test_targets import FIELDS
 
 MORE_FIELDS = {
-    "context-parallel-size": "context_parallel_size", "cp-comm-type": "cp_comm_type", "moe-router-topk": "moe_router_topk",
-    "expert-model-parallel-size": "expert_model_parallel_size", "moe-token-dispatcher-type": "moe_token_dispatcher_type", **FIELDS,
-}  # fmt: skip
+    "context-parallel-size": "context_parallel_size",
+    "cp-comm-type": "cp_comm_type",
+    "moe-router-topk": "moe_router_topk",
+    "expert-model-parallel-size": "expert_model_parallel_size",
+    "moe-token-dispatcher-type": "moe_token_dispatcher_type",
+    **FIELDS,
+}
 STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it, and whether that is the plan
-    ("llama-3-8b", "dp=2,cp=8,zero=1", {"context-parallel-size": 8, "cp-comm-type": "p2p"}, True, (2, 1, 1, 8, 1), False),
-    ("llama-3-8b", "fsdp=2,cp=8,cp_type=gather", {"context-parallel-size": 8, "cp-comm-type": "all_gather"}, False, (1, 2, 1, 8, 1), True),
-    ("llama-3-8b", "dp=2,cp=4,tp=2,sp,cp_type=ulysses", {"context-parallel-size": 4, "cp-comm-type": "a2a", "sequence-parallel": True},
-     True, (2, 1, 2, 4, 1), False),
-    ("mixtral-8x7b", "dp=16,ep=8,zero=1", {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"}, True,
-     (2, 8, 1, 1, 8), False),
-    ("mixtral-8x7b", "fsdp=16,ep=8", {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"}, False,
-     (1, 16, 1, 1, 8), True),
-    ("mixtral-8x7b", "dp=8,ep=8,tp=2,sp", {"expert-model-parallel-size": 8, "tensor-model-parallel-size": 2, "sequence-parallel": True},
-     True, (1, 8, 2, 1, 8), False),
-)  # fmt: skip
+    (
+        "llama-3-8b",
+        "dp=2,cp=8,zero=1",
+        {"context-parallel-size": 8, "cp-comm-type": "p2p"},
+        True,
+        (2, 1, 1, 8, 1),
+        False,
+    ),
+    (
+        "llama-3-8b",
+        "fsdp=2,cp=8,cp_type=gather",
+        {"context-parallel-size": 8, "cp-comm-type": "all_gather"},
+        False,
+        (1, 2, 1, 8, 1),
+        True,
+    ),
+    (
+        "llama-3-8b",
+        "dp=2,cp=4,tp=2,sp,cp_type=ulysses",
+        {"context-parallel-size": 4, "cp-comm-type": "a2a", "sequence-parallel": True},
+        True,
+        (2, 1, 2, 4, 1),
+        False,
+    ),
+    (
+        "mixtral-8x7b",
+        "dp=16,ep=8,zero=1",
+        {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"},
+        True,
+        (2, 8, 1, 1, 8),
+        False,
+    ),
+    (
+        "mixtral-8x7b",
+        "fsdp=16,ep=8",
+        {"expert-model-parallel-size": 8, "moe-token-dispatcher-type": "alltoall"},
+        False,
+        (1, 16, 1, 1, 8),
+        True,
+    ),
+    (
+        "mixtral-8x7b",
+        "dp=8,ep=8,tp=2,sp",
+        {"expert-model-parallel-size": 8, "tensor-model-parallel-size": 2, "sequence-parallel": True},
+        True,
+        (1, 8, 2, 1, 8),
+        False,
+    ),
+)
 
 
 @cache
@@ -79,16 +121,20 @@ def test_torchtitan_is_told_of_context_and_experts(name: str, text: str, sizes: 
 
 
 def test_forms_without_such_axes_say_what_is_lost() -> None:
-    for name, text, words in (("llama-3-8b", "dp=2,cp=4,tp=2", "those ranks take samples of their own"),
-                              ("mixtral-8x7b", "dp=8,ep=8,tp=2", "here every rank has all of them")):  # fmt: skip
+    for name, text, words in (
+        ("llama-3-8b", "dp=2,cp=4,tp=2", "those ranks take samples of their own"),
+        ("mixtral-8x7b", "dp=8,ep=8,tp=2", "here every rank has all of them"),
+    ):
         assert words in " ".join(export_text(of_layout(name, text), "parallelize_module").remarks)
 
 
 def test_megatrons_own_groups_are_those_of_the_mesh() -> None:
     """With megatron-core's generator of ranks: context ranks are neighbours of tensor ranks, expert ranks of data-parallel ones."""
     state = pytest.importorskip("megatron.core.parallel_state")
-    for text, which, sizes in (("dp=2,cp=4,tp=2", "cp", {"tp": 2, "cp": 4, "dp": 2, "ep": 1}),
-                               ("dp=8,ep=4,tp=2", "ep", {"tp": 2, "cp": 1, "dp": 2, "ep": 4})):  # fmt: skip
+    for text, which, sizes in (
+        ("dp=2,cp=4,tp=2", "cp", {"tp": 2, "cp": 4, "dp": 2, "ep": 1}),
+        ("dp=8,ep=4,tp=2", "ep", {"tp": 2, "cp": 1, "dp": 2, "ep": 4}),
+    ):
         groups = state.RankGenerator(pp=1, order="tp-cp-ep-dp-pp", **sizes).get_ranks(which)
         mesh = parse_layout(text).mesh()
         axis = mesh.axis_names.index({"cp": "context", "ep": "expert"}[which])

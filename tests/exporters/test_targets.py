@@ -253,8 +253,15 @@ def test_what_is_recomputed_is_told_to_each_tool() -> None:
 
 def test_megatron_is_told_of_gpt2() -> None:
     """Its config has other names, and its matrices lie the other way round, which degrees do not mind."""
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 250,
-              "n_positions": 64}  # fmt: skip
+    config = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 250,
+        "n_positions": 64,
+    }
     for plan in shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32").plans:
         if plan.name in ("data parallel", "Megatron-LM", "Megatron-LM + sequence parallel"):
             flags = json.loads(export_text(plan, "megatron").text)["flags"]
@@ -266,10 +273,17 @@ def test_megatron_is_told_of_gpt2() -> None:
 
 
 FIELDS = {
-    "tensor-model-parallel-size": "tensor_model_parallel_size", "pipeline-model-parallel-size": "pipeline_model_parallel_size",
-    "sequence-parallel": "sequence_parallel", "num-layers": "num_layers", "hidden-size": "hidden_size", "ffn-hidden-size": "ffn_hidden_size",
-    "num-attention-heads": "num_attention_heads", "num-query-groups": "num_query_groups", "num-experts": "num_moe_experts", "bf16": "bf16",
-}  # fmt: skip
+    "tensor-model-parallel-size": "tensor_model_parallel_size",
+    "pipeline-model-parallel-size": "pipeline_model_parallel_size",
+    "sequence-parallel": "sequence_parallel",
+    "num-layers": "num_layers",
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "ffn_hidden_size",
+    "num-attention-heads": "num_attention_heads",
+    "num-query-groups": "num_query_groups",
+    "num-experts": "num_moe_experts",
+    "bf16": "bf16",
+}
 """Flags of Megatron-LM, and the fields of megatron-core's TransformerConfig that they set."""
 
 
@@ -291,9 +305,20 @@ def test_megatron_core_takes_the_flags(name: str) -> None:
         core.TransformerConfig(**{**fields, "tensor_model_parallel_size": 1, "sequence_parallel": True})
 
 
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 250, "rms_norm_eps": 1e-6, "rope_theta": 50000.0,
-         "max_position_embeddings": 64, "tie_word_embeddings": False}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 250,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 50000.0,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 
 
 def built_by_megatron(argv: list[str]) -> tuple[int, float]:
@@ -322,25 +347,46 @@ def built_by_megatron(argv: list[str]) -> tuple[int, float]:
         parser.add_argument(f"--{flag}")
     for flag in ("norm-epsilon", "attention-dropout", "hidden-dropout"):
         parser.add_argument(f"--{flag}", type=float)
-    for flag in ("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "rotary-base", "vocab-size",
-                 "max-position-embeddings", "seq-length"):  # fmt: skip
+    for flag in (
+        "num-layers",
+        "hidden-size",
+        "ffn-hidden-size",
+        "num-attention-heads",
+        "num-query-groups",
+        "rotary-base",
+        "vocab-size",
+        "max-position-embeddings",
+        "seq-length",
+    ):
         parser.add_argument(f"--{flag}", type=int)
     args, _ = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
         parallel_state.initialize_model_parallel(1, 1)
         config = TransformerConfig(
-            num_layers=args.num_layers, hidden_size=args.hidden_size, ffn_hidden_size=args.ffn_hidden_size,
-            num_attention_heads=args.num_attention_heads, num_query_groups=args.num_query_groups, normalization=args.normalization,
-            layernorm_epsilon=args.norm_epsilon, gated_linear_unit=args.swiglu, activation_func=F.silu if args.swiglu else F.gelu,
-            add_bias_linear=not args.disable_bias_linear, hidden_dropout=args.hidden_dropout, attention_dropout=args.attention_dropout,
+            num_layers=args.num_layers,
+            hidden_size=args.hidden_size,
+            ffn_hidden_size=args.ffn_hidden_size,
+            num_attention_heads=args.num_attention_heads,
+            num_query_groups=args.num_query_groups,
+            normalization=args.normalization,
+            layernorm_epsilon=args.norm_epsilon,
+            gated_linear_unit=args.swiglu,
+            activation_func=F.silu if args.swiglu else F.gelu,
+            add_bias_linear=not args.disable_bias_linear,
+            hidden_dropout=args.hidden_dropout,
+            attention_dropout=args.attention_dropout,
             use_cpu_initialization=True,
-        )  # fmt: skip
+        )
         model = GPTModel(
-            config, get_gpt_layer_local_spec(normalization=args.normalization), vocab_size=args.vocab_size,
-            max_sequence_length=args.max_position_embeddings, position_embedding_type=args.position_embedding_type,
-            rotary_base=args.rotary_base, share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
-        )  # fmt: skip
+            config,
+            get_gpt_layer_local_spec(normalization=args.normalization),
+            vocab_size=args.vocab_size,
+            max_sequence_length=args.max_position_embeddings,
+            position_embedding_type=args.position_embedding_type,
+            rotary_base=args.rotary_base,
+            share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        )
         return sum(p.numel() for p in model.parameters()), model.config.layernorm_epsilon
 
 

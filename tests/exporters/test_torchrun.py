@@ -27,11 +27,35 @@ from planner_core.verification.numerics import same_traffic
 from tests.support.torchrun import command, environment, run_script, torchrun
 
 STEPS, RATE, WARMUP, CLIP = 4, 1e-2, 2, 0.5
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176,
-          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256, "max_position_embeddings": 64,
-          }  # fmt: skip
-HOW = ("--steps", str(STEPS), "--lr", str(RATE), "--warmup", str(WARMUP), "--clip", str(CLIP), "--report-every", "1", "--weight-decay", "0",
-       "--data", "tokens.bin", "--weights", "weights")  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+HOW = (
+    "--steps",
+    str(STEPS),
+    "--lr",
+    str(RATE),
+    "--warmup",
+    str(WARMUP),
+    "--clip",
+    str(CLIP),
+    "--report-every",
+    "1",
+    "--weight-decay",
+    "0",
+    "--data",
+    "tokens.bin",
+    "--weights",
+    "weights",
+)
 
 
 @cache
@@ -99,9 +123,27 @@ def alone(place: Path) -> tuple[dict[int, float], float]:
 def first(folder: Path) -> str:
     """What a run of the FSDP script says that uses most of what there is."""
     return run(
-        folder, "fsdp.py", 2, *HOW, "--save", "run", "--save-every", "2", "--keep", "0", "--profile", "trace", "--report", "log.jsonl",
-        "--eval-data", "tokens.bin", "--eval-every", str(STEPS), "--eval-steps", "1",
-    )  # fmt: skip
+        folder,
+        "fsdp.py",
+        2,
+        *HOW,
+        "--save",
+        "run",
+        "--save-every",
+        "2",
+        "--keep",
+        "0",
+        "--profile",
+        "trace",
+        "--report",
+        "log.jsonl",
+        "--eval-data",
+        "tokens.bin",
+        "--eval-every",
+        str(STEPS),
+        "--eval-steps",
+        "1",
+    )
 
 
 def test_the_script_trains_as_one_process_does(folder: Path, first: str) -> None:
@@ -246,8 +288,15 @@ def test_the_script_compiles_its_blocks(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "which"), [("gpt2-xl", "best"), ("llama-3-8b", "Megatron-LM + sequence parallel"), ("mixtral-8x7b", "best"),
-                                             ("vit-large", "best")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("gpt2-xl", "best"),
+        ("llama-3-8b", "Megatron-LM + sequence parallel"),
+        ("mixtral-8x7b", "best"),
+        ("vit-large", "best"),
+    ],
+)
 def test_a_full_size_script_runs_tiny(name: str, which: str, tmp_path: Path) -> None:
     export(planned(name, which), "torchrun", tmp_path / "train.py")
     said = run(
@@ -265,9 +314,12 @@ def test_the_script_is_a_page() -> None:
         assert len(lines) < 300 and max(map(len, lines)) <= 120
         assert "def llama_decoder_layer(" in text and "all_gather" in text
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "-"], input=text, capture_output=True, text=True,
+            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stdout
 
 
@@ -397,8 +449,10 @@ def test_a_stand_in_loss_is_not_trained_on_silently(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mamba", "mamba2"])
 def test_script_of_a_model_with_scans_runs_with_the_predicted_traffic(kind: str, tmp_path: Path) -> None:
-    own = {"mamba": {"state_size": 8, "intermediate_size": 128, "time_step_rank": 4},
-           "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 8, "chunk_size": 8}}[kind]  # fmt: skip
+    own = {
+        "mamba": {"state_size": 8, "intermediate_size": 128, "time_step_rank": 4},
+        "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 8, "chunk_size": 8},
+    }[kind]
     config = {"model_type": kind, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 256, "expand": 2, **own}
     (tmp_path / "config.json").write_text(json.dumps(config))
     best = shardscope.plan(str(tmp_path / "config.json"), cluster="1x8-h100", mesh="8", batch=16, seq=32).best

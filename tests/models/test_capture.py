@@ -69,9 +69,11 @@ def as_networkx(flat, prefix, hoisted):
 
 def isomorphic(a, b):
     return nx.is_isomorphic(
-        a, b, lambda x, y: x["what"] == y["what"],
+        a,
+        b,
+        lambda x, y: x["what"] == y["what"],
         lambda x, y: sorted(repr(e["how"]) for e in x.values()) == sorted(repr(e["how"]) for e in y.values()),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -702,8 +704,15 @@ def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
 
 
 def test_diffllama_folds():
-    config = {"model_type": "diffllama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-              "num_key_value_heads": 4, "vocab_size": 128}  # fmt: skip
+    config = {
+        "model_type": "diffllama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 128,
+    }
     folded = capture_graph(config, batch=2, seq=16)
     assert list(folded.num_repeats.values()) == [4]
     assert difference(folded, capture_graph(config, batch=2, seq=16, flat=True)) is None
@@ -771,8 +780,17 @@ def tiny_mixtral(implementation):
 
     moe.register_experts()
     torch.manual_seed(0)
-    config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                           num_key_value_heads=2, num_local_experts=5, num_experts_per_tok=2, use_cache=False)  # fmt: skip
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        use_cache=False,
+    )
     return MixtralForCausalLM._from_config(config, experts_implementation=implementation, dtype=torch.float32).train()
 
 
@@ -865,19 +883,52 @@ class Shapes(TorchDispatchMode):
 # --- a running model has the captured names ---------------------------------------------------------------
 
 SMALL = {
-    "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 48, "vocab_size": 64},
+    "llama": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 64,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 64},
-    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64,
-             "architectures": ["BertForMaskedLM"]},
+    "bert": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "vocab_size": 64,
+        "architectures": ["BertForMaskedLM"],
+    },
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64},
-    "vit": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 32},
-    "mixtral": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                "intermediate_size": 48, "vocab_size": 64, "num_local_experts": 4},
+    "vit": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 32,
+    },
+    "mixtral": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 64,
+        "num_local_experts": 4,
+    },
     "resnet": {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
-    "gemma2": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-               "intermediate_size": 48, "vocab_size": 64, "sliding_window": 8},
-}  # fmt: skip
+    "gemma2": {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "vocab_size": 64,
+        "sliding_window": 8,
+    },
+}
 
 
 class Tracker(TorchFunctionMode):

@@ -14,9 +14,15 @@ from planner_core.models.loading import capture_graph
 from planner_core.models.sandbox import memory_limit as memory
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_attention_heads": 128,
-    "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256, "num_hidden_layers": 126,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 53248,
+    "vocab_size": 128256,
+    "num_hidden_layers": 126,
+}
 TINY = {
     "model_type": "llama",
     "hidden_size": 64,

@@ -10,8 +10,13 @@ import pytest
 from bench.coverage import BATCH, in_child, tokens, warm
 from bench.support.coverage_models import OTHERS, causal_models, default_config
 
-SAMPLE = (("gemma2", "Gemma2ForCausalLM"), ("bart", "BartForConditionalGeneration"), ("wav2vec2", "Wav2Vec2ForCTC"),
-          ("qwen2_moe", "Qwen2MoeForCausalLM"), ("blt", "BltForCausalLM"))  # fmt: skip
+SAMPLE = (
+    ("gemma2", "Gemma2ForCausalLM"),
+    ("bart", "BartForConditionalGeneration"),
+    ("wav2vec2", "Wav2Vec2ForCTC"),
+    ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    ("blt", "BltForCausalLM"),
+)
 PARTS = 8
 
 

@@ -42,9 +42,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def read(path: Path, **options: Any) -> Graph:
     made = exported_source(path)
     return capture_module(
-        made.module, made.inputs, args=made.args, name=made.name, source=made.source, config=made.config, notes=made.notes,
-        replay=False, **made.workload, **options,
-    )  # fmt: skip
+        made.module,
+        made.inputs,
+        args=made.args,
+        name=made.name,
+        source=made.source,
+        config=made.config,
+        notes=made.notes,
+        replay=False,
+        **made.workload,
+        **options,
+    )
 
 
 def captured(name: str) -> Graph:
@@ -171,22 +179,37 @@ def first_node(data: dict[str, Any], **fields: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "other version": (lambda d: d.update(schema_version={"major": 9, "minor": 1}), "schema version 9, written by torch"),
+    "other version": (
+        lambda d: d.update(schema_version={"major": 9, "minor": 1}),
+        "schema version 9, written by torch",
+    ),
     "no version": (lambda d: d.pop("schema_version"), "schema version None"),
     "an op that opens files": (lambda d: first_node(d, target="torch.ops.aten.from_file.default"), "aten.from_file"),
     "an op of another name space": (lambda d: first_node(d, target="torch.ops.prim.Print.default"), "prim.Print"),
     "a path in place of an op": (lambda d: first_node(d, target="os.system"), "os.system"),
-    "a private op": (lambda d: first_node(d, target="torch.ops.aten._local_scalar_dense.default"), "values of computed tensors"),
+    "a private op": (
+        lambda d: first_node(d, target="torch.ops.aten._local_scalar_dense.default"),
+        "values of computed tensors",
+    ),
     "an op that is none": (lambda d: first_node(d, target="torch.ops.aten.nothing.default"), "does not have"),
     "a loop": (lambda d: first_node(d, target="torch.ops.higher_order.while_loop"), "higher_order.while_loop"),
-    "sizes that do not follow": (lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(sizes=[{"as_int": 7}]), "damaged"),
-    "a dtype that is none": (lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(dtype=99), "dtype 99"),
+    "sizes that do not follow": (
+        lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(sizes=[{"as_int": 7}]),
+        "damaged",
+    ),
+    "a dtype that is none": (
+        lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(dtype=99),
+        "dtype 99",
+    ),
     "no nodes": (lambda d: d["graph_module"]["graph"].pop("nodes"), "cannot be read"),
     "a value that nothing makes": (lambda d: d["graph_module"]["graph"]["nodes"].pop(0), "before it is made"),
     "a size without a hint": (
-        lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(sizes=[{"as_expr": {"expr_str": "u0", "hint": None}}]), "depends on computed values",
+        lambda d: d["graph_module"]["graph"]["tensor_values"]["linear"].update(
+            sizes=[{"as_expr": {"expr_str": "u0", "hint": None}}]
+        ),
+        "depends on computed values",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -209,8 +232,12 @@ class Bomb:
 
 def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[[str], Path], tmp_path: Path) -> None:
     whole = files("mlp").read_bytes()
-    cases = {"cut": (whole[: len(whole) // 2], "truncated"), "text": (b"hello", "truncated"), "empty": (b"", "truncated"),
-             "headless": (whole[1000:3000], "truncated")}  # fmt: skip
+    cases = {
+        "cut": (whole[: len(whole) // 2], "truncated"),
+        "text": (b"hello", "truncated"),
+        "empty": (b"", "truncated"),
+        "headless": (whole[1000:3000], "truncated"),
+    }
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt2").write_bytes(content)
     torch.save(Bomb(), tmp_path / "pickle.pt2")
@@ -226,8 +253,16 @@ def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[
     with zipfile.ZipFile(tmp_path / "two.pt2", "w") as archive:
         archive.writestr("x/models/a.json", "{}")
         archive.writestr("x/models/b.json", "{}")
-    says = {**{k: v for k, (_, v) in cases.items()}, "pickle": "not an exported program", "old": "torch 2.6 and older", "compiled": "compiled code",
-            "text-graph": "cannot be read", "bomb": "more than 128 MB", "two": "2 programs", "none": "is not a file"}  # fmt: skip
+    says = {
+        **{k: v for k, (_, v) in cases.items()},
+        "pickle": "not an exported program",
+        "old": "torch 2.6 and older",
+        "compiled": "compiled code",
+        "text-graph": "cannot be read",
+        "bomb": "more than 128 MB",
+        "two": "2 programs",
+        "none": "is not a file",
+    }
     for name, words in says.items():
         with watched() as watch, pytest.raises(InputError, match=words) as error:
             read(tmp_path / f"{name}.pt2")

@@ -17,8 +17,17 @@ from planner_core.models.hooks.wrappers import attention_by_samples
 from planner_core.models.loading import capture_graph
 
 LAYERS, WIDTH = 4, 16
-MIXTRAL = {"model_type": "mixtral", "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
-           "num_local_experts": 4, "vocab_size": 64, "num_hidden_layers": LAYERS, "output_router_logits": True}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "vocab_size": 64,
+    "num_hidden_layers": LAYERS,
+    "output_router_logits": True,
+}
 
 
 def test_a_balancing_loss_has_the_scores_of_every_layer() -> None:
@@ -28,9 +37,19 @@ def test_a_balancing_loss_has_the_scores_of_every_layer() -> None:
 
 
 def test_a_weighted_sum_of_layers_has_all_of_them() -> None:
-    sound = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 64, "conv_dim": [16, 16],
-             "conv_stride": [5, 4], "conv_kernel": [10, 4], "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-             "use_weighted_layer_sum": True, "classifier_proj_size": 16}  # fmt: skip
+    sound = {
+        "hidden_size": 32,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "conv_dim": [16, 16],
+        "conv_stride": [5, 4],
+        "conv_kernel": [10, 4],
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+        "use_weighted_layer_sum": True,
+        "classifier_proj_size": 16,
+    }
     config = {"model_type": "hubert", "architectures": ["HubertForSequenceClassification"], **sound}
     graph = capture_graph(config, batch=2, seq=16, dtype="float32", flat=True)
     assert [len(op.inputs) for op in graph.top.ops if op.fn == "stack"] == [LAYERS + 1]

@@ -12,11 +12,25 @@ from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build, training_inputs
 from planner_core.verification.build_models import example_inputs, whole_model
 
-TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 64,
-        "max_position_embeddings": 32}  # fmt: skip
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
 IMAGE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "image_size": 32}
-SOUND = {"spec_size": 64, "num_mel_bins": 16, "patch_embeds_hidden_size": 16, "hidden_size": 32, "depths": [1, 1],
-         "num_attention_heads": [2, 2], "num_hidden_layers": 2, "window_size": 4}  # fmt: skip
+SOUND = {
+    "spec_size": 64,
+    "num_mel_bins": 16,
+    "patch_embeds_hidden_size": 16,
+    "hidden_size": 32,
+    "depths": [1, 1],
+    "num_attention_heads": [2, 2],
+    "num_hidden_layers": 2,
+    "window_size": 4,
+}
 HEARD = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "bros": ({**TEXT, "hidden_size": 64}, {"input_ids": (2, 16), "bbox": (2, 16, 4)}),
@@ -90,8 +104,16 @@ def test_a_batch_for_verification_has_places_within_its_tokens_and_no_padding() 
 
 def test_no_span_of_sound_is_masked_by_chance() -> None:
     """data2vec-audio masks spans unless its config says no, and its config does not say anything. The plan held one drawn mask."""
-    sound = {**HEARD, "vocab_size": 32, "conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3],
-             "num_conv_pos_embeddings": 2, "num_conv_pos_embedding_groups": 2, "conv_pos_kernel_size": 3}  # fmt: skip
+    sound = {
+        **HEARD,
+        "vocab_size": 32,
+        "conv_dim": [16, 16],
+        "conv_stride": [5, 2],
+        "conv_kernel": [10, 3],
+        "num_conv_pos_embeddings": 2,
+        "num_conv_pos_embedding_groups": 2,
+        "conv_pos_kernel_size": 3,
+    }
     graph = capture_graph({"model_type": "data2vec-audio", **sound}, batch=2, seq=16, dtype="float32", flat=True)
     assert not [op.name for op in graph.top.items if isinstance(op, Op) and op.fn in ("setitem", "index_put")]
 

@@ -12,20 +12,56 @@ from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build, limits
 from planner_core.verification.build_models import example_inputs, whole_model
 
-TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 64,
-        "max_position_embeddings": 32}  # fmt: skip
-BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 64, "max_position_embeddings": 32, "eos_token_id": 2}  # fmt: skip
-SEGMENTS = {"num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [8, 16], "decoder_hidden_size": 16, "sr_ratios": [4, 2],
-            "patch_sizes": [7, 3], "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "image_size": 32}  # fmt: skip
-SERIES = {"context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-          "ffn_dim": 32, "num_input_channels": 3}  # fmt: skip
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "eos_token_id": 2,
+}
+SEGMENTS = {
+    "num_encoder_blocks": 2,
+    "depths": [1, 1],
+    "hidden_sizes": [8, 16],
+    "decoder_hidden_size": 16,
+    "sr_ratios": [4, 2],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "num_attention_heads": [1, 2],
+    "mlp_ratios": [2, 2],
+    "image_size": 32,
+}
+SERIES = {
+    "context_length": 16,
+    "patch_length": 4,
+    "patch_stride": 4,
+    "d_model": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "ffn_dim": 32,
+    "num_input_channels": 3,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int | None]]]] = {
     "BertForQuestionAnswering": (
-        {"model_type": "bert", **TEXT}, {"start_positions": ((8,), 32), "end_positions": ((8,), 32)},
+        {"model_type": "bert", **TEXT},
+        {"start_positions": ((8,), 32), "end_positions": ((8,), 32)},
     ),
     "BertForPreTraining": (
-        {"model_type": "bert", **TEXT}, {"labels": ((8, 32), 64), "next_sentence_label": ((8,), 2)},
+        {"model_type": "bert", **TEXT},
+        {"labels": ((8, 32), 64), "next_sentence_label": ((8,), 2)},
     ),
     "BertForNextSentencePrediction": ({"model_type": "bert", **TEXT}, {"labels": ((8,), 2)}),
     "BertForMultipleChoice": ({"model_type": "bert", **TEXT}, {"input_ids": ((8, 2, 32), 64), "labels": ((8,), 2)}),
@@ -38,13 +74,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int | No
     "ElectraForPreTraining": ({"model_type": "electra", **TEXT}, {"labels": ((8, 32), 2)}),
     "BartForSequenceClassification": ({"model_type": "bart", "num_labels": 3, **BART}, {"labels": ((8,), 3)}),
     "MarianMTModel": (
-        {"model_type": "marian", **BART, "pad_token_id": 63, "decoder_start_token_id": 63}, {"labels": ((8, 32), 64)},
+        {"model_type": "marian", **BART, "pad_token_id": 63, "decoder_start_token_id": 63},
+        {"labels": ((8, 32), 64)},
     ),
     "SegformerForSemanticSegmentation": (
-        {"model_type": "segformer", "num_labels": 5, **SEGMENTS}, {"labels": ((8, 32, 32), 5)},
+        {"model_type": "segformer", "num_labels": 5, **SEGMENTS},
+        {"labels": ((8, 32, 32), 5)},
     ),
-    "PatchTSTForClassification": ({"model_type": "patchtst", "num_targets": 3, **SERIES}, {"target_values": ((8,), None)}),
-}  # fmt: skip
+    "PatchTSTForClassification": (
+        {"model_type": "patchtst", "num_targets": 3, **SERIES},
+        {"target_values": ((8,), None)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -64,14 +64,18 @@ def test_a_file_that_prints_and_starts_threads_and_processes(tmp_path: Path, cap
         ("import os\nos._exit(3)\n", "ended the process"),
         pytest.param("import sys\nsys.exit('enough')\n", "SystemExit: enough", marks=pytest.mark.slow),
         ("raise KeyboardInterrupt\n", "could not be captured: KeyboardInterrupt"),
-        pytest.param("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process", marks=pytest.mark.slow),
+        pytest.param(
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ended the process", marks=pytest.mark.slow
+        ),
         ("def make(): return 3\n", "returned a int"),
-        pytest.param("def make():\n    raise ValueError('no such size')\n", "ValueError: no such size", marks=pytest.mark.slow),
+        pytest.param(
+            "def make():\n    raise ValueError('no such size')\n", "ValueError: no such size", marks=pytest.mark.slow
+        ),
         ("x = 1\n", "has nothing named 'make'"),
         ("def make(:\n", "SyntaxError"),
         ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GB"),
     ],
-)  # fmt: skip
+)
 def test_what_goes_wrong_is_said_in_one_sentence(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(CaptureError, match=says) as error:
         capture_graph(made(tmp_path, text), batch=1, seq=1)

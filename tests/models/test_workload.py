@@ -12,18 +12,60 @@ from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.widened import widened
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
-ROBERTA = {"model_type": "roberta", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
-           "vocab_size": 64, "max_position_embeddings": 514}  # fmt: skip
-LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
-         "vocab_size": 64, "max_position_embeddings": 64}  # fmt: skip
-WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "encoder_layers": 1, "decoder_layers": 1,
-           "d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-           "vocab_size": 64, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2, "decoder_start_token_id": 3}  # fmt: skip
-PROPHET = {"model_type": "prophetnet", "num_encoder_layers": 1, "num_decoder_layers": 1, "hidden_size": 32, "num_encoder_attention_heads": 4,
-           "num_decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 64,
-           "max_position_embeddings": 64}  # fmt: skip
-VIT = {"model_type": "vit", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64,
-       "image_size": 32}  # fmt: skip
+ROBERTA = {
+    "model_type": "roberta",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 514,
+}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+WHISPER = {
+    "model_type": "whisper",
+    "architectures": ["WhisperForConditionalGeneration"],
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "d_model": 32,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+}
+PROPHET = {
+    "model_type": "prophetnet",
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "hidden_size": 32,
+    "num_encoder_attention_heads": 4,
+    "num_decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+VIT = {
+    "model_type": "vit",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +108,17 @@ def test_none_of_something_is_refused(what: str) -> None:
 
 def test_depth_of_the_text_part_and_lists_of_layers() -> None:
     kinds = ["sliding_attention", "full_attention"]
-    gemma = {"model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8,
-             "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 64, "layer_types": kinds}  # fmt: skip
+    gemma = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "vocab_size": 64,
+        "layer_types": kinds,
+    }
     deeper = capture_graph(gemma, batch=2, seq=8, layers=5).config
     assert deeper["num_hidden_layers"] == 5 and deeper["layer_types"] == [*kinds, *kinds, kinds[0]]
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "text_config": gemma, "vision_config": {}}
@@ -87,8 +138,18 @@ def test_what_a_config_says_and_a_plan_does_not_follow() -> None:
     assert second == "quantization_config ('gptq') is left out: every weight is planned, and trained, in bfloat16"
 
 
-T5 = {"model_type": "t5", "num_layers": 2, "num_decoder_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "vocab_size": 64,
-      "decoder_start_token_id": 0, "pad_token_id": 0}  # fmt: skip
+T5 = {
+    "model_type": "t5",
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_heads": 4,
+    "vocab_size": 64,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+}
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
 
 
@@ -113,11 +174,17 @@ def test_more_tokens_than_a_table_of_constants_holds() -> None:
 
 def test_dbrx_as_published() -> None:
     config = {
-        "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40,
-        "max_seq_len": 32768, "vocab_size": 100352, "output_router_logits": False,
+        "model_type": "dbrx",
+        "architectures": ["DbrxForCausalLM"],
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "max_seq_len": 32768,
+        "vocab_size": 100352,
+        "output_router_logits": False,
         "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
         "ffn_config": {"ffn_hidden_size": 10752, "model_type": "", "moe_num_experts": 16, "moe_top_k": 4},
-    }  # fmt: skip
+    }
     graph = capture_graph(config, batch=8)
     assert graph.num_params == 131_596_523_520 and graph.num_repeats == {"DbrxBlock": 40}
 
@@ -159,10 +226,17 @@ def test_classifiers_of_videos(kind: str) -> None:
 def test_a_recurrence_of_nine_billion_parameters() -> None:
     """RecurrentGemma-9B's sizes at 2 048 tokens, which its own loop would run one by one."""
     config = {
-        "model_type": "recurrent_gemma", "architectures": ["RecurrentGemmaForCausalLM"], "hidden_size": 4096, "head_dim": 256,
-        "intermediate_size": 24576, "num_hidden_layers": 38, "num_attention_heads": 16, "num_key_value_heads": 1, "lru_width": 4096,
+        "model_type": "recurrent_gemma",
+        "architectures": ["RecurrentGemmaForCausalLM"],
+        "hidden_size": 4096,
+        "head_dim": 256,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 38,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "lru_width": 4096,
         "vocab_size": 256000,
-    }  # fmt: skip
+    }
     graph = capture_graph(config, batch=16, seq=2048)
     assert graph.num_params == 8_579_977_216 and sum(graph.num_repeats.values()) == 38
     assert graph.assumptions[0].startswith("RecurrentGemmaRglru is planned, and timed, as one kernel over all tokens")

@@ -12,9 +12,15 @@ from planner_core.models.snapshots.write import snapshot
 from planner_core.models.zoo import SNAPSHOTS, ZOO, load_snapshot
 
 PARAMS = {
-    "gpt2-xl": 1_557_611_200, "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "t5-large": 737_668_096,
-    "vit-large": 304_326_632, "mixtral-8x7b": 46_702_792_704, "resnet50-100k": 228_408_032, "bert-large": 335_174_458,
-}  # fmt: skip
+    "gpt2-xl": 1_557_611_200,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "t5-large": 737_668_096,
+    "vit-large": 304_326_632,
+    "mixtral-8x7b": 46_702_792_704,
+    "resnet50-100k": 228_408_032,
+    "bert-large": 335_174_458,
+}
 
 
 @pytest.mark.parametrize("name", ZOO)

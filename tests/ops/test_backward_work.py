@@ -75,7 +75,11 @@ FULL, SMALL = (ROWS, COLUMNS), (ROWS, 1)
     ],
 )
 def test_a_formula(
-    name: str, call: Callable[..., torch.Tensor], grads: tuple[bool, ...], shapes: list[tuple[int, ...]], out: tuple[int, ...]
-) -> None:  # fmt: skip
+    name: str,
+    call: Callable[..., torch.Tensor],
+    grads: tuple[bool, ...],
+    shapes: list[tuple[int, ...]],
+    out: tuple[int, ...],
+) -> None:
     found, told = used(call, grads, shapes), planned(name, grads, shapes, out)
     assert abs(found - told) <= 20 * ROWS, (found, told)  # a few numbers for each row

@@ -66,14 +66,22 @@ def test_every_function_of_the_zoo_has_a_rule() -> None:
 def test_the_cases_split_what_can_be_split() -> None:
     """A judge that is shown no splits proves nothing: the labels that matter are there."""
     expected = {
-        "linear with bias": {"R", "d0", "d1", "out", "in"}, "addmm": {"R", "rows", "out", "in"}, "embedding": {"R", "G", "d0", "d1", "vocab", "width"},
-        "attention grouped": {"R", "batch", "heads", "context", "ring"}, "attention": {"R", "batch", "heads", "queries", "ring"},
+        "linear with bias": {"R", "d0", "d1", "out", "in"},
+        "addmm": {"R", "rows", "out", "in"},
+        "embedding": {"R", "G", "d0", "d1", "vocab", "width"},
+        "attention grouped": {"R", "batch", "heads", "context", "ring"},
+        "attention": {"R", "batch", "heads", "queries", "ring"},
         "cross_entropy": {"R", "tokens", "classes"},
-        "moe_experts": {"R", "tokens", "inner", "experts", "dispatch"}, "batch_norm": {"R", "d0", "d1"}, "conv2d depthwise": {"R", "d0", "channel"},
-        "conv2d": {"R", "d0", "out", "in"}, "mul (4, 8, 4) (4,) ap": {"R", "d0", "d1", "d2", "P", "G"}, "cat of two 0": {"R", "d0", "d1", "P", "G"},
-        "split 29": {"R", "d0", "d1", "d2", "P", "G"}, "sum (1,)": {"R", "d0", "d1", "d2", "P", "G"},
+        "moe_experts": {"R", "tokens", "inner", "experts", "dispatch"},
+        "batch_norm": {"R", "d0", "d1"},
+        "conv2d depthwise": {"R", "d0", "channel"},
+        "conv2d": {"R", "d0", "out", "in"},
+        "mul (4, 8, 4) (4,) ap": {"R", "d0", "d1", "d2", "P", "G"},
+        "cat of two 0": {"R", "d0", "d1", "P", "G"},
+        "split 29": {"R", "d0", "d1", "d2", "P", "G"},
+        "sum (1,)": {"R", "d0", "d1", "d2", "P", "G"},
         "moe_experts transposed with bias": {"R", "tokens", "inner", "experts", "dispatch"},
-    }  # fmt: skip
+    }
     found = {str(c): {r.name for r in all_rows(c)} for c in CASES}
     assert {k: found[k] for k in expected} == expected
 
@@ -111,17 +119,25 @@ def planted(case: Case, label: str, **changes: Any) -> Row:
     ("case", "row", "says"),
     [
         (LINEAR, planted(LINEAR, "in", inputs=((S1, S1), (S1, S1), (R, R))), "result 0"),  # the bias counted twice
-        (LINEAR, planted(LINEAR, "d0", inputs=((S0, S0), (R, R), (R, P))), "gradient of operand 1"),  # its gradient is a term only
+        (
+            LINEAR,
+            planted(LINEAR, "d0", inputs=((S0, S0), (R, R), (R, P))),
+            "gradient of operand 1",
+        ),  # its gradient is a term only
         (LINEAR, planted(LINEAR, "out", inputs=((R, R), (S0, S0), (S0, S0))), "gradient of operand 0"),
         (LINEAR, planted(LINEAR, "in", outputs=((R, R),)), "result 0"),  # a term passed off as the whole
         (LINEAR, planted(LINEAR, "in", inputs=((S1, S1), (Shard(0), Shard(0)), (P, R))), "do not run"),
-        (GROUPED, planted(GROUPED, "heads", inputs=((S1, S1), (R, P), (R, P))), "result 0"),  # whole keys beside half the queries
+        (
+            GROUPED,
+            planted(GROUPED, "heads", inputs=((S1, S1), (R, P), (R, P))),
+            "result 0",
+        ),  # whole keys beside half the queries
         (LOOKUP, planted(LOOKUP, "vocab", outputs=((R, R),)), "result 0"),
         (LOSS, planted(LOSS, "tokens", outputs=((R, R),)), "result 0"),
         (PRODUCT, Row("P", ((P, R), (P, R)), ((P, R),)), "result 0"),  # a product is linear in one factor at a time
         (PRODUCT, Row("P", ((P, R), (R, R)), ((P, R),)), "gradient of operand 1"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_row_is_caught(case: Case, row: Row, says: str) -> None:
     assert says in judge(case, (row,), (2,))
 

@@ -35,19 +35,43 @@ def test_two_rows_on_two_axes(case: Case) -> None:
 
 def test_the_rows_that_matter_are_there() -> None:
     expected = {
-        "gather": {"R", "d0", "d2", "P"}, "gather of a part": {"R", "d1", "P"}, "scatter": {"R", "d0"}, "scatter_": {"R", "d0"},
-        "new_zeros": {"R", "d0", "d1", "d2", "made d0", "made d1"}, "setitem": {"R", "d0", "d2"}, "setitem repeated": {"R", "d0", "d2"}, "masked_scatter": {"R"},
-        "selective_scan": {"R", "batch", "channels"}, "chunk_scan": {"R", "batch", "heads"}, "delta_rule": {"R", "batch", "heads"},
-        "wkv": {"R", "batch", "channels"}, "linear_scan": {"R", "batch", "channels"}, "mlstm": {"R", "batch", "heads"}, "expert_linear": {"R", "tokens", "out", "in"},
-        "setitem by index": {"R", "d0", "d2"}, "view_as_complex": {"R", "d0", "d1", "P"}, "linalg_vector_norm": {"R", "d0", "d2"},
-        "_weight_norm": {"R", "d2"}, "_weight_norm of rows": {"R", "d0"}, "fft_fftn of dims": {"R", "d0", "P"},
-        "fft_fftn of sizes": {"R", "d0", "d1", "P"}, "fft_fft of a dim": {"R", "d0", "d2", "P"}, "fft_rfftn": {"R", "P"},
-        "fft_fft2": {"R", "d0", "P"}, "patches": {"R", "d0", "d1", "P"}, "patches of one image": {"R", "d0", "P"},
-        "windows": {"R", "d0", "d2", "P"}, "as_strided": {"R", "d0", "P"}, "as_strided of some": {"R"}, "nll_loss": {"R", "tokens"},
-        "SqrtBoundDerivative": {"R", "d0", "d1"}, "einsum of any rank": {"R", "A", "B", "d", "g", "n", "P"},
-        "einsum aligned at the last": {"R", "A", "B", "d", "P"}, "einsum with a weight": {"R", "A", "d", "e", "P"},
+        "gather": {"R", "d0", "d2", "P"},
+        "gather of a part": {"R", "d1", "P"},
+        "scatter": {"R", "d0"},
+        "scatter_": {"R", "d0"},
+        "new_zeros": {"R", "d0", "d1", "d2", "made d0", "made d1"},
+        "setitem": {"R", "d0", "d2"},
+        "setitem repeated": {"R", "d0", "d2"},
+        "masked_scatter": {"R"},
+        "selective_scan": {"R", "batch", "channels"},
+        "chunk_scan": {"R", "batch", "heads"},
+        "delta_rule": {"R", "batch", "heads"},
+        "wkv": {"R", "batch", "channels"},
+        "linear_scan": {"R", "batch", "channels"},
+        "mlstm": {"R", "batch", "heads"},
+        "expert_linear": {"R", "tokens", "out", "in"},
+        "setitem by index": {"R", "d0", "d2"},
+        "view_as_complex": {"R", "d0", "d1", "P"},
+        "linalg_vector_norm": {"R", "d0", "d2"},
+        "_weight_norm": {"R", "d2"},
+        "_weight_norm of rows": {"R", "d0"},
+        "fft_fftn of dims": {"R", "d0", "P"},
+        "fft_fftn of sizes": {"R", "d0", "d1", "P"},
+        "fft_fft of a dim": {"R", "d0", "d2", "P"},
+        "fft_rfftn": {"R", "P"},
+        "fft_fft2": {"R", "d0", "P"},
+        "patches": {"R", "d0", "d1", "P"},
+        "patches of one image": {"R", "d0", "P"},
+        "windows": {"R", "d0", "d2", "P"},
+        "as_strided": {"R", "d0", "P"},
+        "as_strided of some": {"R"},
+        "nll_loss": {"R", "tokens"},
+        "SqrtBoundDerivative": {"R", "d0", "d1"},
+        "einsum of any rank": {"R", "A", "B", "d", "g", "n", "P"},
+        "einsum aligned at the last": {"R", "A", "B", "d", "P"},
+        "einsum with a weight": {"R", "A", "d", "e", "P"},
         "einsum broadcast": {"R", "b", "d", "P"},
-    }  # fmt: skip
+    }
     found = {str(c): {r.name for r in all_rows(c)} - {"G"} for c in MORE}
     assert {k: found[k] for k in expected} == expected
 
@@ -79,13 +103,26 @@ def test_a_real_run_is_the_fallback(kind: str) -> None:
     """With our function in place the model computes what it computed before, on real numbers."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    small = {"mamba": {"state_size": 4}, "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 4},
-             "qwen3_next": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32,
-                            "moe_intermediate_size": 16,
-                            "shared_expert_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "linear_num_key_heads": 2,
-                            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-             "rwkv": {"attention_hidden_size": 32, "intermediate_size": 32, "context_length": 32},
-             "recurrent_gemma": {"num_attention_heads": 4, "intermediate_size": 64, "lru_width": 32, "head_dim": 8}}[kind]  # fmt: skip
+    small = {
+        "mamba": {"state_size": 4},
+        "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 4},
+        "qwen3_next": {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 32,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        "rwkv": {"attention_hidden_size": 32, "intermediate_size": 32, "context_length": 32},
+        "recurrent_gemma": {"num_attention_heads": 4, "intermediate_size": 64, "lru_width": 32, "head_dim": 8},
+    }[kind]
     config = CONFIG_MAPPING[kind](hidden_size=32, num_hidden_layers=2, vocab_size=64, pad_token_id=0, **small)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).train()

@@ -44,9 +44,17 @@ def test_everything_is_split_by_sequence() -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 6])
 @pytest.mark.parametrize(
     "case",
-    [causal(), causal(scale=0.3), causal(width=4), attention(), attention(24, 12, 4), causal(kinds="caa"), causal(kinds="acc")],
+    [
+        causal(),
+        causal(scale=0.3),
+        causal(width=4),
+        attention(),
+        attention(24, 12, 4),
+        causal(kinds="caa"),
+        causal(kinds="acc"),
+    ],
     ids=["causal", "scaled", "as wide", "all see all", "across", "keys alone", "queries alone"],
-)  # fmt: skip
+)
 def test_every_rank_computes_its_rows(case: Case, n: int) -> None:
     """An odd axis has a rank that is its own mirror. Values as wide as keys run the flash kernel for CPUs, others are written out."""
     assert judge(case, (ring(case),), (n,)) == ""
@@ -80,9 +88,14 @@ def test_blocks_that_are_merged_without_weights_are_seen(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "case", [causal(23, 23), causal(24, 20), Case("scaled_dot_product_attention", SDPA, (*causal().args, t(24, 24)), {"enable_gqa": True}, "aaac")],
+    "case",
+    [
+        causal(23, 23),
+        causal(24, 20),
+        Case("scaled_dot_product_attention", SDPA, (*causal().args, t(24, 24)), {"enable_gqa": True}, "aaac"),
+    ],
     ids=["odd", "across", "mask"],
-)  # fmt: skip
+)
 def test_where_it_does_not_apply(case: Case) -> None:
     assert RING not in {r.name for r in all_rows(case)}
 

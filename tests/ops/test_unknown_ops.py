@@ -19,9 +19,17 @@ from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.support.visiting import Visit
 
-LONGFORMER = {"model_type": "longformer", "architectures": ["LongformerForMaskedLM"], "hidden_size": 64, "num_hidden_layers": 3,
-              "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 128, "attention_window": [16, 16, 16],
-              "max_position_embeddings": 130}  # fmt: skip
+LONGFORMER = {
+    "model_type": "longformer",
+    "architectures": ["LongformerForMaskedLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 128,
+    "attention_window": [16, 16, 16],
+    "max_position_embeddings": 130,
+}
 
 
 class Layer(nn.Module):

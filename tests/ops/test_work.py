@@ -31,12 +31,37 @@ PRODUCTS = [
     Case("einsum", torch.einsum, ("abc,cd,de,be->a", t(4, 3, 5), t(5, 6), t(6, 2), t(3, 2)), name="einsum of four"),
     Case("einsum", torch.einsum, ("bij,jk->bk", t(4, 3, 5), t(5, 6)), name="einsum that sums first"),
     Case("einsum", torch.einsum, ("bi,bj->bij", t(4, 3), t(4, 5)), name="einsum without a sum"),
-    Case("conv2d", F.conv2d, (t(2, 6, 9, 7), t(4, 3, 3, 1)), {"groups": 2, "stride": 2, "dilation": (2, 1)}, name="conv2d stretched"),
-    Case("conv_transpose2d", F.conv_transpose2d, (t(2, 6, 5, 5), t(6, 4, 3, 3)), {"stride": 2, "padding": 1}, name="conv_transpose2d padded"),
+    Case(
+        "conv2d",
+        F.conv2d,
+        (t(2, 6, 9, 7), t(4, 3, 3, 1)),
+        {"groups": 2, "stride": 2, "dilation": (2, 1)},
+        name="conv2d stretched",
+    ),
+    Case(
+        "conv_transpose2d",
+        F.conv_transpose2d,
+        (t(2, 6, 5, 5), t(6, 4, 3, 3)),
+        {"stride": 2, "padding": 1},
+        name="conv_transpose2d padded",
+    ),
     Case("conv_transpose1d", F.conv_transpose1d, (t(6, 5), t(6, 4, 3)), name="conv_transpose1d of one sample"),
-    Case("scaled_dot_product_attention", SDPA, (t(2, 4, 6, 8), t(2, 4, 10, 8), t(2, 4, 10, 16)), kinds="aaa", name="attention across, wider values"),
-    Case("scaled_dot_product_attention", SDPA, (t(2, 4, 8, 8), t(2, 4, 8, 8), t(2, 4, 8, 8)), {"is_causal": True}, "ccc", "attention of constants"),
-]  # fmt: skip
+    Case(
+        "scaled_dot_product_attention",
+        SDPA,
+        (t(2, 4, 6, 8), t(2, 4, 10, 8), t(2, 4, 10, 16)),
+        kinds="aaa",
+        name="attention across, wider values",
+    ),
+    Case(
+        "scaled_dot_product_attention",
+        SDPA,
+        (t(2, 4, 8, 8), t(2, 4, 8, 8), t(2, 4, 8, 8)),
+        {"is_causal": True},
+        "ccc",
+        "attention of constants",
+    ),
+]
 
 
 def whole(case: Case) -> Work:
@@ -160,7 +185,13 @@ def test_shapes_of_experts() -> None:
 
 
 def grouped_attention(**options: object) -> Case:
-    return Case("scaled_dot_product_attention", SDPA, (t(4, 8, 6, 2), t(4, 4, 6, 2), t(4, 4, 6, 2)), {"enable_gqa": True, **options}, "aaa")  # fmt: skip
+    return Case(
+        "scaled_dot_product_attention",
+        SDPA,
+        (t(4, 8, 6, 2), t(4, 4, 6, 2), t(4, 4, 6, 2)),
+        {"enable_gqa": True, **options},
+        "aaa",
+    )
 
 
 def test_the_shape_of_attention() -> None:
@@ -243,7 +274,7 @@ def test_views_are_free_and_copies_are_not() -> None:
         Case("reshape", torch.reshape, (x, (4, 96))): False,
         Case("softmax", torch.softmax, (x, 1)): False,
         Case("cosine_similarity", F.cosine_similarity, (t(4, 8), t(4, 8)), kinds="aa"): False,
-    }  # fmt: skip
+    }
     for case, expected in free.items():
         op, values = case.op()
         assert is_free(op) == work_of(op, values).free == expected, case

@@ -50,9 +50,10 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     ("model", "page"),
     [
         pytest.param(m, p, marks=() if (m, p) in QUICK else pytest.mark.slow)
-        for m in ("t5-large", "resnet50-100k") for p in PAGES
+        for m in ("t5-large", "resnet50-100k")
+        for p in PAGES
     ],
-)  # fmt: skip
+)
 @pytest.mark.slow(only=("t5-large-compare",))
 def test_page_opens_on_models_with_several_blocks(page: str, model: str) -> None:
     at = open_page(page, model=model, cluster="1x4-a100-pcie", layers="2" if model == "t5-large" else "")

@@ -19,17 +19,33 @@ if TYPE_CHECKING:
 
 HALVES = Slip((40.0, 20.0), "You halved it each time.")
 BARS = bars(
-    Sketch("bars", "GiB", 100.0, (Handle("each of 2", 70.0, 60.0), Handle("each of 4", 70.0, 0.5)), "Some of it stays whole.", (HALVES,)),
-    ("one", 80.0), (79.6, "room"),
-)  # fmt: skip
+    Sketch(
+        "bars",
+        "GiB",
+        100.0,
+        (Handle("each of 2", 70.0, 60.0), Handle("each of 4", 70.0, 0.5)),
+        "Some of it stays whole.",
+        (HALVES,),
+    ),
+    ("one", 80.0),
+    (79.6, "room"),
+)
 SPANS = spans(
-    Sketch("spans", "ms", 12.0, (Handle("gather of layer 2", 6.0, 0.0, 1, 2.0), Handle("compute of layer 2", 9.0, 3.0, 0, 3.0)), "Both at once."),
+    Sketch(
+        "spans",
+        "ms",
+        12.0,
+        (Handle("gather of layer 2", 6.0, 0.0, 1, 2.0), Handle("compute of layer 2", 9.0, 3.0, 0, 3.0)),
+        "Both at once.",
+    ),
     [("compute", [(0.0, 3.0, "layer 1", "#0072b2")]), ("beside it", [])],
-)  # fmt: skip
+)
 CURVES = curves(
     Sketch("curves", "s", 10.0, (Handle("few", 5.0, 2.0, 0.5), Handle("many", 5.0, 8.0, 1.0)), "It grows."),
-    [Curve("time", (0.0, 1.0))], [(0.0, "none"), (1.0, "many")], "s",
-)  # fmt: skip
+    [Curve("time", (0.0, 1.0))],
+    [(0.0, "none"), (1.0, "many")],
+    "s",
+)
 
 
 @pytest.fixture(scope="module")

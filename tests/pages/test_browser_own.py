@@ -21,9 +21,17 @@ LONG = 150_000
 def config(**fields: Any) -> dict[str, Any]:
     """One that no run has read before."""
     return {
-        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 64 * random.SystemRandom().randrange(16, 4096), "vocab_size": 32000, **fields,
-    }  # fmt: skip
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 64 * random.SystemRandom().randrange(16, 4096),
+        "vocab_size": 32000,
+        **fields,
+    }
 
 
 def upload(visit: Visit, folder: Path, content: str) -> None:
@@ -102,13 +110,14 @@ def test_what_is_no_config_is_told_at_once(visit: Visit, tmp_path: Path, content
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"), [
+    ("fields", "says"),
+    [
         ({"model_type": "qwen33"}, "did you mean"),
         pytest.param({"hidden_size": -4}, "hidden_size is -4", marks=pytest.mark.slow),
         pytest.param({"num_hidden_layers": 10**12}, "1000000000000", marks=pytest.mark.slow),
     ],
     ids=["unknown", "negative", "deep"],
-)  # fmt: skip
+)
 @pytest.mark.slow(only=("unknown",))
 def test_what_cannot_be_read_is_told_in_a_sentence(
     visit: Visit, tmp_path: Path, fields: dict[str, Any], says: str

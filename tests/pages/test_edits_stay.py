@@ -18,14 +18,27 @@ state.begin("plans")
 sentence.sentence()
 """
 AT_ONCE = {
-    "model": ("llama-3-8b", "gpt2-xl", "bert-large", "t5-large", "vit-large"), "cluster": ("2x8-h100", "1x8-h100", "8x8-h100", "1x4-a100-pcie"),
+    "model": ("llama-3-8b", "gpt2-xl", "bert-large", "t5-large", "vit-large"),
+    "cluster": ("2x8-h100", "1x8-h100", "8x8-h100", "1x4-a100-pcie"),
     "tool": ("", "torchtitan", "megatron"),
-}  # fmt: skip
+}
 FORMS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "cluster": {"nodes": (1, 3, 4), "gpus": (2, 8), "gpu": ("h200-sxm", "a100-80gb-sxm"), "intra": (300.0,), "inter": (12.5, 40.0), "memory": (30.0,)},
+    "cluster": {
+        "nodes": (1, 3, 4),
+        "gpus": (2, 8),
+        "gpu": ("h200-sxm", "a100-80gb-sxm"),
+        "intra": (300.0,),
+        "inter": (12.5, 40.0),
+        "memory": (30.0,),
+    },
     "batch": {"batch": ("96", "1M tokens", "7"), "seq": (512, 2048), "accumulate": (1, 4), "price": (2.5,)},
-    "numbers": {"dtype": ("float16", "bfloat16"), "optimizer": ("sgd", "adamw"), "recompute": ("full", "auto"), "zero": (1, 3)},
-}  # fmt: skip
+    "numbers": {
+        "dtype": ("float16", "bfloat16"),
+        "optimizer": ("sgd", "adamw"),
+        "recompute": ("full", "auto"),
+        "zero": (1, 3),
+    },
+}
 
 
 def field(at: AppTest, name: str, kind: str = "f") -> Any:

@@ -40,8 +40,16 @@ def requests(draw: st.DrawFn) -> tuple[Request, Statement]:
     accumulate = draw(st.sampled_from(divisors(batch // ranks if batch % ranks == 0 else 1)))
     micro = batch // ranks // accumulate if batch % ranks == 0 else 0
     request = Request(
-        "gpt2-xl", cluster=cluster, batch=batch, seq=256, layers=2, recompute="auto", accumulate=None, memory_gb=memory, zero=None
-    )  # fmt: skip
+        "gpt2-xl",
+        cluster=cluster,
+        batch=batch,
+        seq=256,
+        layers=2,
+        recompute="auto",
+        accumulate=None,
+        memory_gb=memory,
+        zero=None,
+    )
     stated = Statement(layout, micro, accumulate, seq=256, layers=2, recompute=draw(st.sampled_from(POLICIES)))
     return request, stated
 

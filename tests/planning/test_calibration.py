@@ -193,8 +193,18 @@ def test_products_made_by_another_gpu_are_met() -> None:
 
 def step_file(tmp_path: Path, speed: float) -> Path:
     path = tmp_path / "step.json"
-    path.write_text(json.dumps({"model": "llama-3-8b", "cluster": "1x8-h100", "layout": "fsdp=8", "layers": 4, "seq": 4096,
-                                "tokens_per_s_per_gpu": speed}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "model": "llama-3-8b",
+                "cluster": "1x8-h100",
+                "layout": "fsdp=8",
+                "layers": 4,
+                "seq": 4096,
+                "tokens_per_s_per_gpu": speed,
+            }
+        )
+    )
     return path
 
 
@@ -327,9 +337,14 @@ class FakeGpu:
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
         cuda = SimpleNamespace(
-            Stream=lambda: stream, current_stream=lambda: stream, stream=lambda s: nullcontext(), CUDAGraph=Graph, graph=graph,
-            Event=Event, synchronize=lambda: setattr(gpu, "host", max(gpu.host, gpu.device)),
-        )  # fmt: skip
+            Stream=lambda: stream,
+            current_stream=lambda: stream,
+            stream=lambda s: nullcontext(),
+            CUDAGraph=Graph,
+            graph=graph,
+            Event=Event,
+            synchronize=lambda: setattr(gpu, "host", max(gpu.host, gpu.device)),
+        )
         return SimpleNamespace(cuda=cuda)
 
 

@@ -116,10 +116,15 @@ def test_a_file_of_a_person_is_priced_without_more_options(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("layout", "micro_batch", "operator", "way"),
     [
-        ("fsdp=4,cp=2", 2, r"attn\.c_proj/view of GPT2Block \(\[8, 1024, 1600\] to \[8192, 1600\], which puts the tokens", "micro-batch 1, 2 of"),
+        (
+            "fsdp=4,cp=2",
+            2,
+            r"attn\.c_proj/view of GPT2Block \(\[8, 1024, 1600\] to \[8192, 1600\], which puts the tokens",
+            "micro-batch 1, 2 of",
+        ),
         ("fsdp=4,tp=2,sp", 2, r"25 attention heads cannot be dealt to tp=2 ranks; give a divisor of 25", ""),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_operator_that_decides_and_what_is_legal(
     layout: str, micro_batch: int, operator: str, way: str
 ) -> None:
@@ -134,8 +139,15 @@ def test_a_refusal_names_the_operator_that_decides_and_what_is_legal(
         assert made.plan(stated.but(micro_batch=1, accumulate=micro_batch)) is not None
 
 
-LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 512, "tie_word_embeddings": False}  # fmt: skip
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.mark.parametrize(("words", "multiple", "padded"), [(5001, 1, 5002), (5002, 1, 5002), (5001, 256, 5120)])
@@ -143,10 +155,16 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_told(words: int, multip
     """It has the bytes and seconds of the padded one; one word less does not change the split of the whole head."""
     priced, whole = (
         shardscope.price(
-            {**LLAMA, "vocab_size": n}, cluster="1x8-h100:gpus=2", layout="tp=2,sp", micro_batch=2, seq=256, advise=False, vocab_multiple=m
+            {**LLAMA, "vocab_size": n},
+            cluster="1x8-h100:gpus=2",
+            layout="tp=2,sp",
+            micro_batch=2,
+            seq=256,
+            advise=False,
+            vocab_multiple=m,
         )
         for n, m in ((words, multiple), (padded, 1))
-    )  # fmt: skip
+    )
     assert priced.plan is not None and whole.plan is not None
     assert priced.plan.cost == whole.plan.cost
     told = [note for note in priced.notes if "words is padded" in note]

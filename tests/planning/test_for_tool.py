@@ -79,7 +79,7 @@ def test_context_ranks_are_told_where_samples_are_long_or_few() -> None:
         ("llama-3-8b", "megatron", {"batch": 1, "seq": 32_768, "accumulate": 1}, "cp"),
         pytest.param("mixtral-8x7b", "megatron", {"batch": 16}, "ep", marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 @pytest.mark.slow(only=("mixtral-8x7b-torchtitan-changes0-ep",))
 def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
     model: str, tool: str, changes: dict[str, object], word: str
@@ -106,7 +106,7 @@ def test_context_and_experts_win_where_they_should_and_are_exported_as_they_are(
         pytest.param("mixtral-8x7b", "hf", marks=pytest.mark.slow),
         pytest.param("mixtral-8x7b", "parallelize_module", marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
     """Classes, routers, experts and attention with a bias run as the form runs them, and nothing differs from the plan."""
     asked = replace(ASKED, model=model, tool=tool, seq={"vit-large": None, "bert-large": 512}.get(model, 1024))

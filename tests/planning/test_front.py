@@ -8,10 +8,15 @@ from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import beats
 
 
-@pytest.mark.parametrize("model, layers, cluster, batch", [
-    ("llama-3-8b", 2, "2x8-h100", None), ("resnet50-100k", None, "8x8-h100", 32), ("bert-large", 3, "2x8-h100", None),
-    ("t5-large", 2, "1x8-a100", 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model, layers, cluster, batch",
+    [
+        ("llama-3-8b", 2, "2x8-h100", None),
+        ("resnet50-100k", None, "8x8-h100", 32),
+        ("bert-large", 3, "2x8-h100", None),
+        ("t5-large", 2, "1x8-a100", 16),
+    ],
+)
 def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, batch: int | None) -> None:
     found = plan_model(Request(model=model, layers=layers, cluster=cluster, batch=batch))
     front = [p for p in found.plans if p.name.startswith("trade-off")]

@@ -30,12 +30,17 @@ def test_the_table_is_what_transformers_says() -> None:
 @pytest.mark.parametrize(
     ("name", "ndim", "dim"),
     [
-        ("model.layers.0.self_attn.q_proj.weight", 2, 0), ("model.layers.0.self_attn.q_proj.bias", 1, 0),
-        ("model.layers.11.self_attn.o_proj.weight", 2, 1), ("model.layers.11.self_attn.o_proj.bias", 1, None),
-        ("model.layers.3.mlp.gate_proj.weight", 2, 0), ("model.layers.3.input_layernorm.weight", 1, None),
-        ("model.embed_tokens.weight", 2, None), ("lm_head.weight", 2, None), ("model.layers.x.mlp.gate_proj.weight", 2, None),
+        ("model.layers.0.self_attn.q_proj.weight", 2, 0),
+        ("model.layers.0.self_attn.q_proj.bias", 1, 0),
+        ("model.layers.11.self_attn.o_proj.weight", 2, 1),
+        ("model.layers.11.self_attn.o_proj.bias", 1, None),
+        ("model.layers.3.mlp.gate_proj.weight", 2, 0),
+        ("model.layers.3.input_layernorm.weight", 1, None),
+        ("model.embed_tokens.weight", 2, None),
+        ("lm_head.weight", 2, None),
+        ("model.layers.x.mlp.gate_proj.weight", 2, None),
     ],
-)  # fmt: skip
+)
 def test_the_dim_that_a_style_splits(name: str, ndim: int, dim: int | None) -> None:
     assert split_dim(name, ndim, LLAMA) == dim
 
@@ -83,8 +88,17 @@ def test_llama_costs_two_all_reduces_a_layer_each_way(layers: int) -> None:
     }
 
 
-HRM = {"model_type": "hrm_text", "num_layers_per_stack": 2, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64,
-       "intermediate_size": 512, "vocab_size": 1024, "H_cycles": 1, "L_cycles": 2}  # fmt: skip
+HRM = {
+    "model_type": "hrm_text",
+    "num_layers_per_stack": 2,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "vocab_size": 1024,
+    "H_cycles": 1,
+    "L_cycles": 2,
+}
 
 
 def test_layers_that_run_again_are_split_as_the_vendor_says_and_their_gate_is_no_residual_stream() -> None:

@@ -20,10 +20,18 @@ TITAN = {
 }
 """torchtitan's published runs on 8, 128, 64 and 256 H100: how each was laid out and what it computed again."""
 LARGEST = {
-    "model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
-    "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+    "model_type": "llama",
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
     "architectures": ["LlamaForCausalLM"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -68,9 +68,13 @@ def test_megatron_is_two_all_reduces_each_way(name: str, each_way: int) -> None:
     size = stream_bytes(name)
     wire = each_way * (2 * 7 * size // 8)
     assert per_layer(name, "megatron") == {
-        ("forward", "all_reduce", "count"): each_way, ("forward", "all_reduce", "bytes"): each_way * size, ("forward", "all_reduce", "wire"): wire,
-        ("backward", "all_reduce", "count"): each_way, ("backward", "all_reduce", "bytes"): each_way * size, ("backward", "all_reduce", "wire"): wire,
-    }  # fmt: skip
+        ("forward", "all_reduce", "count"): each_way,
+        ("forward", "all_reduce", "bytes"): each_way * size,
+        ("forward", "all_reduce", "wire"): wire,
+        ("backward", "all_reduce", "count"): each_way,
+        ("backward", "all_reduce", "bytes"): each_way * size,
+        ("backward", "all_reduce", "wire"): wire,
+    }
 
 
 @pytest.mark.parametrize(("name", "each_way"), [("llama-3-8b", 2), ("bert-large", 2), ("t5-large", 5)])
@@ -111,8 +115,10 @@ def test_fsdp_gathers_twice_and_scatters_once(name: str) -> None:
     size = sum(m.num_bytes for m in weights)
     in_bf16, in_float32 = size, 2 * size
     for phase, kind, sent in (
-        ("forward", "all_gather", in_bf16), ("backward", "all_gather", in_bf16), ("backward", "reduce_scatter", in_float32),
-    ):  # fmt: skip
+        ("forward", "all_gather", in_bf16),
+        ("backward", "all_gather", in_bf16),
+        ("backward", "reduce_scatter", in_float32),
+    ):
         assert (found[phase, kind, "count"], found[phase, kind, "bytes"]) == (len(weights), sent)
     assert found["backward", "all_reduce", "count"] == len(small)
     assert found["backward", "all_reduce", "bytes"] == 2 * sum(m.num_bytes for m in small)
@@ -153,9 +159,11 @@ def test_megatron_shards_optimizer_states_where_the_space_holds_zero_1(stage: in
     + [("llama-3-8b", c) for c in ("1x8-h100", "1x4-a100-pcie")]
     + [
         pytest.param(n, c, marks=pytest.mark.slow)
-        for n in ZOO for c in ("1x8-h100", "2x8-v100-eth", "1x4-a100-pcie") if n != "llama-3-8b" or c == "2x8-v100-eth"
+        for n in ZOO
+        for c in ("1x8-h100", "2x8-v100-eth", "1x4-a100-pcie")
+        if n != "llama-3-8b" or c == "2x8-v100-eth"
     ],
-)  # fmt: skip
+)
 @pytest.mark.slow(
     only=(
         "gpt2-xl-2x8-h100",
@@ -199,7 +207,9 @@ def test_tap_splits_the_feed_forward_alone_where_memory_is_not_tight() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "cluster", "least"), [("gpt2-xl", "2x8-v100-eth", 0.05), ("llama-3-8b", "2x8-h100", 0.2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "cluster", "least"), [("gpt2-xl", "2x8-v100-eth", 0.05), ("llama-3-8b", "2x8-h100", 0.2)]
+)
 @pytest.mark.slow(but=("gpt2-xl-2x8-v100-eth-0.05",))
 def test_topology_saves_communication_over_volume(name: str, cluster: str, least: float) -> None:
     """TAPS: less communication than the plan of least volume, on the real links."""

@@ -74,13 +74,19 @@ def test_the_axes_stand_as_tools_order_their_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cp=4,cp_type=rings", 'cp_type is "rings", but must be ring, ulysses, gather, or Megatron-LM\'s p2p, a2a, all_gather'),
+        (
+            "cp=4,cp_type=rings",
+            'cp_type is "rings", but must be ring, ulysses, gather, or Megatron-LM\'s p2p, a2a, all_gather',
+        ),
         ("fsdp=16,cp_type=gather", "cp_type says how attention runs over the context ranks; give cp=2 or more"),
         ("fsdp=2,cp=8,zero=3", "zero=3 shards the weights too; say fsdp=8 instead of dp=8,zero=3"),
         ("fsdp=16,ep=3", "the 3 ranks of ep are of the 16 ranks of fsdp; give a divisor of 16"),
-        ("dp=2,fsdp=8,ep=4,cp=2,tp=2", "makes a mesh of 5 axes (data, shard, expert, context, tensor), and at most 4 can be priced"),
+        (
+            "dp=2,fsdp=8,ep=4,cp=2,tp=2",
+            "makes a mesh of 5 axes (data, shard, expert, context, tensor), and at most 4 can be priced",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_layout_that_cannot_be_is_one_sentence(text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         check_layout(parse_layout(text), load_cluster("8x8-h100" if "ep=4,cp=2" in text else "2x8-h100"))
@@ -219,15 +225,40 @@ def test_a_faster_attention_kernel_is_suggested_on_a_gpu_that_has_it() -> None:
 @pytest.mark.parametrize(
     ("model", "text", "changes", "said"),
     [
-        ("llama-3-8b", "cp=16,cp_type=ulysses", {}, "8 key and value heads cannot be dealt to cp=16 ranks; give a divisor of 8"),
+        (
+            "llama-3-8b",
+            "cp=16,cp_type=ulysses",
+            {},
+            "8 key and value heads cannot be dealt to cp=16 ranks; give a divisor of 8",
+        ),
         ("llama-3-8b", "cp=8,tp=2,cp_type=ulysses", {}, "8 key and value heads cannot be dealt to tp=2 x cp=8 ranks"),
-        ("llama-3-8b", "cp=16", {"seq": 1000}, "a sequence of 1000 tokens cannot be split over cp=16 ranks; give a divisor"),
-        ("resnet50-100k", "cp=16", {"seq": None}, "cp=16 splits the tokens of attention, which resnet50-100k does not have; leave cp out"),
-        ("llama-3-8b", "fsdp=16,ep=8", {}, "ep=8 deals experts out, and llama-3-8b has none that tokens are sent to; leave ep out"),
+        (
+            "llama-3-8b",
+            "cp=16",
+            {"seq": 1000},
+            "a sequence of 1000 tokens cannot be split over cp=16 ranks; give a divisor",
+        ),
+        (
+            "resnet50-100k",
+            "cp=16",
+            {"seq": None},
+            "cp=16 splits the tokens of attention, which resnet50-100k does not have; leave cp out",
+        ),
+        (
+            "llama-3-8b",
+            "fsdp=16,ep=8",
+            {},
+            "ep=8 deals experts out, and llama-3-8b has none that tokens are sent to; leave ep out",
+        ),
         ("mixtral-8x7b", "fsdp=16,ep=16", {}, "8 experts cannot be dealt to ep=16 ranks; give a divisor of 8"),
-        ("mixtral-8x7b", "dp=2,cp=8", {"micro_batch": 2}, "a micro-batch of 2 samples cannot be split by cp=8 where experts take the tokens"),
+        (
+            "mixtral-8x7b",
+            "dp=2,cp=8",
+            {"micro_batch": 2},
+            "a micro-batch of 2 samples cannot be split by cp=8 where experts take the tokens",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_model_cannot_follow_says_why(model: str, text: str, changes: dict[str, Any], said: str) -> None:
     layers = None if model.startswith("resnet") else LAYERS
     run = stated(text, layers=layers, **changes)

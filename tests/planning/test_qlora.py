@@ -50,8 +50,12 @@ def priced(size: str, cluster: str, layout: str, micro_batch: int, nf4: bool = T
 
 # fsdp_qlora's benchmarks_03_2024.md: peak reserved GiB of a GPU; and seconds for 1 024 samples of Llama-2 70B
 MEMORY = [
-    ("fsdp=2", 4, True, 11.22), ("fsdp=2", 10, True, 20.97), ("dp=2", 8, True, 20.94), ("dp=2", 4, False, 22.04), ("fsdp=2", 4, False, 16.14),
-]  # fmt: skip
+    ("fsdp=2", 4, True, 11.22),
+    ("fsdp=2", 10, True, 20.97),
+    ("dp=2", 8, True, 20.94),
+    ("dp=2", 4, False, 22.04),
+    ("fsdp=2", 4, False, 16.14),
+]
 
 
 @pytest.mark.parametrize(("layout", "micro_batch", "nf4", "reserved_gib"), MEMORY)
@@ -90,8 +94,14 @@ def test_frozen_weights_take_half_a_byte_and_are_sharded() -> None:
 
 
 def test_a_plan_is_made_and_told_to_be_a_price_alone(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-              "num_attention_heads": 4}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     (tmp_path / "config.json").write_text(__import__("json").dumps(config))
     found = plan_model(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64, lora=8, nf4=True))
     assert any("this is a price; peft with bitsandbytes runs it" in note for note in found.graph.assumptions)

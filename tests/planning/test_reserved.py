@@ -47,10 +47,14 @@ def test_a_part_that_is_left_out_is_not_fitted() -> None:
 @pytest.mark.parametrize(
     ("layout", "stack", "kind"),
     [
-        ("fsdp=8", "torchtitan", GATHERED), ("dp=2,fsdp=4", "torchtitan", GATHERED), ("tp=8,sp", "megatron", WHOLE),
-        ("dp=8", "megatron", WHOLE), ("fsdp=8", None, OWN), ("dp=8", "torch", OWN),
+        ("fsdp=8", "torchtitan", GATHERED),
+        ("dp=2,fsdp=4", "torchtitan", GATHERED),
+        ("tp=8,sp", "megatron", WHOLE),
+        ("dp=8", "megatron", WHOLE),
+        ("fsdp=8", None, OWN),
+        ("dp=8", "torch", OWN),
     ],
-)  # fmt: skip
+)
 def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -> None:
     cluster = load_cluster("1x8-h100")
     plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2, stack=stack))

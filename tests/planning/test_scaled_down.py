@@ -21,11 +21,24 @@ from planner_core.verification.static import check_rules
 from tests.support.plans import planned
 
 MIXED = {
-    "model_type": "qwen3_next", "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"],
-    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "linear_num_key_heads": 4,
-    "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "intermediate_size": 512,
-    "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1024,
-}  # fmt: skip
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 1024,
+}
 
 
 def test_a_list_is_cut_also_where_its_last_layer_stays() -> None:
@@ -100,10 +113,17 @@ def test_a_weight_that_is_cut_elsewhere_when_small_is_scaled_down(tmp_path: Path
 def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
     """Two layers see all tokens before theirs, two a window of 40. These have a mask as a further operand, also when they are small."""
     config = {
-        "model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 40,
+        "model_type": "qwen2",
+        "num_hidden_layers": 4,
+        "use_sliding_window": True,
+        "sliding_window": 40,
         "layer_types": [*["full_attention"] * 2, *["sliding_attention"] * 2],
-        "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 512, "vocab_size": 1024,
-    }  # fmt: skip
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 512,
+        "vocab_size": 1024,
+    }
     windows = [next(shrinks(config, seq=seq))["sliding_window"] for seq in (0, 40, 64)]
     assert windows == [40, 40, 16]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -117,9 +137,13 @@ def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
 def test_a_layer_is_matched_by_operands_and_gradients() -> None:
     split, none = (True,), (False,)
     plan = [
-        ("layers.1.attn/sdpa", (3, split)), ("layers.1.gate/linear", (2, split)), ("layers.4.attn/sdpa", (4, split)),
-        ("layers.4.gate/linear", (2, split)), ("layers.9.attn/sdpa", (4, split)), ("layers.9.gate/linear", (2, none)),
-    ]  # fmt: skip
+        ("layers.1.attn/sdpa", (3, split)),
+        ("layers.1.gate/linear", (2, split)),
+        ("layers.4.attn/sdpa", (4, split)),
+        ("layers.4.gate/linear", (2, split)),
+        ("layers.9.attn/sdpa", (4, split)),
+        ("layers.9.gate/linear", (2, none)),
+    ]
     assert _other_layers([("layers.1.attn/sdpa", (4, split)), ("layers.1.gate/linear", (2, split))], plan) == {
         "layers.1": "layers.4"
     }

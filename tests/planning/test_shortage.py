@@ -45,9 +45,19 @@ def test_samples_that_cannot_be_dealt_out_are_named() -> None:
 def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) -> None:
     """The plan of the least sum gathers its weights into buffers that the sum does not hold; a plan that keeps them fits."""
     request = Request(
-        "llama-3-8b", "1x8-h100", mesh="2x4", batch=16, seq=1024, accumulate=2, layers=1, recompute="auto", method=method,
-        objective="communication", memory_gb=2.7, precision="pure",
-    )  # fmt: skip
+        "llama-3-8b",
+        "1x8-h100",
+        mesh="2x4",
+        batch=16,
+        seq=1024,
+        accumulate=2,
+        layers=1,
+        recompute="auto",
+        method=method,
+        objective="communication",
+        memory_gb=2.7,
+        precision="pure",
+    )
     planner = prepare(request)
     plan = choose_mesh(planner, meshes(planner.request, planner.cluster))
     assert plan.fits and plan.cost.memory_bytes["peak"] <= 2.7e9

@@ -110,10 +110,17 @@ def test_a_model_of_one_node_or_of_a_file_has_none() -> None:
 
 
 LLAMA_405B: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "num_hidden_layers": 126,
-    "num_attention_heads": 128, "num_key_value_heads": 8, "intermediate_size": 53248, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 53248,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
 """Llama-3.1-405B (Dubey et al. 2024, table 3)."""
 MEGATRON: dict[str, Any] = {"stack": "megatron", "attention": "cudnn", "gradients": "float32"}
 
@@ -127,8 +134,11 @@ def test_a_405b_model_on_its_published_layout(nodes: int, tmp_path: Path) -> Non
     data, batch = nodes // 16, 2048
     pricer, stated = Pricer(str(path), load_cluster(cluster)), []
     for recompute, layout in (
-        ("none", "pp=16"), ("full", "pp=16"), ("none", "pp=16,vp=7,schedule=interleaved"), ("full", "pp=16,vp=7,schedule=interleaved"),
-    ):  # fmt: skip
+        ("none", "pp=16"),
+        ("full", "pp=16"),
+        ("none", "pp=16,vp=7,schedule=interleaved"),
+        ("full", "pp=16,vp=7,schedule=interleaved"),
+    ):
         run = Statement(
             parse_layout(f"dp={data},tp=8,sp,{layout},zero=1"), 1, batch // data, 8192, recompute=recompute, **MEGATRON
         )

@@ -77,8 +77,14 @@ def test_backward_runs_operators_in_reverse_after_what_it_computes_again() -> No
     step = [
         w for w in step_work(found.best, found.graph) if w.stream == "compute" and w.part == "GPT2Block" and w.copy == 1
     ]
-    names = {kind: [w.name for w in step if w.phase == phase and w.kind == kind2] for kind, phase, kind2 in (
-        ("there", "forward", "compute"), ("again", "backward", "recomputation"), ("back", "backward", "compute"))}  # fmt: skip
+    names = {
+        kind: [w.name for w in step if w.phase == phase and w.kind == kind2]
+        for kind, phase, kind2 in (
+            ("there", "forward", "compute"),
+            ("again", "backward", "recomputation"),
+            ("back", "backward", "compute"),
+        )
+    }
     assert [n for n in names["there"] if n in names["back"]] == names["back"][::-1]
     assert names["again"] == [n for n in names["there"] if n in names["again"]] != []
     kinds = [w.kind for w in step if w.phase == "backward" and w.kind != "waits"]

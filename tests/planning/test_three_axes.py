@@ -32,10 +32,16 @@ def test_which_meshes_are_searched() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cluster": "2x8-h100:nodes=8"}, {"batch": 128}, {"mesh": "16x8"}, {"tool": "megatron"}, {"method": "taps"},
-     {"objective": "communication"}],
+    [
+        {"cluster": "2x8-h100:nodes=8"},
+        {"batch": 128},
+        {"mesh": "16x8"},
+        {"tool": "megatron"},
+        {"method": "taps"},
+        {"objective": "communication"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_where_two_axes_are_enough_there_are_none(changes: dict[str, object]) -> None:
     """On 64 GPUs; where every GPU has a sample; and where the user said what to search."""
     assert sizes(replace(FEW_SAMPLES, **changes)) == []  # type: ignore[arg-type]

@@ -131,9 +131,13 @@ model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 1, micro_ba
   activations_checkpoint_granularity: full, optim: {name: distributed_fused_adam}}
 """
 TRAINER = {
-    "per_device_train_batch_size": 2, "max_length": 4096, "gradient_checkpointing": True, "bf16": True, "fsdp": "full_shard auto_wrap",
+    "per_device_train_batch_size": 2,
+    "max_length": 4096,
+    "gradient_checkpointing": True,
+    "bf16": True,
+    "fsdp": "full_shard auto_wrap",
     "gradient_accumulation_steps": 4,
-}  # fmt: skip
+}
 ACCELERATE_CP = """
 distributed_type: FSDP
 fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true}
@@ -147,34 +151,177 @@ DEEPSPEED_HOST = {
 }
 PLAIN: dict[str, Any] = {"micro_batch": 1, "accumulate": 1}
 CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
-    ("run.sh", SCRIPT, "Megatron-LM", "dp=16,tp=2,sp,zero=1",
-     {"stack": "megatron", "loss": "whole", "vocab_multiple": 256, "micro_batch": 1, "accumulate": 4, "seq": 4096, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
-    ("registry.py:big", TITAN, "torchtitan", "dp=2,fsdp=2,tp=8,sp",
-     {"stack": "torchtitan", "micro_batch": 2, "accumulate": 1, "seq": 8192, "recompute": "full", "compiled": True, "optimizer": "adamw"}),
-    ("recipe.py:pretrain", BRIDGE, "Megatron-Bridge", "dp=8,tp=4,sp,zero=1",
-     {"stack": "megatron", "loss": "whole", "vocab_multiple": 512, "micro_batch": 1, "accumulate": 8, "seq": 16384, "recompute": "none", "dtype": "bfloat16", "optimizer": "adamw"}),
-    ("axolotl.yml", AXOLOTL, "axolotl", "fsdp=4,tp=8", {**PLAIN, "seq": 16384, "recompute": "full", "compiled": False, "optimizer": "adamw"}),
-    ("factory.yaml", FACTORY, "LLaMA-Factory", "fsdp=32",
-     {"micro_batch": 1, "accumulate": 2, "seq": 1024, "recompute": "none", "compiled": False, "dtype": "bfloat16", "optimizer": "adamw"}),
-    ("smol.yaml", NANOTRON, "nanotron", "dp=16,tp=2,sp,zero=1",
-     {"micro_batch": 8, "accumulate": 1, "seq": 2048, "recompute": "none", "dtype": "bfloat16", "rank_by_rank": True, "stack": "nanotron"}),
-    ("olmo.yaml", OLMO, "OLMo", "fsdp=32",
-     {"micro_batch": 2, "accumulate": 16, "seq": 4096, "recompute": "none", "compiled": False, "dtype": "bfloat16"}),
-    ("nemo.yaml", NEMO, "NeMo", "dp=8,tp=4,zero=1",
-     {"stack": "megatron", "loss": "whole", "vocab_multiple": 512, "micro_batch": 1, "accumulate": 8, "seq": 4096, "recompute": "full", "dtype": "bfloat16", "optimizer": "adamw"}),
-    ("args.json", TRAINER, "transformers' TrainingArguments", "fsdp=32",
-     {"micro_batch": 2, "accumulate": 4, "seq": 4096, "recompute": "full", "compiled": False, "dtype": "bfloat16", "optimizer": "adamw"}),
-    ("cp.yaml", ACCELERATE_CP, "accelerate", "fsdp=4,cp=8,cp_type=gather",
-     {"accumulate": 1, "dtype": "bfloat16", "compiled": False, "recompute": "full"}),
-    ("ds.yaml", ACCELERATE_DS, "accelerate", "fsdp=32", {"accumulate": 1, "compiled": False, "recompute": "none", "offload": True}),
-    ("stages.sh", "--pipeline-model-parallel-size 4 --num-layers 32 --num-layers-per-virtual-pipeline-stage 4 --micro-batch-size 1 "
-     "--global-batch-size 64", "Megatron-LM", "dp=8,pp=4,vp=2",
-     {"stack": "megatron", "loss": "whole", "vocab_multiple": 128, "micro_batch": 1, "accumulate": 8, "recompute": "none", "optimizer": "adamw"}),
-    ("stages.toml", "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'\n[training]\nlocal_batch_size = 8",
-     "torchtitan", "fsdp=8,pp=4,vp=2,schedule=interleaved",
-     {"stack": "torchtitan", "micro_batch": 1, "accumulate": 8, "recompute": "none", "compiled": False, "optimizer": "adamw"}),
+    (
+        "run.sh",
+        SCRIPT,
+        "Megatron-LM",
+        "dp=16,tp=2,sp,zero=1",
+        {
+            "stack": "megatron",
+            "loss": "whole",
+            "vocab_multiple": 256,
+            "micro_batch": 1,
+            "accumulate": 4,
+            "seq": 4096,
+            "recompute": "none",
+            "dtype": "bfloat16",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "registry.py:big",
+        TITAN,
+        "torchtitan",
+        "dp=2,fsdp=2,tp=8,sp",
+        {
+            "stack": "torchtitan",
+            "micro_batch": 2,
+            "accumulate": 1,
+            "seq": 8192,
+            "recompute": "full",
+            "compiled": True,
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "recipe.py:pretrain",
+        BRIDGE,
+        "Megatron-Bridge",
+        "dp=8,tp=4,sp,zero=1",
+        {
+            "stack": "megatron",
+            "loss": "whole",
+            "vocab_multiple": 512,
+            "micro_batch": 1,
+            "accumulate": 8,
+            "seq": 16384,
+            "recompute": "none",
+            "dtype": "bfloat16",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "axolotl.yml",
+        AXOLOTL,
+        "axolotl",
+        "fsdp=4,tp=8",
+        {**PLAIN, "seq": 16384, "recompute": "full", "compiled": False, "optimizer": "adamw"},
+    ),
+    (
+        "factory.yaml",
+        FACTORY,
+        "LLaMA-Factory",
+        "fsdp=32",
+        {
+            "micro_batch": 1,
+            "accumulate": 2,
+            "seq": 1024,
+            "recompute": "none",
+            "compiled": False,
+            "dtype": "bfloat16",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "smol.yaml",
+        NANOTRON,
+        "nanotron",
+        "dp=16,tp=2,sp,zero=1",
+        {
+            "micro_batch": 8,
+            "accumulate": 1,
+            "seq": 2048,
+            "recompute": "none",
+            "dtype": "bfloat16",
+            "rank_by_rank": True,
+            "stack": "nanotron",
+        },
+    ),
+    (
+        "olmo.yaml",
+        OLMO,
+        "OLMo",
+        "fsdp=32",
+        {"micro_batch": 2, "accumulate": 16, "seq": 4096, "recompute": "none", "compiled": False, "dtype": "bfloat16"},
+    ),
+    (
+        "nemo.yaml",
+        NEMO,
+        "NeMo",
+        "dp=8,tp=4,zero=1",
+        {
+            "stack": "megatron",
+            "loss": "whole",
+            "vocab_multiple": 512,
+            "micro_batch": 1,
+            "accumulate": 8,
+            "seq": 4096,
+            "recompute": "full",
+            "dtype": "bfloat16",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "args.json",
+        TRAINER,
+        "transformers' TrainingArguments",
+        "fsdp=32",
+        {
+            "micro_batch": 2,
+            "accumulate": 4,
+            "seq": 4096,
+            "recompute": "full",
+            "compiled": False,
+            "dtype": "bfloat16",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "cp.yaml",
+        ACCELERATE_CP,
+        "accelerate",
+        "fsdp=4,cp=8,cp_type=gather",
+        {"accumulate": 1, "dtype": "bfloat16", "compiled": False, "recompute": "full"},
+    ),
+    (
+        "ds.yaml",
+        ACCELERATE_DS,
+        "accelerate",
+        "fsdp=32",
+        {"accumulate": 1, "compiled": False, "recompute": "none", "offload": True},
+    ),
+    (
+        "stages.sh",
+        "--pipeline-model-parallel-size 4 --num-layers 32 --num-layers-per-virtual-pipeline-stage 4 --micro-batch-size 1 "
+        "--global-batch-size 64",
+        "Megatron-LM",
+        "dp=8,pp=4,vp=2",
+        {
+            "stack": "megatron",
+            "loss": "whole",
+            "vocab_multiple": 128,
+            "micro_batch": 1,
+            "accumulate": 8,
+            "recompute": "none",
+            "optimizer": "adamw",
+        },
+    ),
+    (
+        "stages.toml",
+        "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'\n[training]\nlocal_batch_size = 8",
+        "torchtitan",
+        "fsdp=8,pp=4,vp=2,schedule=interleaved",
+        {
+            "stack": "torchtitan",
+            "micro_batch": 1,
+            "accumulate": 8,
+            "recompute": "none",
+            "compiled": False,
+            "optimizer": "adamw",
+        },
+    ),
     ("host.json", DEEPSPEED_HOST, "DeepSpeed", "fsdp=32", {**PLAIN, "optimizer": "adamw", "offload": True}),
-]  # fmt: skip
+]
 
 
 def read(folder: Path, name: str, text: str | dict[str, Any], gpus: int = 32) -> Setup:
@@ -252,19 +399,39 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.yml", AXOLOTL + "adapter: lora\nload_in_8bit: true\n", "(axolotl): load_in_8bit true freezes or quantises weights of the model"),
-        ("a.yml", AXOLOTL.replace("true", "offload"), "gradient_checkpointing offload keeps activations in the host's memory"),
+        (
+            "a.yml",
+            AXOLOTL + "adapter: lora\nload_in_8bit: true\n",
+            "(axolotl): load_in_8bit true freezes or quantises weights of the model",
+        ),
+        (
+            "a.yml",
+            AXOLOTL.replace("true", "offload"),
+            "gradient_checkpointing offload keeps activations in the host's memory",
+        ),
         ("a.yml", FACTORY.replace("full", "oft"), "(LLaMA-Factory): finetuning_type oft freezes"),
-        ("a.yml", AXOLOTL + "load_in_4bit: true\nlora_r: 16\n", "--lora 16 with --layout prices frozen weights in 16 bits, and --nf4 beside it in 4"),
+        (
+            "a.yml",
+            AXOLOTL + "load_in_4bit: true\nlora_r: 16\n",
+            "--lora 16 with --layout prices frozen weights in 16 bits, and --nf4 beside it in 4",
+        ),
         ("a.yml", FACTORY, 'deepspeed names "z3.json", which is neither beside it nor in a folder above'),
         ("a.yml", ACCELERATE_DS + "deepspeed_config_x: 1\nmixed_precision: maybe", "mixed_precision is"),
         ("a.yml", "actor_rollout_ref: {a: 1}", "is of verl, whose files are not read"),
         ("a.yml", AXOLOTL.replace("dp_shard_size: 4", "dp_shard_size: 8"), "are 8 ranks, but 4 are left"),
         ("a.toml", "[tool]\nname = 'x'", "has the keys tool, by which no tool is known"),
-        ("a.sh", "--tensor-model-parallel-size 2 --optimizer-cpu-offload --optimizer-offload-fraction 0.5", "keeps a part of the states"),
-        ("a.py:f", BRIDGE + "\n\ndef f():\n    cfg = pretrain()\n    cfg.peft = Lora(dim=8)\n    return cfg\n", "peft puts adapters beside"),
+        (
+            "a.sh",
+            "--tensor-model-parallel-size 2 --optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+            "keeps a part of the states",
+        ),
+        (
+            "a.py:f",
+            BRIDGE + "\n\ndef f():\n    cfg = pretrain()\n    cfg.peft = Lora(dim=8)\n    return cfg\n",
+            "peft puts adapters beside",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_read_is_refused_by_the_tools_name(name: str, text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read(tmp_path, name, text)
@@ -289,8 +456,10 @@ LETTERS = st.text("bdjkwxyz", min_size=1, max_size=6)
     before=LETTERS,
     word=st.sampled_from(RISKY),
     after=LETTERS,
-    value=st.one_of(st.integers(2, 512), st.booleans(), st.sampled_from(["auto", "none", "full", "cpu", 0, 1, -1, None, ""])),
-)  # fmt: skip
+    value=st.one_of(
+        st.integers(2, 512), st.booleans(), st.sampled_from(["auto", "none", "full", "cpu", 0, 1, -1, None, ""])
+    ),
+)
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_unread_field_that_may_change_the_layout_refuses(
     base: str, before: str, word: str, after: str, value: Any, tmp_path: Path

@@ -45,8 +45,15 @@ TOKENS = 131072
 def long(mesh: str, recompute: str = "none", model: str = "llama-3-8b", attention: str | None = None) -> Result:
     """The plan of one sequence of 131 072 tokens on 16 GPUs."""
     asked = Request(
-        model, cluster="2x8-h100", batch=1, seq=TOKENS, mesh=mesh, recompute=recompute, precision="pure", attention=attention
-    )  # fmt: skip
+        model,
+        cluster="2x8-h100",
+        batch=1,
+        seq=TOKENS,
+        mesh=mesh,
+        recompute=recompute,
+        precision="pure",
+        attention=attention,
+    )
     return planned(asked)
 
 

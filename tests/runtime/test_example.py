@@ -22,9 +22,16 @@ def run(folder: Path, ranks: int, plan: str, steps: int, checkpoints: str) -> di
     """Losses by step, and that of the evaluation."""
     example.make_plan(ranks, str(folder / "plan.json"), plan)
     said = run_script(
-        FILE, str(folder / "plan.json"), "--tokens", str(folder / "tokens.bin"), "--folder", str(folder / checkpoints),
-        "--steps", str(steps), ranks=ranks,
-    )  # fmt: skip
+        FILE,
+        str(folder / "plan.json"),
+        "--tokens",
+        str(folder / "tokens.bin"),
+        "--folder",
+        str(folder / checkpoints),
+        "--steps",
+        str(steps),
+        ranks=ranks,
+    )
     found = re.findall(r"^(step \d+|evaluation)\s+loss ([\d.]+)", said, re.M)
     return {name: float(loss) for name, loss in found}
 

@@ -217,11 +217,15 @@ RIGHT: dict[str, Callable[[Any], Any]] = {
     "a product with itself": lambda model: model.fused.weight.detach() @ model.fused.weight.detach().t(),
     "by column norms": lambda model: model.fused.weight.detach() / model.fused.weight.detach().norm(dim=0),
     "by row norms": lambda model: model.fused.weight.detach() / model.fused.weight.detach().norm(dim=1, keepdim=True),
-    "with an update that was cut": lambda model: model.fused.weight.detach() + _dealt(model, torch.arange(768.0).reshape(48, 16)),
-    "with a mask of rows": lambda model: model.fused.weight.detach() * _dealt(model, torch.arange(48.0).reshape(48, 1), Replicate()),
+    "with an update that was cut": lambda model: (
+        model.fused.weight.detach() + _dealt(model, torch.arange(768.0).reshape(48, 16))
+    ),
+    "with a mask of rows": lambda model: (
+        model.fused.weight.detach() * _dealt(model, torch.arange(48.0).reshape(48, 1), Replicate())
+    ),
     "all shown at once": lambda model: model.state_dict()["fused.weight"][:16],
     "another weight": lambda model: model.plain.weight.detach()[:16],
-}  # fmt: skip
+}
 
 
 def _dealt(model: Any, whole: torch.Tensor, *placements: Any) -> torch.Tensor:

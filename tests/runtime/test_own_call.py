@@ -27,9 +27,17 @@ from tests.support.plans import own_planned
 from tests.support.ranks import run_ranks
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "intermediate_size": 1024, "vocab_size": 12800, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 1024,
+    "vocab_size": 12800,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 BATCH, SEQ, RANKS = 16, 64, 16
 KINDS = {
     "allreduce": "all_reduce",

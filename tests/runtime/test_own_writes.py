@@ -103,8 +103,9 @@ def _trains(kind: type[nn.Module], files: list[str]) -> list[tuple[str, list[flo
     for file in files:
         alone, model = kind(), shardscope.apply(kind(), shardscope.load_plan(file))
         wanted, got = (
-            [_step(m, _given(seed), **how) for seed in range(3)] for m, how in ((alone, {}), (model, {"global_batch": True}))
-        )  # fmt: skip
+            [_step(m, _given(seed), **how) for seed in range(3)]
+            for m, how in ((alone, {}), (model, {"global_batch": True}))
+        )
         off = [n for n, b in alone.named_buffers() if not torch.allclose(b, model.state_dict()[n], atol=1e-5)]
         found.append((file, wanted, got, off))
     return found

@@ -95,7 +95,7 @@ def _calls(files: dict[str, str]) -> dict[str, Any]:
             "norms": calls.count["native_layer_norm"],
             "error": max(float((g - wanted[n]).abs().max() / wanted[n].abs().max()) for n, g in grads.items()),
             "code": next(iter(applied(model).programs.values())).program.source,
-        }  # fmt: skip
+        }
     return found
 
 
@@ -120,9 +120,12 @@ def test_kernels_run_again_that_the_policy_says(ran: dict[str, Any]) -> None:
     plain, blocks = rows["none"], 2
     more = {p: (r["products"] - plain["products"], r["attention"] - plain["attention"]) for p, r in rows.items()}
     assert more == {
-        "none": (0, 0), "keep-matmuls": (0, 0), "selective": (blocks, 0), "keep-attention": (3 * blocks, 0),
+        "none": (0, 0),
+        "keep-matmuls": (0, 0),
+        "selective": (blocks, 0),
+        "keep-attention": (3 * blocks, 0),
         "full": (3 * blocks, blocks),
-    }  # fmt: skip
+    }
     assert all(r["norms"] - plain["norms"] == (0 if p == "none" else 2 * blocks) for p, r in rows.items())
     assert all(r["error"] < 1e-5 for r in rows.values()), {p: r["error"] for p, r in rows.items()}
 

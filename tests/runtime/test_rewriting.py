@@ -78,9 +78,10 @@ def test_weights_are_gathered_a_block_ahead_and_gradients_reduced_behind_backwar
     shardscope.save_plan(own_plans()["FSDP"], tmp_path / "plan")
     events = [tuple(e) for e in run_ranks(traced, 2, (str(tmp_path / "plan"),))[0]]
     steps = [
-        (what, kind) for what, kind, num_bytes in events
+        (what, kind)
+        for what, kind, num_bytes in events
         if what in ("run", "return") or (kind in ("all_gather", "reduce_scatter") and num_bytes)
-    ]  # fmt: skip
+    ]
     for what, name in (("run", "blocks.0"), ("return", "blocks.1")):
         at = steps.index((what, name))
         assert steps[at - 1] == ("issue", "all_gather"), steps[:at]
@@ -271,8 +272,17 @@ def test_changes_that_generated_code_would_pass_by_are_refused(tmp_path: Any) ->
     shardscope.save_plan(own_plans()["data parallel"], tmp_path / "plan")
     said = run_ranks(_refusals, 2, (str(tmp_path / "plan"),))[0]
     for sentence, words in zip(
-        said, ("has other parts", "was replaced after", "cannot be moved or cast", "has a gradient hook", "requires_grad of", "torch.autocast is on"), strict=True
-    ):  # fmt: skip
+        said,
+        (
+            "has other parts",
+            "was replaced after",
+            "cannot be moved or cast",
+            "has a gradient hook",
+            "requires_grad of",
+            "torch.autocast is on",
+        ),
+        strict=True,
+    ):
         assert words in sentence
 
 

@@ -23,8 +23,9 @@ from tests.support.tiny_models import NAMES, tiny_config
 QUICK = {("llama", (2, 2)), ("gpt2", (2,))}
 CASES = [
     pytest.param(n, s, id=f"{n}-{'x'.join(map(str, s))}", marks=() if (n, s) in QUICK else pytest.mark.slow)
-    for n in NAMES for s in ((2,), (2, 2))
-]  # fmt: skip
+    for n in NAMES
+    for s in ((2,), (2, 2))
+]
 
 
 @pytest.mark.parametrize(("name", "sizes"), CASES)

@@ -55,10 +55,13 @@ def _alone(file: str, folder: str, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "called"),
     [
-        ("save", "shardscope.save"), pytest.param("load", "shardscope.load", marks=pytest.mark.slow), ("state_dict", "state_dict of the model"),
-        pytest.param("clip", "clip_grad_norm_", marks=pytest.mark.slow), ("evaluate", "the model for evaluation"),
+        ("save", "shardscope.save"),
+        pytest.param("load", "shardscope.load", marks=pytest.mark.slow),
+        ("state_dict", "state_dict of the model"),
+        pytest.param("clip", "clip_grad_norm_", marks=pytest.mark.slow),
+        ("evaluate", "the model for evaluation"),
     ],
-)  # fmt: skip
+)
 def test_a_rank_that_comes_alone_is_told_who_is_missing(what: str, called: str, tmp_path: Path) -> None:
     _, files = saved_plans(OwnGPT(), own_model.batch(0), tmp_path)
     file = next(f for f in files if f.endswith("Megatron-LM"))

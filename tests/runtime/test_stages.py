@@ -20,8 +20,13 @@ MICRO_BATCHES = 4
 def saved(folder: Path, layout: str, gpus: int, layers: int) -> str:
     """The file of the plan of a layout, for micro-batches of the size of `batch`."""
     plan = shardscope.price(
-        OwnGPT(layers), inputs=batch(0), layout=layout, cluster=f"1x8-h100:gpus={gpus}", accumulate=MICRO_BATCHES, dtype="float32"
-    ).plan  # fmt: skip
+        OwnGPT(layers),
+        inputs=batch(0),
+        layout=layout,
+        cluster=f"1x8-h100:gpus={gpus}",
+        accumulate=MICRO_BATCHES,
+        dtype="float32",
+    ).plan
     assert plan is not None
     shardscope.save_plan(plan, folder / "plan.json")
     return str(folder / "plan.json")

@@ -24,10 +24,28 @@ from planner_core.runtime.training.start import ALLOCATOR, from_safetensors, gro
 from planner_core.runtime.write import wrapped
 
 CPU = torch.device("cpu")
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-          "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 32}  # fmt: skip
-VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
-       "num_attention_heads": 2, "image_size": 16, "patch_size": 8, "num_labels": 5}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 32,
+}
+VIT = {
+    "model_type": "vit",
+    "architectures": ["ViTForImageClassification"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+    "num_labels": 5,
+}
 
 
 def planned(config: dict[str, Any], mesh: str = "2x2", **options: Any) -> dict[str, Plan]:
@@ -240,9 +258,13 @@ def test_each_line_of_the_blocks_names_its_operators(plan: Plan) -> None:
 def test_long_lines_are_broken_where_brackets_allow_it() -> None:
     names = [f"tensor_{n}" for n in range(20)]
     lines = [
-        f"x = f({', '.join(names)})", f"x = f(g('a, (b', {', '.join(names)}).h(1, 2), {', '.join(names)})[{', '.join(names[:3])}]",
-        f"return {', '.join(names)}", f"del {', '.join(names)}", "x = f(a, *b.shape[:2], key='" + "word " * 30 + "')", "short = f(a, b)",
-    ]  # fmt: skip
+        f"x = f({', '.join(names)})",
+        f"x = f(g('a, (b', {', '.join(names)}).h(1, 2), {', '.join(names)})[{', '.join(names[:3])}]",
+        f"return {', '.join(names)}",
+        f"del {', '.join(names)}",
+        "x = f(a, *b.shape[:2], key='" + "word " * 30 + "')",
+        "short = f(a, b)",
+    ]
     for line in lines:
         source = f"def function():\n    {line}"
         text = wrapped(source)

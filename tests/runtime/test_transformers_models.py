@@ -14,9 +14,18 @@ from planner_core.core import CaptureError
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 64,
-         "attn_implementation": "eager"}  # fmt: skip
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}
 
 
 def _model(kind: str) -> nn.Module:

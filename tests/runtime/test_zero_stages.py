@@ -105,8 +105,9 @@ def test_stages_where_a_model_runs_its_own_code(stage: int, tmp_path: Path) -> N
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     scattered = (WEIGHTS, BYTES) if stage == 1 else (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
     assert traffic(rows) == {
-        ("forward", "all_gather", 0): (WEIGHTS, BYTES), ("backward", "reduce_scatter", 0): scattered,
-    }  # fmt: skip
+        ("forward", "all_gather", 0): (WEIGHTS, BYTES),
+        ("backward", "reduce_scatter", 0): scattered,
+    }
     assert held == BYTES // 8
 
 

@@ -38,9 +38,12 @@ def random_network(seed: int) -> dict[str, Any]:
     return {
         "variables": [{"name": n, "states": [str(s) for s in range(k)]} for n, k in zip(names, sizes, strict=True)],
         "unary": {n: [cost() for _ in range(k)] for n, k in zip(names, sizes, strict=True)},
-        "pairwise": [{"vars": [names[a], names[b]], "cost": [[cost() for _ in range(sizes[b])] for _ in range(sizes[a])]} for a, b in pairs],
+        "pairwise": [
+            {"vars": [names[a], names[b]], "cost": [[cost() for _ in range(sizes[b])] for _ in range(sizes[a])]}
+            for a, b in pairs
+        ],
         "infinite": 1e12,
-    }  # fmt: skip
+    }
 
 
 def eliminated(net: dict[str, Any], keep: tuple[str, ...] = ()) -> tuple[float, dict[str, int]]:

@@ -135,8 +135,9 @@ def test_a_problem_above_a_known_hull_gives_its_fastest_corner_alone() -> None:
             both = lower_hull([*known, points[mesh][0]])
             below = any(
                 cost + slope(a, b) * held < (a[0] + slope(a, b) * a[1]) * (1 - 1e-6)
-                for a, b in itertools.pairwise(both) for cost, held in points[mesh]
-            )  # fmt: skip
+                for a, b in itertools.pairwise(both)
+                for cost, held in points[mesh]
+            )
             found = corners_below(problem, known, step=0.0)
             assert found[0].seconds == pytest.approx(points[mesh][0][0])
             if below:

@@ -28,8 +28,9 @@ def case(seed: int, copies: int, stages: int) -> Table:
             ways = [(1.0, 1.0), (1.4, 0.5)]
             found[stage, first, last] = [
                 StageOption(slow * m * seconds, slow * seconds + 0.1, slow)
-                for slow, small in ways if small * size <= room[stage]
-            ]  # fmt: skip
+                for slow, small in ways
+                if small * size <= room[stage]
+            ]
     return found
 
 
@@ -63,9 +64,12 @@ def by_highs(table: Table, copies: int, stages: int) -> float:
         add(row, -np.inf, 0.0)
     cost = np.append(np.zeros(n), 1.0)
     found = milp(
-        cost, constraints=LinearConstraint(np.array(rows), low, high), integrality=np.append(np.ones(n), 0),
-        bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), np.inf)), options={"mip_rel_gap": 0},
-    )  # fmt: skip
+        cost,
+        constraints=LinearConstraint(np.array(rows), low, high),
+        integrality=np.append(np.ones(n), 0),
+        bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), np.inf)),
+        options={"mip_rel_gap": 0},
+    )
     return float(found.fun) if found.success else float("inf")
 
 

@@ -20,12 +20,29 @@ from planner_core.search.lagrangian import search
 from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
 from planner_core.search.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
 
-ALBERT = {"model_type": "albert", "architectures": ["AlbertForMaskedLM"], "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
-          "num_attention_heads": 16, "embedding_size": 128, "vocab_size": 1024}  # fmt: skip
+ALBERT = {
+    "model_type": "albert",
+    "architectures": ["AlbertForMaskedLM"],
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "embedding_size": 128,
+    "vocab_size": 1024,
+}
 
 
-HRM = {"model_type": "hrm_text", "architectures": ["HrmTextForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 9,
-       "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8, "vocab_size": 128}  # fmt: skip
+HRM = {
+    "model_type": "hrm_text",
+    "architectures": ["HrmTextForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 8,
+    "vocab_size": 128,
+}
 
 
 def gap(plan: Plan) -> float:

@@ -66,8 +66,9 @@ def test_a_product_of_two_means_of_the_batch_takes_two_sums() -> None:
     report = shardscope.plan(made(), inputs=inputs, cluster="1x8-h100:gpus=2", accumulate=1)
     plain = next(plan for plan in report.plans if plan.name == "data parallel")
     assert {phase: set(kinds) for phase, kinds in plain.cost.collectives().items() if kinds} == {
-        "forward": {"all_reduce"}, "backward": {"all_reduce"},
-    }  # fmt: skip
+        "forward": {"all_reduce"},
+        "backward": {"all_reduce"},
+    }
 
 
 def test_samples_behind_the_tokens_are_followed() -> None:

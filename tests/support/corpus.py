@@ -66,9 +66,13 @@ def cluster(ranks: int) -> dict[str, Any]:
         "sources": {},
     }
     return {
-        "schema": "shardscope.cluster/1", "name": f"{ranks} close GPUs", "description": "GPUs whose links cost nothing",
-        "gpu": "a100-80gb-pcie", "num_gpus": ranks, "levels": [level],
-    }  # fmt: skip
+        "schema": "shardscope.cluster/1",
+        "name": f"{ranks} close GPUs",
+        "description": "GPUs whose links cost nothing",
+        "gpu": "a100-80gb-pcie",
+        "num_gpus": ranks,
+        "levels": [level],
+    }
 
 
 def captured(entry: Entry) -> Graph:

@@ -136,10 +136,12 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], Any]]:
     )
     mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     return {
-        "gpt2-like": (Gpt2Like(), (ids, ids), None), "llama-like": (LlamaLike(), (ids, ids), None), "mlp": (mlp, (torch.randn(4, 8),), None),
+        "gpt2-like": (Gpt2Like(), (ids, ids), None),
+        "llama-like": (LlamaLike(), (ids, ids), None),
+        "mlp": (mlp, (torch.randn(4, 8),), None),
         "resnet": (resnet, (torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long)), None),
         "odd": (Odd(), (torch.randn(4, 8),), ({0: torch.export.Dim("samples", min=2)},)),
-    }  # fmt: skip
+    }
 
 
 def export(name: str, folder: Path) -> Path:

@@ -41,8 +41,15 @@ MOST_JOBS = 100
 """A team makes room for a new one after so many jobs: groups that they made are never closed."""
 SEED = torch.default_generator.initial_seed()
 PATCHABLE = (
-    torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.optim.Optimizer, torch.autograd, torch.autograd.Function, dist,
-)  # fmt: skip
+    torch,
+    torch.Tensor,
+    torch.nn.functional,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.autograd,
+    torch.autograd.Function,
+    dist,
+)
 """Names of these are the same before and after a job."""
 
 

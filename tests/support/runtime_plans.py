@@ -111,9 +111,13 @@ def _pick(
 
 
 def _site(
-    op: Op, values: tuple[Value, ...], picked: list[Row], sizes: tuple[int, ...], links: tuple[AxisLink, ...],
+    op: Op,
+    values: tuple[Value, ...],
+    picked: list[Row],
+    sizes: tuple[int, ...],
+    links: tuple[AxisLink, ...],
     stored: dict[int, State],
-) -> SitePlan:  # fmt: skip
+) -> SitePlan:
     whole = State((R,) * len(sizes), (R,) * len(sizes))
     inputs, outputs = [], []
     for i, v in enumerate(op.inputs):

@@ -148,9 +148,13 @@ class _Program:
         return self.run(objective, sides, limits, time_limit, near)
 
     def run(
-        self, objective: dict[int, float], sides: list[tuple[dict[int, float], int]], limits: dict[str, float],
-        time_limit: float, near: float,
-    ) -> float:  # fmt: skip
+        self,
+        objective: dict[int, float],
+        sides: list[tuple[dict[int, float], int]],
+        limits: dict[str, float],
+        time_limit: float,
+        near: float,
+    ) -> float:
         scale = 1e3 / max(near, 1e-6)
         count = len(self.upper)
         cost = np.zeros(count)

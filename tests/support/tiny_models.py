@@ -7,25 +7,96 @@ from typing import Any
 from planner_core.models.zoo import ZOO
 
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama-3-8b", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-                             "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64, "bos_token_id": 1,
-                             "eos_token_id": 2}),
-    "llama-gqa": ("llama-3-8b", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
-                                 "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64, "bos_token_id": 1,
-                                 "eos_token_id": 2}),
-    "gpt2": ("gpt2-xl", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64, "bos_token_id": 1,
-                         "eos_token_id": 2}),
-    "bert": ("bert-large", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                            "vocab_size": 64, "max_position_embeddings": 64}),
-    "t5": ("t5-large", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
-                        "vocab_size": 64}),
-    "vit": ("vit-large", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-                          "image_size": 16, "patch_size": 4, "num_labels": 8}),
-    "mixtral": ("mixtral-8x7b", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-                                 "intermediate_size": 32, "num_local_experts": 4, "vocab_size": 64,
-                                 "max_position_embeddings": 64}),
+    "llama": (
+        "llama-3-8b",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": 64,
+            "max_position_embeddings": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "llama-gqa": (
+        "llama-3-8b",
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": 64,
+            "max_position_embeddings": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt2": (
+        "gpt2-xl",
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "vocab_size": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "bert": (
+        "bert-large",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "vocab_size": 64,
+            "max_position_embeddings": 64,
+        },
+    ),
+    "t5": (
+        "t5-large",
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_decoder_layers": 2,
+            "num_heads": 4,
+            "vocab_size": 64,
+        },
+    ),
+    "vit": (
+        "vit-large",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 16,
+            "patch_size": 4,
+            "num_labels": 8,
+        },
+    ),
+    "mixtral": (
+        "mixtral-8x7b",
+        {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "vocab_size": 64,
+            "max_position_embeddings": 64,
+        },
+    ),
     "resnet": ("resnet50-100k", {"num_labels": 16, "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]}),
-}  # fmt: skip
+}
 NAMES = tuple(_SIZES)
 
 

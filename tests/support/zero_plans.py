@@ -45,11 +45,12 @@ def _with(placements: Placements, axis: int, new: Placement) -> Placements:
 
 def _param(param: ParamPlan, home: Shard, stage: int, axis: int) -> ParamPlan:
     return replace(
-        param, stored=_with(param.stored, axis, home),
+        param,
+        stored=_with(param.stored, axis, home),
         working=_with(param.working, axis, home) if stage == 3 else param.working,
         gradient=_with(param.gradient, axis, home) if stage >= 2 else param.gradient,
         gathered=(*param.gathered, axis) if stage == 3 else param.gathered,
-    )  # fmt: skip
+    )
 
 
 def _site(site: SitePlan, names: list[str], homes: dict[str, Shard], stage: int, axis: int) -> SitePlan:

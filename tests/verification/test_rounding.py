@@ -55,7 +55,10 @@ def test_if_many_are_so_all_are_judged(tmp_path: Path) -> None:
 def test_a_report_names_what_is_not_judged() -> None:
     none = {"count": 0, "bytes": 0}
     told = {
-        "ok": True, "ranks": 2, "backend": "gloo", "unsteady": ["odd.0", "odd.1"],
+        "ok": True,
+        "ranks": 2,
+        "backend": "gloo",
+        "unsteady": ["odd.0", "odd.1"],
         "collectives": {"predicted": {}, "measured": {"forward": {"all_gather": none}}},
-    }  # fmt: skip
+    }
     assert "not judged, since it decides their gradients even in float64: odd.0 and 1 more" in verify_text(told)

@@ -31,8 +31,15 @@ from planner_core.verification.schedule import difference
 from tests.support.plans import Request, in_chunks, planned, searched
 from tests.support.ranks import run_ranks
 
-SIZES = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-         "vocab_size": 256, "max_position_embeddings": 64}  # fmt: skip
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
 BATCH, SEQ = 4, 32
 
 
@@ -203,8 +210,15 @@ def test_buckets_hold_what_a_block_holds() -> None:
             assert not unit.gathers and not unit.each, "summed once a step"
 
 
-ZOO = [("gpt2-xl", "2"), ("t5-large", "2"), ("mixtral-8x7b", "2"), ("vit-large", "2"), ("resnet50-100k", "2"), ("llama-3-8b", "2x2"),
-       ("t5-large", "2x2")]  # fmt: skip
+ZOO = [
+    ("gpt2-xl", "2"),
+    ("t5-large", "2"),
+    ("mixtral-8x7b", "2"),
+    ("vit-large", "2"),
+    ("resnet50-100k", "2"),
+    ("llama-3-8b", "2x2"),
+    ("t5-large", "2x2"),
+]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,16 @@ from planner_core.verification.api import verify
 from tests.support.tiny_models import tiny_config
 
 LAYOUTS = (
-    "dp=4", "dp=4,zero=1", "dp=4,zero=2", "fsdp=4", "dp=2,fsdp=2", "dp=2,tp=2", "tp=4", "dp=2,tp=2,sp", "dp=2,tp=2,sp,zero=1",
-)  # fmt: skip
+    "dp=4",
+    "dp=4,zero=1",
+    "dp=4,zero=2",
+    "fsdp=4",
+    "dp=2,fsdp=2",
+    "dp=2,tp=2",
+    "tp=4",
+    "dp=2,tp=2,sp",
+    "dp=2,tp=2,sp,zero=1",
+)
 LOSS_BYTES = 8
 """The run holds the loss; the walk leaves it out."""
 

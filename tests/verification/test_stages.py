@@ -60,12 +60,16 @@ def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     for rank, work in enumerate(every):
         events = [e for p in work.passes for e in p.events]
         starts = [sum(len(p.events) for p in work.passes[:i]) for i in range(len(work.passes))]
-        found.append({
-            "collectives": work.collectives, "summed": list(work.summed), "sent": [[p.to, n] for p in work.passes for n in p.sends],
-            "received": [[0, n] for w in every for p in w.passes if p.to == rank for n in p.sends],
-            "passes": [[*p.key, start] for p, start in zip(work.passes, starts, strict=True)],
-            "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in events],
-        })  # fmt: skip
+        found.append(
+            {
+                "collectives": work.collectives,
+                "summed": list(work.summed),
+                "sent": [[p.to, n] for p in work.passes for n in p.sends],
+                "received": [[0, n] for w in every for p in w.passes if p.to == rank for n in p.sends],
+                "passes": [[*p.key, start] for p, start in zip(work.passes, starts, strict=True)],
+                "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in events],
+            }
+        )
     return found
 
 

@@ -132,9 +132,11 @@ def test_planted_faults_are_found() -> None:
     silent = lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs))  # noqa: E731
     deaf = lambda s: replace(s, outputs=tuple(no_steps(e, backward=True) for e in s.outputs))  # noqa: E731
     faults = [
-        with_site(good, "mlp.down_proj/linear", silent), with_site(good, "self_attn.o_proj/linear", silent),
-        with_site(good, "input_layernorm/mul.1", deaf), misplaced(good),
-    ]  # fmt: skip
+        with_site(good, "mlp.down_proj/linear", silent),
+        with_site(good, "self_attn.o_proj/linear", silent),
+        with_site(good, "input_layernorm/mul.1", deaf),
+        misplaced(good),
+    ]
     sequence = small("llama-3-8b", "Megatron-LM + sequence parallel")
     unsynced = replace(
         sequence,
@@ -269,10 +271,14 @@ def _summed_at_use(block: BlockPlan, weight: str) -> BlockPlan:
         return block
     params = {**block.params, weight: replace(block.params[weight], gradient=(R,))}
     sites = {
-        name: replace(site, inputs=tuple(_summed(e) if (e.src.gradient, e.dst.gradient) == ((P,), (P,)) else e for e in site.inputs))
-        if name.startswith(weight.removesuffix(".weight") + "/") else site
+        name: replace(
+            site,
+            inputs=tuple(_summed(e) if (e.src.gradient, e.dst.gradient) == ((P,), (P,)) else e for e in site.inputs),
+        )
+        if name.startswith(weight.removesuffix(".weight") + "/")
+        else site
         for name, site in block.sites.items()
-    }  # fmt: skip
+    }
     return replace(block, params=params, sites=sites)
 
 
@@ -389,9 +395,12 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(PLAIN_SCRIPT)
     found = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=300,
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
     assert found.stdout == "begins\n2\n", found.stderr
 
 
@@ -461,10 +470,13 @@ def test_a_world_size_that_cannot_be(ranks: int, says: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
-        ("imagegpt", {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64}),  # torch.Tensor(n) makes a weight on the CPU
+        (
+            "imagegpt",
+            {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 64},
+        ),  # torch.Tensor(n) makes a weight on the CPU
         ("dinov3_vit", {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.slow(but=("imagegpt-sizes0",))
 def test_weights_of_unusual_making(kind: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """A weight that torch makes on the CPU under the device meta, and a table of no register tokens, whose gradient has no entry."""

@@ -29,10 +29,18 @@ def table(rows: list[Row], models: Iterable[str]) -> str:
         for c in ("numbers", *BIG)
         if not any(r["model"] == m and r["check"] == c for r in rows)
     ]
-    return "\n".join([
-        *_head(rows), *_summary([*numbers, *_of(stated, "small")], [*fake, *_of(stated, "whole")]), *_left_out(none, missing),
-        *_differences(rows), *_layouts(stated), *_numbers(numbers), *_traffic(fake), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *_head(rows),
+            *_summary([*numbers, *_of(stated, "small")], [*fake, *_of(stated, "whole")]),
+            *_left_out(none, missing),
+            *_differences(rows),
+            *_layouts(stated),
+            *_numbers(numbers),
+            *_traffic(fake),
+            "",
+        ]
+    )
 
 
 def _head(rows: list[Row]) -> list[str]:
@@ -40,17 +48,20 @@ def _head(rows: list[Row]) -> list[str]:
         return "; ".join(sorted({str(r[key]) for r in rows if key in r}))
 
     return [
-        "# Predicted and measured", "",
+        "# Predicted and measured",
+        "",
         "Every zoo model, and Llama-2-7B, under the chosen plan, each baseline, and the plans of TAP and ATP. Made by `python -m bench.accuracy` "
-        f"({of('machine')}; {of('versions')}).", "",
+        f"({of('machine')}; {of('versions')}).",
+        "",
         "- Numbers: the plan of 8 GPUs scaled down to meshes (2) and (4), that of 2×8 to (2,2): a small model of the same "
         "architecture on gloo processes, float32 (float64 where rounding alone could be the difference), against one process. "
         "Equal means loss, every gradient and every parameter after a step of AdamW within 1e-5 relative.",
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), mixed "
         "precision with bf16, H100. The rewritten program runs, and the model's own code where it cannot be rewritten. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
-        "- " + made([r for r in rows if r["check"] != "plan"]) + _last_day(rows), "",
-    ]  # fmt: skip
+        "- " + made([r for r in rows if r["check"] != "plan"]) + _last_day(rows),
+        "",
+    ]
 
 
 MIXED_SINCE = "2026-11-23"
@@ -144,8 +155,11 @@ def _why(row: Row) -> str:
     parts = []
     if not row["collectives_ok"]:
         both = row["collectives"]
-        parts += [f"{phase} {kind}: predicted {_short(both['predicted'], phase, kind)}, measured {_short(both['measured'], phase, kind)}"
-                  for phase, kind in _cells(both) if _short(both["predicted"], phase, kind) != _short(both["measured"], phase, kind)]  # fmt: skip
+        parts += [
+            f"{phase} {kind}: predicted {_short(both['predicted'], phase, kind)}, measured {_short(both['measured'], phase, kind)}"
+            for phase, kind in _cells(both)
+            if _short(both["predicted"], phase, kind) != _short(both["measured"], phase, kind)
+        ]
     if row.get("numbers_ok") is False:
         parts.append(f"gradient error {row['grad_error']:.1e} ({row['worst']}), loss {row['loss_error']:.1e}")
     if row.get("memory_error", 0) > 0.02:
@@ -183,9 +197,12 @@ def _numbers(rows: list[Row]) -> list[str]:
 
 
 def _traffic(rows: list[Row]) -> list[str]:
-    lines = ["## Traffic and memory", "",
-             "| model | mesh | plan | collectives as predicted | peak predicted, GiB | measured, GiB | error | seconds |",
-             "|---|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "## Traffic and memory",
+        "",
+        "| model | mesh | plan | collectives as predicted | peak predicted, GiB | measured, GiB | error | seconds |",
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
     for r in rows:
         if "memory_error" not in r:
             lines.append(f"| {r['model']} | {_mesh(r)} | {r['plan']} | not run | | | | |")
@@ -205,10 +222,14 @@ def _of(stated: list[Row], size: str) -> list[Row]:
 def _layouts(stated: list[Row]) -> list[str]:
     """One line for each layout that is stated: the whole model, and beside it the numbers of the small one."""
     small = {(r["model"], r["plan"]): r for r in _of(stated, "small")}
-    lines = ["## Layouts as stated, on 2x8", "",
-             "Traffic, order and memory of the whole model on a fake process group of 16 GPUs; numbers of the small model on four processes, or eight for three axes.", "",
-             "| model | layout | collectives as predicted | order | peak predicted, GiB | measured, GiB | error | worst gradient error, small |",
-             "|---|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "## Layouts as stated, on 2x8",
+        "",
+        "Traffic, order and memory of the whole model on a fake process group of 16 GPUs; numbers of the small model on four processes, or eight for three axes.",
+        "",
+        "| model | layout | collectives as predicted | order | peak predicted, GiB | measured, GiB | error | worst gradient error, small |",
+        "|---|---|---|---|---:|---:|---:|---:|",
+    ]
     for r in _of(stated, "whole"):
         numbers = small.get((r["model"], r["plan"]), {})
         gradient = f"{numbers['grad_error']:.1e}" if "grad_error" in numbers else "not run"

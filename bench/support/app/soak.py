@@ -27,9 +27,15 @@ from explorer.analysis.what_if import best
 from planner_core.planning import Request
 
 CHANGES: tuple[dict[str, Any], ...] = (
-    {}, {"recompute": "full"}, {"optimizer": "adamw-fp32"}, {"optimizer": "sgd"}, {"zero": 0}, {"cluster": "2x8-h100:inter=50"},
-    {"cluster": "2x8-h100:inter=200"}, {"seq": 2048},
-)  # fmt: skip
+    {},
+    {"recompute": "full"},
+    {"optimizer": "adamw-fp32"},
+    {"optimizer": "sgd"},
+    {"zero": 0},
+    {"cluster": "2x8-h100:inter=50"},
+    {"cluster": "2x8-h100:inter=200"},
+    {"seq": 2048},
+)
 BATCHES = (8, 16, 32, 64, 128)
 
 
@@ -72,9 +78,14 @@ def soak(people: int, replans: int, think_s: float) -> dict[str, object]:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # what the allocator only held back is not held by the program
     return {
-        "people": people, "think_s": think_s, "ms": taken, "memory_mb": memory, "errors": errors, "seconds": seconds,
+        "people": people,
+        "think_s": think_s,
+        "ms": taken,
+        "memory_mb": memory,
+        "errors": errors,
+        "seconds": seconds,
         "trimmed_mb": round(resident_mb(), 1),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -19,11 +19,20 @@ from planner_core.core import load_gpu, load_stack, timing
 
 Floats = NDArray[np.floating[Any]]
 PRIORS = {
-    "contention": (0.12, 0.5), "straggler": (0.004, 1.0), "outside_s": (0.02, 0.3),
-    "sharded_copy": (1.75, 0.5), "accumulate": (2.5, 0.5), "fused": (0.43, 0.4), "rank_call_s": (6e-6, 0.5),
-    "A100 flops_efficiency": (0.77, 0.5), "A100 memory_efficiency": (0.8, 0.1), "A100 flash1": (0.34, 0.2),
-    "H100 flops_efficiency": (0.608, 0.5), "H100 memory_efficiency": (0.8, 0.1), "H100 flash1": (0.2, 0.2),
-}  # fmt: skip
+    "contention": (0.12, 0.5),
+    "straggler": (0.004, 1.0),
+    "outside_s": (0.02, 0.3),
+    "sharded_copy": (1.75, 0.5),
+    "accumulate": (2.5, 0.5),
+    "fused": (0.43, 0.4),
+    "rank_call_s": (6e-6, 0.5),
+    "A100 flops_efficiency": (0.77, 0.5),
+    "A100 memory_efficiency": (0.8, 0.1),
+    "A100 flash1": (0.34, 0.2),
+    "H100 flops_efficiency": (0.608, 0.5),
+    "H100 memory_efficiency": (0.8, 0.1),
+    "H100 flash1": (0.2, 0.2),
+}
 """Of each constant that is fitted to runs, what it was thought to be before any run was seen (kernel tables, papers, counts),
 and the width of that belief in logarithms. No fit starts from another's result, so what is left out is unseen."""
 OF_STACKS = ("outside_s", "fused")
@@ -80,9 +89,7 @@ def fit(derivatives: Floats, start: Floats, measured: Floats, rows: Floats) -> F
     return p
 
 
-def left_out(
-    derivatives: Floats, start: Floats, measured: Floats, rows: Floats, folds: Sequence[object]
-) -> Floats:  # fmt: skip
+def left_out(derivatives: Floats, start: Floats, measured: Floats, rows: Floats, folds: Sequence[object]) -> Floats:
     """[run] logarithms of predicted over measured, each run predicted by a fit that did not see its fold."""
     found = np.zeros(len(start))
     for fold in set(folds):

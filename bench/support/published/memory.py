@@ -138,11 +138,13 @@ def contradicted(m: Memory, found: Sequence[Memory]) -> bool:
     """Whether its source has a run with half the micro-batch or less, on as many GPUs or more, that took as much memory."""
     mine = m.run.stated
     return any(
-        other.run.config == m.run.config and other.run.gpus >= m.run.gpus and other.measured >= 0.9 * m.measured
+        other.run.config == m.run.config
+        and other.run.gpus >= m.run.gpus
+        and other.measured >= 0.9 * m.measured
         and (stated := other.run.stated).micro_batch * 2 <= mine.micro_batch
         and (stated.layout.tp, stated.layout.zero) == (mine.layout.tp, mine.layout.zero)
         for other in found
-    )  # fmt: skip
+    )
 
 
 def own_peaks() -> list[reserved.Peak]:

@@ -94,9 +94,12 @@ def save(kinds: Mapping[str, Sequence[Peak]]) -> None:
         fit, taken = fitted(peaks), [p for p in peaks if p.fitted]
         low, high = np.quantile(1 / fit.ratios(taken), (0.05, 0.95))
         rows[kind] = {
-            "n": len(taken), "scale": round(fit.scale, 2), "add_bytes": round(fit.add_bytes),
-            "low": round(float(low), 3), "high": round(float(high), 3),
-        }  # fmt: skip
+            "n": len(taken),
+            "scale": round(fit.scale, 2),
+            "add_bytes": round(fit.add_bytes),
+            "low": round(float(low), 3),
+            "high": round(float(high), 3),
+        }
     source = (
         "Peaks of published runs (docs/PUBLISHED_MEMORY.md) over scale · predicted peak + add_bytes; plans as they run: of one rank on an "
         "H100 (docs/HARDWARE.md), over scale · measured peak + add_bytes. torchtitan and torchao print what the "

@@ -19,11 +19,24 @@ from planner_core.planning.pricing import Pricer, Statement
 RUNS = ASSETS / "measurements" / "published" / "runs.csv"
 H100, A100 = ("h100-sxm", 450), ("a100-80gb-sxm", 300)
 GPUS = {
-    "H100 80GB": H100, "H100 (80GB)": H100, "H100 80GB SXM": H100, "H100": H100, "H100 80GB HBM3 SXM": H100, "DGX-H100": H100,
-    "DGX H100 80GB": H100, "DGX-H100 80GB": H100, "H100 SXM 96GB HBM2e (500W cap, 2.4 TB/s HBM)": ("h100-96gb-500w", 450),
-    "H200": ("h200-sxm", 450), "A100 80GB": A100, "A100-SXM4-80GB": A100, "A100 80GB SXM": A100, "DGX A100": A100,
-    "A100 40GB": ("a100-40gb-sxm", 300), "A800": ("a800-80gb", 200), "MI300X": ("mi300x", 448),
-}  # fmt: skip
+    "H100 80GB": H100,
+    "H100 (80GB)": H100,
+    "H100 80GB SXM": H100,
+    "H100": H100,
+    "H100 80GB HBM3 SXM": H100,
+    "DGX-H100": H100,
+    "DGX H100 80GB": H100,
+    "DGX-H100 80GB": H100,
+    "H100 SXM 96GB HBM2e (500W cap, 2.4 TB/s HBM)": ("h100-96gb-500w", 450),
+    "H200": ("h200-sxm", 450),
+    "A100 80GB": A100,
+    "A100-SXM4-80GB": A100,
+    "A100 80GB SXM": A100,
+    "DGX A100": A100,
+    "A100 40GB": ("a100-40gb-sxm", 300),
+    "A800": ("a800-80gb", 200),
+    "MI300X": ("mi300x", 448),
+}
 """The preset of each GPU as the sources name it, and GB/s one way out of it inside a node."""
 NODE = 8
 AMPLE_GB = 1e5
@@ -99,10 +112,15 @@ def _run(row: Row) -> Run:
 
 def _statement(row: Row) -> Statement:
     return Statement(
-        _layout(row), int(_number(row["micro_batch_seqs"])), int(_number(row["grad_accum"], 1)) or 1, int(row["seq_len"]),
-        recompute=row["recompute"].split(" ")[0], compiled=row["compile"].lower().startswith(("yes", "1", "true")),
-        rank_by_rank=hands_out_rank_by_rank(row), stack=stack_of(row),
-    )  # fmt: skip
+        _layout(row),
+        int(_number(row["micro_batch_seqs"])),
+        int(_number(row["grad_accum"], 1)) or 1,
+        int(row["seq_len"]),
+        recompute=row["recompute"].split(" ")[0],
+        compiled=row["compile"].lower().startswith(("yes", "1", "true")),
+        rank_by_rank=hands_out_rank_by_rank(row),
+        stack=stack_of(row),
+    )
 
 
 STACKS = {
@@ -140,16 +158,22 @@ def _config(row: Row) -> dict[str, Any]:
     """The Hugging Face config of the row's shape: Llama where the inner layer is gated, else GPT-NeoX."""
     hidden, heads = int(row["hidden"]), int(row["heads"])
     common = {
-        "vocab_size": int(_number(row["vocab"], 50304)), "num_hidden_layers": int(row["layers"]), "hidden_size": hidden,
-        "num_attention_heads": heads, "intermediate_size": int(_number(row["ffn"], 4 * hidden)),
-        "max_position_embeddings": int(row["seq_len"]), "tie_word_embeddings": row["tied_embeddings"] in ("1", "True"),
-    }  # fmt: skip
+        "vocab_size": int(_number(row["vocab"], 50304)),
+        "num_hidden_layers": int(row["layers"]),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": int(_number(row["ffn"], 4 * hidden)),
+        "max_position_embeddings": int(row["seq_len"]),
+        "tie_word_embeddings": row["tied_embeddings"] in ("1", "True"),
+    }
     if row["ffn_gated"] in ("1", "True"):
         kv = int(_number(row["kv_heads"], heads))
         return common | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": kv}
     return common | {
-        "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "use_parallel_residual": False,
-    }  # fmt: skip
+        "model_type": "gpt_neox",
+        "architectures": ["GPTNeoXForCausalLM"],
+        "use_parallel_residual": False,
+    }
 
 
 def _gbit(row: Row, gpu: str) -> float:

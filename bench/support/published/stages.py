@@ -83,9 +83,17 @@ def stage_runs() -> Iterator[Run]:
             gpus = int(row["gpus"])
             cluster = f"4x8-{gpu}:nodes={max(1, gpus // NODE)},inter={400 if gpu == 'h100' else 200}"
             yield Run(
-                row["id"], row["source"], row["model"], gpu, gpus, cluster, _config(row), statement(row),
-                _number(row["step_time_s"]), row,
-            )  # fmt: skip
+                row["id"],
+                row["source"],
+                row["model"],
+                gpu,
+                gpus,
+                cluster,
+                _config(row),
+                statement(row),
+                _number(row["step_time_s"]),
+                row,
+            )
 
 
 def statement(row: Row) -> Statement:
@@ -95,13 +103,24 @@ def statement(row: Row) -> Statement:
     order = {"zb": "zb" if vp == 1 else "zbv"}.get(row["schedule"], row["schedule"]) if pp > 1 else ""
     zero = int(row["zero_stage"][:1] or 0) if dp > 1 else 0
     layout = Layout(
-        dp=dp, tp=tp, sp=tp > 1 and row["sp"] in ("1", "True"), cp=cp, cp_type="gather" if cp > 1 else "ring", pp=pp, vp=vp,
-        schedule=order, zero=zero,
-    )  # fmt: skip
+        dp=dp,
+        tp=tp,
+        sp=tp > 1 and row["sp"] in ("1", "True"),
+        cp=cp,
+        cp_type="gather" if cp > 1 else "ring",
+        pp=pp,
+        vp=vp,
+        schedule=order,
+        zero=zero,
+    )
     return Statement(
-        layout, int(row["micro_batch_seqs"]), int(_number(row["grad_accum"], 1)), int(row["seq_len"]),
-        recompute="full" if row["recompute"].startswith("full") else "none", **software(row),
-    )  # fmt: skip
+        layout,
+        int(row["micro_batch_seqs"]),
+        int(_number(row["grad_accum"], 1)),
+        int(row["seq_len"]),
+        recompute="full" if row["recompute"].startswith("full") else "none",
+        **software(row),
+    )
 
 
 def software(row: Row) -> dict[str, Any]:
@@ -162,9 +181,11 @@ def section(found: Sequence[Told]) -> str:
         groups[t.source].append(t)
     lines += [_line(name, groups[name]) for name in sorted(groups)]
     keys: tuple[tuple[str, Callable[[Told], object]], ...] = (
-        ("tensor ranks", lambda t: t.run.stated.layout.tp), ("stages", lambda t: t.run.stated.layout.pp),
-        ("micro-batch", lambda t: t.run.stated.micro_batch), ("recompute", lambda t: t.run.stated.recompute),
-    )  # fmt: skip
+        ("tensor ranks", lambda t: t.run.stated.layout.tp),
+        ("stages", lambda t: t.run.stated.layout.pp),
+        ("micro-batch", lambda t: t.run.stated.micro_batch),
+        ("recompute", lambda t: t.run.stated.recompute),
+    )
     for title, key in keys:
         lines += [
             "",
@@ -234,9 +255,10 @@ def schedule_ratios(found: Sequence[Told]) -> list[float]:
 def least_memory(found: Sequence[Told], of: Told) -> float:
     """The least memory that a run of the same model, GPUs and micro-batch was measured to take."""
     same = [
-        _number(t.run.row["mem_gb"]) for t in found
+        _number(t.run.row["mem_gb"])
+        for t in found
         if (t.run.name, t.run.gpus, t.run.stated.micro_batch) == (of.run.name, of.run.gpus, of.run.stated.micro_batch)
-    ]  # fmt: skip
+    ]
     return min((m for m in same if m), default=math.inf)
 
 

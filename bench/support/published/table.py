@@ -145,11 +145,24 @@ def _prediction(e: Errors) -> dict[str, object]:
         for name, of in (("predicted_s", "fitted"), ("group_out_s", "groups"), ("source_out_s", "sources"))
     }
     return {
-        "id": r.id, "source": r.source, "reference": r.row["source_ref"], "model": r.name, "gpu": r.gpu, "gpus": r.gpus,
-        "nodes": r.nodes, "layout": str(s.layout), "kind": kind(r), "micro_batch": s.micro_batch, "accumulate": s.accumulate,
-        "seq": s.seq, "recompute": s.recompute, "compiled": int(s.compiled), "measured_s": f"{r.measured_s:.6g}", **seconds,
+        "id": r.id,
+        "source": r.source,
+        "reference": r.row["source_ref"],
+        "model": r.name,
+        "gpu": r.gpu,
+        "gpus": r.gpus,
+        "nodes": r.nodes,
+        "layout": str(s.layout),
+        "kind": kind(r),
+        "micro_batch": s.micro_batch,
+        "accumulate": s.accumulate,
+        "seq": s.seq,
+        "recompute": s.recompute,
+        "compiled": int(s.compiled),
+        "measured_s": f"{r.measured_s:.6g}",
+        **seconds,
         "contradicted": odd(r),
-    }  # fmt: skip
+    }
 
 
 # --- the bands ---------------------------------------------------------------------------------------
@@ -203,6 +216,8 @@ def _band(errors: Any) -> dict[str, Any]:
     middle = float(np.median(errors))
     sigma = 1.4826 * float(np.median(np.abs(errors - middle)))
     return {
-        "n": len(errors), "bias": round(middle, 3), "sigma": round(sigma, 3),
+        "n": len(errors),
+        "bias": round(middle, 3),
+        "sigma": round(sigma, 3),
         "p90": round(float(np.quantile(np.abs(errors), 0.9)), 3),
-    }  # fmt: skip
+    }

@@ -42,9 +42,15 @@ class Form:
         return key
 
     def pick(
-        self, label: str, field: str, value: Any, options: Sequence[Any], names: Callable[[Any], str], help: str | None = None,
+        self,
+        label: str,
+        field: str,
+        value: Any,
+        options: Sequence[Any],
+        names: Callable[[Any], str],
+        help: str | None = None,
         take: Take | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A choice of one."""
         known = list(options) if value in options else [value, *options]
         st.selectbox(

@@ -154,9 +154,15 @@ def choose(label: str, key: str, options: list[Any], names: Any, help: str | Non
     widget = state.shown(f"w_{key}", now)
     options = options if now in options else [*options, now]
     st.selectbox(
-        label, options, index=options.index(now), format_func=names, key=widget, on_change=state.from_widget, args=(key, widget),
+        label,
+        options,
+        index=options.index(now),
+        format_func=names,
+        key=widget,
+        on_change=state.from_widget,
+        args=(key, widget),
         help=help,
-    )  # fmt: skip
+    )
 
 
 def _model(v: dict[str, Any]) -> None:
@@ -172,12 +178,17 @@ def _model(v: dict[str, Any]) -> None:
 
 def _upload() -> None:
     file = st.file_uploader(
-        "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export", type=["json", "pt2"], key="own_config",
+        "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export",
+        type=["json", "pt2"],
+        key="own_config",
         help="Read as data: no weights, no code of yours is run, nothing leaves this machine",
-    )  # fmt: skip
+    )
     pasted = st.text_area(
-        "Or paste it, or the model’s id", key="own_pasted", height=80, placeholder='{"model_type": "qwen3", …} or Qwen/Qwen3-8B'
-    ).strip()  # fmt: skip
+        "Or paste it, or the model’s id",
+        key="own_pasted",
+        height=80,
+        placeholder='{"model_type": "qwen3", …} or Qwen/Qwen3-8B',
+    ).strip()
     if HUB_ID.fullmatch(pasted) and file is None:
         st.info(
             f"Nothing is downloaded here: paste {plain(pasted)}’s config.json, from “Files and versions” on the Hugging Face Hub."
@@ -236,9 +247,13 @@ def _cluster(v: dict[str, Any], cluster: Cluster) -> None:
                     help=_link_help(levels[-1].efficiency),
                 )
         form.pick(
-            "Mesh", "mesh", v["mesh"], [None, *("x".join(map(str, n)) for n in grids(cluster.num_gpus))],
-            lambda m: "as is best" if m is None else m.replace("x", " × "), MESH_HELP,
-        )  # fmt: skip
+            "Mesh",
+            "mesh",
+            v["mesh"],
+            [None, *("x".join(map(str, n)) for n in grids(cluster.num_gpus))],
+            lambda m: "as is best" if m is None else m.replace("x", " × "),
+            MESH_HELP,
+        )
         form.then(_keep_links(cluster))
     _own_cluster(cluster)
 
@@ -283,9 +298,11 @@ def _keep_links(cluster: Cluster) -> Any:
 def _own_cluster(cluster: Cluster) -> None:
     """A cluster file of the visitor's, and this one as a file."""
     file = st.file_uploader(
-        "Or your own cluster’s file (JSON)", type="json", key="own_cluster",
+        "Or your own cluster’s file (JSON)",
+        type="json",
+        key="own_cluster",
         help="As the file below, or what `python -m planner_core calibrate` wrote, whose GPU comes in here; read as data",
-    )  # fmt: skip
+    )
     if file is not None:
         try:
             name = own_cluster.keep(file.getvalue(), cluster)
@@ -298,9 +315,15 @@ def _own_cluster(cluster: Cluster) -> None:
                     "Plan on this cluster", on_click=state.change, kwargs=taken, type="primary", key="plan_own_cluster"
                 )
     st.download_button(
-        "This cluster as a file", own_cluster.text(cluster), file_name="cluster.json", mime="application/json", on_click="ignore",
-        key="cluster_file", icon=":material/download:", type="tertiary",
-    )  # fmt: skip
+        "This cluster as a file",
+        own_cluster.text(cluster),
+        file_name="cluster.json",
+        mime="application/json",
+        on_click="ignore",
+        key="cluster_file",
+        icon=":material/download:",
+        type="tertiary",
+    )
 
 
 def _load(v: dict[str, Any], cluster: Cluster) -> None:

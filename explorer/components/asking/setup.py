@@ -60,9 +60,11 @@ def _check(stated: setups.Stated, cluster: Cluster) -> None:
 
 def _file(v: dict[str, Any], cluster: Cluster) -> None:
     file = st.file_uploader(
-        "Or your tool’s own file", type=FILES, key="own_setup_file",
+        "Or your tool’s own file",
+        type=FILES,
+        key="own_setup_file",
         help="torchtitan’s TOML, Megatron-LM’s arguments, DeepSpeed’s JSON, accelerate’s YAML, or a tp_plan of transformers; read as data",
-    )  # fmt: skip
+    )
     if file is not None:
         args = (file.name, file.getvalue(), v, cluster)
         st.button("Measure against this file", key="take_setup_file", on_click=_take_file, args=args)

@@ -43,9 +43,12 @@ def bar(result: Result, name: str, plan: Plan) -> None:
     target = form_of(state.value("tool") if state.value("method") == "exact" else "", plan)
     with st.container(horizontal=True, vertical_alignment="center", key="export_bar"):
         st.button(
-            f"Export to {title(target)}" if target.name != OWN_SCRIPT else "Export as a script", type="primary", key="export",
-            disabled=not plan.fits, on_click=lambda: st.session_state.update(form=target.name, exporting=True),
-        )  # fmt: skip
+            f"Export to {title(target)}" if target.name != OWN_SCRIPT else "Export as a script",
+            type="primary",
+            key="export",
+            disabled=not plan.fits,
+            on_click=lambda: st.session_state.update(form=target.name, exporting=True),
+        )
         st.code(commands.launch(target.name, result.cluster, file_name(target)), language="bash", wrap_lines=True)
     if st.session_state.get("exporting"):
         dialog(result, name, plan)
@@ -76,7 +79,7 @@ def dialog(result: Result, name: str, plan: Plan) -> None:
 @st.cache_data(max_entries=64, show_spinner=False)
 def exported(
     request: Request, plan_id: str, edit: tuple[str, ...], target: str, suffix: str, _plan: Plan, near: bool = False
-) -> exporting.ExportedFile:  # fmt: skip
+) -> exporting.ExportedFile:
     """One export, kept; `request` is what the plan answers, `edit` as in `state.edit_of`."""
     return exporting.export(_plan, target, suffix, near=near)
 
@@ -106,15 +109,24 @@ def write(home: Result, name: str, plan: Plan, target: Target) -> None:
         st.markdown(beside(made.nearest))
     file = file_name(target)
     st.download_button(
-        f"Download {file}", made.content, file_name=file, on_click="ignore", key=f"download_{target.name}", type="primary",
+        f"Download {file}",
+        made.content,
+        file_name=file,
+        on_click="ignore",
+        key=f"download_{target.name}",
+        type="primary",
         icon=":material/download:",
-    )  # fmt: skip
+    )
     if target.beside:
         own = file.removesuffix(target.suffix) + target.beside
         st.download_button(
-            f"Download {own}", exporting.plan_text(plan), file_name=own, on_click="ignore", key="download_beside",
+            f"Download {own}",
+            exporting.plan_text(plan),
+            file_name=own,
+            on_click="ignore",
+            key="download_beside",
             icon=":material/download:",
-        )  # fmt: skip
+        )
     st.code(commands.launch(target.name, home.cluster, file), language="bash", wrap_lines=True)
     language = {".py": "python", ".json": "json", ".yaml": "yaml"}.get(target.suffix, "text")
     lines = made.content.splitlines()
@@ -162,9 +174,14 @@ def plan_file(home: Result, name: str, plan: Plan) -> None:
     """The plan as data, and the command that makes it; `home` is what it is one of."""
     file = f"{home.graph.name}-{name}.json".replace("/", "-")
     st.download_button(
-        f"Download {file}", exporting.plan_text(plan), file_name=file, mime="application/json", on_click="ignore", key="download_plan",
+        f"Download {file}",
+        exporting.plan_text(plan),
+        file_name=file,
+        mime="application/json",
+        on_click="ignore",
+        key="download_plan",
         icon=":material/download:",
-    )  # fmt: skip
+    )
     if name == pins.EDITED:
         st.caption("A plan that was changed by hand has no command: keep the file.")
         return

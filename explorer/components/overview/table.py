@@ -21,9 +21,14 @@ from planner_core.planning.methods import EXACT
 from planner_core.planning.pricing import model_flops, reserved_of, speed_of
 
 KEYS = {
-    answer.COMPUTE: "compute", answer.AGAIN: "computed again", answer.WAITS: "waits for data", answer.WEIGHTS: "weight traffic that shows",
-    answer.OPTIMIZER: "optimizer", answer.BUBBLE: "bubble of the pipeline", answer.OUTSIDE: "the GPU has no work",
-}  # fmt: skip
+    answer.COMPUTE: "compute",
+    answer.AGAIN: "computed again",
+    answer.WAITS: "waits for data",
+    answer.WEIGHTS: "weight traffic that shows",
+    answer.OPTIMIZER: "optimizer",
+    answer.BUBBLE: "bubble of the pipeline",
+    answer.OUTSIDE: "the GPU has no work",
+}
 
 
 MOST_TIMES = 3.0
@@ -83,13 +88,25 @@ def _row(plan: Plan, one: Listed, parts: Mapping[str, float], longest: float, re
     bounds = f"{low:.0f} – {high:.0f} reserved of {most / units.GIB:.3g}"
     shows = units.seconds(parts[answer.WAITS] + parts[answer.WEIGHTS])
     return {
-        "id": one.name, "name": recipe.short(plan), "what": f"{one.what}; {work}" if work else one.what, "fits": plan.fits,
-        "step": units.seconds(s.step_time_s), "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",
-        "parts": _bar(parts, longest), "sent": units.traffic(sent_per_gpu(plan)), "shows": f"{shows} of it show",
-        "memory": units.memory(held), "filled": min(1.0, held / most), "over": over,
-        "range": f"of {units.memory(most)}" if not plan.fits else f"would reserve all {most / units.GIB:.3g}" if kept.short else bounds,
+        "id": one.name,
+        "name": recipe.short(plan),
+        "what": f"{one.what}; {work}" if work else one.what,
+        "fits": plan.fits,
+        "step": units.seconds(s.step_time_s),
+        "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",
+        "parts": _bar(parts, longest),
+        "sent": units.traffic(sent_per_gpu(plan)),
+        "shows": f"{shows} of it show",
+        "memory": units.memory(held),
+        "filled": min(1.0, held / most),
+        "over": over,
+        "range": f"of {units.memory(most)}"
+        if not plan.fits
+        else f"would reserve all {most / units.GIB:.3g}"
+        if kept.short
+        else bounds,
         "likely": max(held / most, min(1.0, kept.high_bytes / most)) if plan.fits else 1.0,
-    }  # fmt: skip
+    }
 
 
 def _bar(parts: Mapping[str, float], longest: float) -> list[list[Any]]:

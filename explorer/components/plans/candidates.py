@@ -53,12 +53,22 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
 
     first_picture.chart(
         scatter.candidates_scatter(
-            one, index, limit, frame.theme(), keep=keep, region=state.value("lasso"), same=choosing.of_plan(one, plan),
+            one,
+            index,
+            limit,
+            frame.theme(),
+            keep=keep,
+            region=state.value("lasso"),
+            same=choosing.of_plan(one, plan),
             by=by,
         ),
-        key, theme=None, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
+        key,
+        theme=None,
+        on_select=pick,
+        selection_mode=("points", "box", "lasso"),
+        config=CHOOSING,
         alt=f"All candidates of {one.block} by communication and memory",
-    )  # fmt: skip
+    )
     front_choice(one, keep, index)
     frame.data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidates(one))
     candidate_words(one, index, index is None or bool(keep[index]))
@@ -76,19 +86,34 @@ def _head(result: Result, one: Candidates, names: list[str]) -> str:
         if len(names) > 1:
             widget = state.shown("w_block", one.block)
             st.selectbox(
-                "Block", names, index=names.index(one.block), key=widget, format_func=lambda n: titles.get(n, n), width=150,
+                "Block",
+                names,
+                index=names.index(one.block),
+                key=widget,
+                format_func=lambda n: titles.get(n, n),
+                width=150,
                 on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
                 label_visibility="collapsed",
-            )  # fmt: skip
+            )
         return coloured(one)
 
 
 def coloured(found: Candidates) -> str:
     """The control that colours candidates by one weight; returns the weight or nothing."""
-    return st.selectbox(
-        "Coloured by", list(found.weights), key=f"coloured_{found.block}", index=None, format_func=choosing.short, width=190,
-        label_visibility="collapsed", placeholder="coloured by a weight", help="How each candidate places it",
-    ) or ""  # fmt: skip
+    return (
+        st.selectbox(
+            "Coloured by",
+            list(found.weights),
+            key=f"coloured_{found.block}",
+            index=None,
+            format_func=choosing.short,
+            width=190,
+            label_visibility="collapsed",
+            placeholder="coloured by a weight",
+            help="How each candidate places it",
+        )
+        or ""
+    )
 
 
 def common(found: Candidates, marked: Sequence[int]) -> str:
@@ -117,11 +142,15 @@ def front_choice(found: Candidates, keep: choosing.Bools, index: int | None) -> 
         return
     widget = f"w_candidate:{found.block}:{index}"  # of each choice its own, as in `frame.follower`
     st.selectbox(
-        "Candidate", options, index=options.index(index) if index is not None else None, key=widget, label_visibility="collapsed",
+        "Candidate",
+        options,
+        index=options.index(index) if index is not None else None,
+        key=widget,
+        label_visibility="collapsed",
         placeholder="Click a point, or choose one of the front here",
         format_func=lambda i: _front_name(found, i) + ("" if i in front else ", off the front"),
         on_change=lambda: state.change(candidate=st.session_state[widget], block=found.block),
-    )  # fmt: skip
+    )
 
 
 def _front_name(found: Candidates, i: int) -> str:
@@ -197,9 +226,14 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
             state.change(candidate=int(rows[selected[0]]), block=found.block)
 
     st.dataframe(
-        table, hide_index=True, on_select=pick, selection_mode="single-row", key=key, height=min(220, 38 + 35 * len(rows)),
+        table,
+        hide_index=True,
+        on_select=pick,
+        selection_mode="single-row",
+        key=key,
+        height=min(220, 38 + 35 * len(rows)),
         alt="The marked candidates: costs and the placement of every weight",
-    )  # fmt: skip
+    )
 
 
 def dropped(result: Result) -> None:

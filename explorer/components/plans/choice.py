@@ -41,9 +41,15 @@ def _many(label: str, key: str, options: list[str], names: Any, placeholder: str
     now = [x for x in state.value(key) if x in options]
     widget = state.shown(f"w_{key}", now)
     st.multiselect(
-        label, options, default=now, format_func=names, key=widget, placeholder=placeholder, help=help,
+        label,
+        options,
+        default=now,
+        format_func=names,
+        key=widget,
+        placeholder=placeholder,
+        help=help,
         on_change=lambda: state.change(**{key: tuple(st.session_state[widget])}),
-    )  # fmt: skip
+    )
 
 
 def filters(plans: Plans, shown: Plans) -> None:
@@ -55,9 +61,11 @@ def filters(plans: Plans, shown: Plans) -> None:
     ):
         widget = state.shown("w_fits", state.value("fits") == "only")
         st.checkbox(
-            "Only what fits the memory", value=state.value("fits") == "only", key=widget,
+            "Only what fits the memory",
+            value=state.value("fits") == "only",
+            key=widget,
             on_change=lambda: state.change(fits="only" if st.session_state[widget] else "all"),
-        )  # fmt: skip
+        )
         left, middle, right = st.columns(3)
         with left:
             meshes = {choosing.mesh_text(p): words.mesh_words(p.mesh) for p in plans.values()}
@@ -88,9 +96,16 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
         st.markdown("**Plans for the whole model** by", width="content")
         st.selectbox(
-            "Across", list(AXES), index=list(AXES).index(state.value("axis")), format_func=lambda a: AXES[a], key=widget, width=230,
-            on_change=state.from_widget, args=("axis", widget), label_visibility="collapsed",
-        )  # fmt: skip
+            "Across",
+            list(AXES),
+            index=list(AXES).index(state.value("axis")),
+            format_func=lambda a: AXES[a],
+            key=widget,
+            width=230,
+            on_change=state.from_widget,
+            args=("axis", widget),
+            label_visibility="collapsed",
+        )
     limit = answer.limit_bytes(result)
     figure = scatter.plans_scatter(
         shown,
@@ -113,9 +128,14 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             state.change(plan=names[0])
 
     first_picture.chart(
-        figure, key, theme=None, on_select=pick, selection_mode=("points", "box", "lasso"), config=CHOOSING,
+        figure,
+        key,
+        theme=None,
+        on_select=pick,
+        selection_mode=("points", "box", "lasso"),
+        config=CHOOSING,
         alt=f"Plans by {AXES[state.value('axis')]} per step and memory per GPU",
-    )  # fmt: skip
+    )
 
 
 def data_of(point: Any) -> Any:
@@ -177,10 +197,16 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
             state.change(plan=list(listed)[selected[0]])
 
     st.dataframe(
-        rows, hide_index=True, on_select=pick, selection_mode="single-row", key=key, row_height=34,
+        rows,
+        hide_index=True,
+        on_select=pick,
+        selection_mode="single-row",
+        key=key,
+        row_height=34,
         selection_default={"selection": {"rows": [list(listed).index(chosen)] if chosen in listed else []}},
-        column_config=_columns(unit), alt="The plans as a table",
-    )  # fmt: skip
+        column_config=_columns(unit),
+        alt="The plans as a table",
+    )
     _take_along(result, listed, homes)
 
 
@@ -204,9 +230,16 @@ def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None
     with st.container(horizontal=True):
         frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
         st.download_button(
-            "Notebook", lambda: notebook(result.request), file_name="plans.ipynb", mime="application/x-ipynb+json", on_click="ignore",
-            key="plans_notebook", type="tertiary", icon=":material/code:", help="Makes these plans and both charts from the library",
-        )  # fmt: skip
+            "Notebook",
+            lambda: notebook(result.request),
+            file_name="plans.ipynb",
+            mime="application/x-ipynb+json",
+            on_click="ignore",
+            key="plans_notebook",
+            type="tertiary",
+            icon=":material/code:",
+            help="Makes these plans and both charts from the library",
+        )
 
 
 def _columns(unit: str) -> dict[str, Any]:
@@ -245,21 +278,34 @@ def pinned(plans: Plans, chosen: str) -> None:
     is_held = mine in held or chosen in held
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if is_held:
-            st.button("Unpin this plan", icon=":material/keep_off:", on_click=_hold, key="pin",
-                      args=([p for p in held if p not in (mine, chosen)],))  # fmt: skip
+            st.button(
+                "Unpin this plan",
+                icon=":material/keep_off:",
+                on_click=_hold,
+                key="pin",
+                args=([p for p in held if p not in (mine, chosen)],),
+            )
         else:
             st.button(
-                "Pin this plan", icon=":material/keep:", on_click=_hold, args=([*held, mine],), key="pin",
+                "Pin this plan",
+                icon=":material/keep:",
+                on_click=_hold,
+                args=([*held, mine],),
+                key="pin",
                 disabled=len(held) >= settings.MAX_COMPARED,
                 help=f"Keep it beside others on Compare, up to {settings.MAX_COMPARED}, also when you change the settings",
-            )  # fmt: skip
+            )
         for k, text in enumerate(held):
             if text in everything:
                 label = frame.text(words.title(everything[text]))
                 st.button(
-                    f"{label} ✕", key=f"unpin_{k}", type="tertiary", help="Unpin",
-                    on_click=_hold, args=([p for p in held if p != text],),
-                )  # fmt: skip
+                    f"{label} ✕",
+                    key=f"unpin_{k}",
+                    type="tertiary",
+                    help="Unpin",
+                    on_click=_hold,
+                    args=([p for p in held if p != text],),
+                )
         if len(held) > 1:
             st.page_link("explorer/pages/compare.py", label="Compare them", icon=":material/compare_arrows:")
 

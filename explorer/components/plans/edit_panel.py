@@ -46,9 +46,15 @@ def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
     with st.container(horizontal=True, key="edit", gap="medium", vertical_alignment="bottom"):
         start = next(reversed(tuple(asked.changes)), None) or _of_node(result, known)
         key = st.selectbox(
-            "Weight", list(known), index=list(known).index(start) if start in known else 0, key="edit_weight", width=380,
-            format_func=lambda k: f"{known[k].pattern}  ×{known[k].copies}" if known[k].copies > 1 else known[k].pattern,
-        )  # fmt: skip
+            "Weight",
+            list(known),
+            index=list(known).index(start) if start in known else 0,
+            key="edit_weight",
+            width=380,
+            format_func=lambda k: (
+                f"{known[k].pattern}  ×{known[k].copies}" if known[k].copies > 1 else known[k].pattern
+            ),
+        )
         one = known[key]
         now = asked.changes.get(key, one.stored[0])
         now = now if len(now) == len(base.mesh.axis_sizes) else one.stored[0]
@@ -57,9 +63,14 @@ def _controls(result: Result, asked: edits.Edits, base: Plan) -> None:
                 _axis(asked, one, key, now, axis, f"On {base.mesh.axis_names[axis]} ({size} GPUs)")
         widget = state.shown("edit_rest", asked.rest)
         st.segmented_control(
-            "All other weights", list(edits.REST), default=asked.rest, key=widget, required=True, format_func=lambda r: edits.REST[r],
+            "All other weights",
+            list(edits.REST),
+            default=asked.rest,
+            key=widget,
+            required=True,
+            format_func=lambda r: edits.REST[r],
             on_change=lambda: _rest(asked, st.session_state[widget]),
-        )  # fmt: skip
+        )
     if len(one.stored) > 1:
         st.caption("Its copies lie in several ways in this plan; an edit gives all of them the same.")
 
@@ -117,9 +128,13 @@ def _undo(asked: edits.Edits, good: bool) -> None:
         for key, placements in asked.changes.items():
             label = f"{key.rpartition('/')[2]} {' '.join(map(str, placements))}"
             st.button(
-                f"{frame.text(label)} ✕", key=f"undo_{key}", type="tertiary", help="Take this edit back", on_click=_set,
+                f"{frame.text(label)} ✕",
+                key=f"undo_{key}",
+                type="tertiary",
+                help="Take this edit back",
+                on_click=_set,
                 args=(asked.put(key, placements, (placements,)),),
-            )  # fmt: skip
+            )
     with st.container(horizontal=True):
         if good:
             st.button(

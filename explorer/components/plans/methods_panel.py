@@ -64,9 +64,10 @@ def panel(result: Result) -> None:
     """The button that adds them, and what makes the comparison fair."""
     if not _wanted():
         st.button(
-            "Add the plans of TAP, TAPS, ATP and Alpa-like", key="plan_methods",
+            "Add the plans of TAP, TAPS, ATP and Alpa-like",
+            key="plan_methods",
             on_click=lambda: st.session_state.update(methods_wanted=state.request()),
-        )  # fmt: skip
+        )
         return
     st.caption(FAIR)
     asked = _asked()

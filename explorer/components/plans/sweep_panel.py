@@ -65,10 +65,15 @@ def _choose(offered: Sequence[str], names: Sequence[str]) -> None:
     with st.container(horizontal=True):
         for key, one, (label, placeholder, options) in zip(keys, now, lists, strict=False):
             st.selectbox(
-                label, options, key=key, index=list(options).index(one) if one is not None and one in options else None,
-                width=330, on_change=take, placeholder=placeholder,
+                label,
+                options,
+                key=key,
+                index=list(options).index(one) if one is not None and one in options else None,
+                width=330,
+                on_change=take,
+                placeholder=placeholder,
                 format_func=lambda n: sweep.QUANTITIES[n],
-            )  # fmt: skip
+            )
 
 
 def _work_out(names: Sequence[str], result: Result) -> dict[str, list[Point]]:
@@ -82,8 +87,11 @@ def _work_out(names: Sequence[str], result: Result) -> dict[str, list[Point]]:
     with place.container():
         # above the words that change, whose lines it would otherwise move with, away from under the pointer
         st.button(
-            "Stop", key="stop_sweep", on_click=lambda: st.session_state.update(sweep_stopped=asked), help="What is found is kept"
-        )  # fmt: skip
+            "Stop",
+            key="stop_sweep",
+            on_click=lambda: st.session_state.update(sweep_stopped=asked),
+            help="What is found is kept",
+        )
         bar = st.progress(0.0, "Planning")
     for k, (panel, name, changes) in enumerate(points):
         where = f"{k + 1} of {len(points)}, {f'{panel}, ' if panel else ''}{name}"
@@ -140,9 +148,12 @@ def _show_one(name: str, points: Sequence[Point], here: str) -> None:
         with columns[k]:
             st.markdown(f"**{title}**")
             st.plotly_chart(
-                figure, theme=None, config=frame.CHART, key=f"sweep_{name}_{k}",
+                figure,
+                theme=None,
+                config=frame.CHART,
+                key=f"sweep_{name}_{k}",
                 alt=f"{title} of the best plan by {sweep.QUANTITIES[name]}",
-            )  # fmt: skip
+            )
     st.markdown(frame.text(sweep.told(points)))
 
 
@@ -150,10 +161,15 @@ def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
     """A figure for each value of the second quantity, all with the same axes, and below each where the layout changes."""
     widget = state.shown("w_measure", state.value("measure"))
     st.segmented_control(
-        "Drawn", list(settings.MEASURES), default=state.value("measure"),
-        format_func=lambda m: settings.MEASURES[m], key=widget, required=True,
-        on_change=state.from_widget, args=("measure", widget),
-    )  # fmt: skip
+        "Drawn",
+        list(settings.MEASURES),
+        default=state.value("measure"),
+        format_func=lambda m: settings.MEASURES[m],
+        key=widget,
+        required=True,
+        on_change=state.from_widget,
+        args=("measure", widget),
+    )
     measure = state.value("measure")
     first, second = (sweep.QUANTITIES[n] for n in names)
     here = (sweep.here(names[0], result), sweep.here(names[1], result))
@@ -168,9 +184,12 @@ def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
             with column:
                 st.markdown(f"**{frame.text(name if names[1] in scaling.UNORDERED else f'{second}: {name}')}**")
                 st.plotly_chart(
-                    figures[name], theme=None, config=frame.CHART, key=f"sweep_{'_'.join(names)}_{name}",
+                    figures[name],
+                    theme=None,
+                    config=frame.CHART,
+                    key=f"sweep_{'_'.join(names)}_{name}",
                     alt=f"{title} of the best plan by {first}; {second}: {name}",
-                )  # fmt: skip
+                )
                 st.caption(frame.text(sweep.told(found[name])))
 
 
@@ -186,9 +205,14 @@ def _table(names: Sequence[str], found: Panels) -> None:
 
     title = " and ".join(sweep.QUANTITIES[n] for n in names)
     st.dataframe(
-        [_row(names, panel, p) for panel, p in points], hide_index=True, on_select=pick, selection_mode="single-row", key=key,
-        height="auto" if len(names) < 2 else 360, alt=f"The best plan by {title}",
-    )  # fmt: skip
+        [_row(names, panel, p) for panel, p in points],
+        hide_index=True,
+        on_select=pick,
+        selection_mode="single-row",
+        key=key,
+        height="auto" if len(names) < 2 else 360,
+        alt=f"The best plan by {title}",
+    )
     st.caption("Choose a row to plan it: what it changes comes into the sentence above.")
 
 
@@ -197,9 +221,12 @@ def _row(names: Sequence[str], panel: str, p: Point) -> dict[str, object]:
     if p.plan is None:
         return {**what, "step": "–", "tokens/s": "–", "memory": "–", "best plan": p.why}
     return {
-        **what, "step": units.seconds(p.plan.cost.step_time_s), "tokens/s": units.count(p.tokens_per_s),
-        "memory": units.memory(p.plan.cost.memory_bytes["peak"]), "best plan": _plan(p.plan),
-    }  # fmt: skip
+        **what,
+        "step": units.seconds(p.plan.cost.step_time_s),
+        "tokens/s": units.count(p.tokens_per_s),
+        "memory": units.memory(p.plan.cost.memory_bytes["peak"]),
+        "best plan": _plan(p.plan),
+    }
 
 
 def _plan(plan: Plan) -> str:

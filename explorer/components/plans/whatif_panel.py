@@ -19,14 +19,26 @@ from planner_core.planning import Progress, Request, Result
 KEPT = 200
 """Answers kept for all sessions."""
 LABELS = {
-    "batch": "Batch, samples a step", "seq": "Tokens a sample", "nodes": "Nodes", "gpus": "GPUs in a node",
-    "intra": "Inside a node, GB/s per GPU", "inter": "Between nodes, GB/s per GPU",
-    "dtype": "Numbers", "precision": "Precision", "optimizer": "Optimizer", "zero": "ZeRO", "recompute": "Recomputation",
-}  # fmt: skip
+    "batch": "Batch, samples a step",
+    "seq": "Tokens a sample",
+    "nodes": "Nodes",
+    "gpus": "GPUs in a node",
+    "intra": "Inside a node, GB/s per GPU",
+    "inter": "Between nodes, GB/s per GPU",
+    "dtype": "Numbers",
+    "precision": "Precision",
+    "optimizer": "Optimizer",
+    "zero": "ZeRO",
+    "recompute": "Recomputation",
+}
 STEPS: dict[str, tuple[float, ...]] = {
-    "batch": whatif.POWERS, "seq": (*whatif.POWERS[4:], 8192, 16384, 32768), "nodes": whatif.NODES, "gpus": whatif.GPUS,
-    "intra": whatif.GB_PER_S, "inter": whatif.GB_PER_S,
-}  # fmt: skip
+    "batch": whatif.POWERS,
+    "seq": (*whatif.POWERS[4:], 8192, 16384, 32768),
+    "nodes": whatif.NODES,
+    "gpus": whatif.GPUS,
+    "intra": whatif.GB_PER_S,
+    "inter": whatif.GB_PER_S,
+}
 CHOICES: dict[str, dict[Any, str]] = {
     "dtype": settings.DTYPES,
     "precision": settings.PRECISION_NAMES,
@@ -149,9 +161,14 @@ def _choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
     widget = state.shown(f"wi_{key}", current)
     width = WIDEST if max(map(len, names.values())) > SHORT_NAME else WIDE
     st.selectbox(
-        LABELS[key], list(names), index=list(names).index(current), key=widget, width=width, format_func=lambda v: names[v],
+        LABELS[key],
+        list(names),
+        index=list(names).index(current),
+        key=widget,
+        width=width,
+        format_func=lambda v: names[v],
         on_change=lambda: _set(key, st.session_state[widget], now),
-    )  # fmt: skip
+    )
 
 
 def _answer(before: Plan, after: Plan, key: str) -> None:
@@ -178,9 +195,13 @@ def figures(before: Plan, after: Plan) -> None:
     """Step, communication and memory of the new plan with their change."""
     for one in whatif.figures(before, after):
         st.metric(
-            one.name, one.now, one.change, delta_color="off" if one.better is None else "inverse", width="content",
+            one.name,
+            one.now,
+            one.change,
+            delta_color="off" if one.better is None else "inverse",
+            width="content",
             delta_arrow="off",
-        )  # fmt: skip
+        )
 
 
 def moved(before: Plan, after: Plan, where: str) -> None:

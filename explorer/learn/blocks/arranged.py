@@ -137,9 +137,15 @@ def _arranged(plan: Plan, planner: Planner, name: str) -> Arranged:
     found = placing.of_plan(plan, planner, name)
     anchors = _anchors(block)
     return Arranged(
-        name, devices, plan.mesh.num_devices // devices, {w: stored[w] for w in WEIGHTS}, gathered & set(WEIGHTS),
-        _wires(block, bp, anchors, last), tuple(_place(m, block, anchors) for m in found), plan,
-    )  # fmt: skip
+        name,
+        devices,
+        plan.mesh.num_devices // devices,
+        {w: stored[w] for w in WEIGHTS},
+        gathered & set(WEIGHTS),
+        _wires(block, bp, anchors, last),
+        tuple(_place(m, block, anchors) for m in found),
+        plan,
+    )
 
 
 @dataclass(frozen=True, slots=True)

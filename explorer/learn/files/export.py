@@ -24,13 +24,16 @@ def page(lesson: Lesson, learner: Learner, values: Values, around: str = "") -> 
     data = {"cases": [_case(lesson, learner, name, v) for name, v in found], "start": start}
     fill = {
         "around": around,
-        "title": f"{lesson.number}. {html.escape(lesson.title)}", "idea": inline(lesson.idea),
+        "title": f"{lesson.number}. {html.escape(lesson.title)}",
+        "idea": inline(lesson.idea),
         "text": "".join(f"<p>{inline(t)}</p>" for t in lesson.text),
         "terms": "".join(f"<dt>{html.escape(t)}</dt><dd>{html.escape(d)}</dd>" for t, d in lesson.terms),
-        "code": html.escape(lesson.code), "model": html.escape(setting(lesson, learner)),
-        "css": style("export") + style("lesson"), "js": script("export"),
+        "code": html.escape(lesson.code),
+        "model": html.escape(setting(lesson, learner)),
+        "css": style("export") + style("lesson"),
+        "js": script("export"),
         "data": json.dumps(data).replace("<", "\\u003c"),
-    }  # fmt: skip
+    }
     return filled("export", fill)
 
 
@@ -73,18 +76,25 @@ def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[s
     scene: Scene = lesson.scene(learner, values)
     q = lesson.question(learner, values)
     return {
-        "name": name, "with": address.write(lesson, values, 0).get("with", ""), "reveal": scene.reveal, "note": scene.note,
+        "name": name,
+        "with": address.write(lesson, values, 0).get("with", ""),
+        "reveal": scene.reveal,
+        "note": scene.note,
         "steps": [{"title": s.title, "says": inline(s.says), "picture": s.picture} for s in scene.steps],
         "question": asked(q),
-    }  # fmt: skip
+    }
 
 
 def asked(question: Question) -> dict[str, Any]:
     """A question as the files' scripts want it."""
     return {
-        "ask": inline(question.ask), "options": [inline(o) for o in question.options], "answer": question.answer,
-        "why": [inline(w) for w in question.why], "values": list(question.values), "unit": question.unit,
-    }  # fmt: skip
+        "ask": inline(question.ask),
+        "options": [inline(o) for o in question.options],
+        "answer": question.answer,
+        "why": [inline(w) for w in question.why],
+        "values": list(question.values),
+        "unit": question.unit,
+    }
 
 
 def setting(lesson: Lesson, learner: Learner) -> str:

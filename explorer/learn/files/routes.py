@@ -53,7 +53,9 @@ class Misconception:
 
 
 NINETY = Session(
-    "90 minutes", 90, "say where memory goes, what a cut makes GPUs send, and when each way of splitting pays",
+    "90 minutes",
+    90,
+    "say where memory goes, what a cut makes GPUs send, and when each way of splitting pays",
     (
         RouteStop(1, "Let them make it fit before you explain anything."),
         RouteStop(2, "Columns, then rows: what must be put together, and how."),
@@ -61,51 +63,107 @@ NINETY = Session(
         RouteStop(4, "Play the ring, then the question. Latency against bandwidth at the end."),
         RouteStop(5, "Rows first: let them see GeLU fail, then columns.", settings=(("first", "rows"),)),
         RouteStop(6, "Only as far as the key-value heads: lesson 13 deals heads.", minutes=6),
-        RouteStop(8, "The first step only, for two words that 14 needs: data parallelism, and FSDP, which deals the weights out too.", minutes=5),
-        RouteStop(14, "Steps 1 to 4 with the question, then the map as what to take home; step 6 is for reading at home. ZeRO-1 deals out the optimizer's states."),
+        RouteStop(
+            8,
+            "The first step only, for two words that 14 needs: data parallelism, and FSDP, which deals the weights out too.",
+            minutes=5,
+        ),
+        RouteStop(
+            14,
+            "Steps 1 to 4 with the question, then the map as what to take home; step 6 is for reading at home. ZeRO-1 deals out the optimizer's states.",
+        ),
         RouteStop(13, "A contest: who finds the placement with the shortest messages?"),
     ),
     "Leave out 6 first (then leave attention whole in 13), next the last two steps of 3. Do not leave out 4: 14 needs it.",
-)  # fmt: skip
+)
 
 FIVE = (
     Session(
-        "Session 1: cutting", 45, "say where memory goes, and what must be sent after a cut",
-        (RouteStop(1, "The failure first; the question at step 5."), RouteStop(2, "Both cuts."), RouteStop(3, "Draw cases.")),
+        "Session 1: cutting",
+        45,
+        "say where memory goes, and what must be sent after a cut",
+        (
+            RouteStop(1, "The failure first; the question at step 5."),
+            RouteStop(2, "Both cuts."),
+            RouteStop(3, "Draw cases."),
+        ),
         "Leave out the table of all moves in 3.",
     ),
     Session(
-        "Session 2: messages and layers", 45, "count the bytes of a ring, and say why columns come before rows",
-        (RouteStop(4, "Predict, then play."), RouteStop(5, "Rows first.", settings=(("first", "rows"),)), RouteStop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),))),
+        "Session 2: messages and layers",
+        45,
+        "count the bytes of a ring, and say why columns come before rows",
+        (
+            RouteStop(4, "Predict, then play."),
+            RouteStop(5, "Rows first.", settings=(("first", "rows"),)),
+            RouteStop(6, "Which models cannot be dealt to 16?", settings=(("t", 16),)),
+        ),
         "Leave out the last step of 6.",
     ),
     Session(
-        "Session 3: a whole model", 45, "tell which gradients are terms of a sum, and what each ZeRO stage deals out",
-        (RouteStop(7, "Between the products; the vocabulary is for reading at home."), RouteStop(8, "The question comes first: let them argue."), RouteStop(16, "Then with 4 micro-batches: who pays each time?")),
+        "Session 3: a whole model",
+        45,
+        "tell which gradients are terms of a sum, and what each ZeRO stage deals out",
+        (
+            RouteStop(7, "Between the products; the vocabulary is for reading at home."),
+            RouteStop(8, "The question comes first: let them argue."),
+            RouteStop(16, "Then with 4 micro-batches: who pays each time?"),
+        ),
         "Leave out the vocabulary in 7 (its last two steps).",
     ),
     Session(
-        "Session 4: time and memory", 45, "say what hides beside compute, when memory is fullest, and what a slow link does",
-        (RouteStop(10, "Bytes are not time."), RouteStop(15, "Let them draw the two streams, then compare. The longer side counts."), RouteStop(17, "Predict the moment, then draw the way back."), RouteStop(18, "Four micro-batches.")),
+        "Session 4: time and memory",
+        45,
+        "say what hides beside compute, when memory is fullest, and what a slow link does",
+        (
+            RouteStop(10, "Bytes are not time."),
+            RouteStop(15, "Let them draw the two streams, then compare. The longer side counts."),
+            RouteStop(17, "Predict the moment, then draw the way back."),
+            RouteStop(18, "Four micro-batches."),
+        ),
         "Leave out the buckets in 15.",
     ),
     Session(
-        "Session 5: choosing", 45, "say when each way pays, find a plan that beats the usual ones, know how far to trust it, and find a fault",
-        (RouteStop(14, "The map."), RouteStop(13, "The contest."), RouteStop(19, "Fit one constant by hand."), RouteStop(11, "In pairs: one reads losses, one the trace.")),
+        "Session 5: choosing",
+        45,
+        "say when each way pays, find a plan that beats the usual ones, know how far to trust it, and find a fault",
+        (
+            RouteStop(14, "The map."),
+            RouteStop(13, "The contest."),
+            RouteStop(19, "Fit one constant by hand."),
+            RouteStop(11, "In pairs: one reads losses, one the trace."),
+        ),
         "Leave out the last step of 19.",
     ),
-)  # fmt: skip
+)
 
 MISCONCEPTIONS = (
     Misconception("The weights fit, so training fits", 1, 4, "16 to 18 bytes per parameter in mixed precision"),
-    Misconception("A term of a sum is a part of the tensor", 3, 3, "P has the whole shape, and no entry of it is right alone"),
-    Misconception("An all_reduce sends the tensor once", 4, 9, "it sends 2 (n - 1) / n of it: a reduce_scatter and an all_gather"),
+    Misconception(
+        "A term of a sum is a part of the tensor", 3, 3, "P has the whole shape, and no entry of it is right alone"
+    ),
+    Misconception(
+        "An all_reduce sends the tensor once", 4, 9, "it sends 2 (n - 1) / n of it: a reduce_scatter and an all_gather"
+    ),
     Misconception("Heads can be dealt to any number of GPUs", 6, 3, "the key-value heads must divide too"),
-    Misconception("Cutting by rows first is as good", 5, 3, "with rows first the result is wrong by more than rounding"),
-    Misconception("FSDP saves messages because each GPU holds less", 16, 3, "it sends more than ZeRO-1, and again in each micro-batch"),
-    Misconception("FSDP sends 1.5 times what data parallelism sends", 16, 3, "so with gradients in 2 bytes; here they travel in 4"),
-    Misconception("More tokens hide tensor parallelism's messages too", 14, 3, "drawn by hand: the sums grow with the tokens"),
-    Misconception("Compute and communication add up", 15, 1, "drawn by hand: both run at once, and the longer side counts"),
+    Misconception(
+        "Cutting by rows first is as good", 5, 3, "with rows first the result is wrong by more than rounding"
+    ),
+    Misconception(
+        "FSDP saves messages because each GPU holds less",
+        16,
+        3,
+        "it sends more than ZeRO-1, and again in each micro-batch",
+    ),
+    Misconception(
+        "FSDP sends 1.5 times what data parallelism sends", 16, 3, "so with gradients in 2 bytes; here they travel in 4"
+    ),
+    Misconception(
+        "More tokens hide tensor parallelism's messages too", 14, 3, "drawn by hand: the sums grow with the tokens"
+    ),
+    Misconception(
+        "Compute and communication add up", 15, 1, "drawn by hand: both run at once, and the longer side counts"
+    ),
     Misconception("Twice the GPUs, half the memory", 1, 6, "drawn by hand: some activations stay whole on every GPU"),
     Misconception("Memory is fullest at the end of a step", 17, 1, "the question"),
     Misconception("Accumulation is free", 18, 3, "what FSDP sends is multiplied"),
@@ -113,7 +171,7 @@ MISCONCEPTIONS = (
     Misconception("A model that fits the data is a good model", 19, 5, "judge it where it has not looked"),
     Misconception("The loss falls, so the run is right", 11, 1, "all three faults fall"),
     Misconception("The plan that is 1 % quicker is better", 15, 8, "ties"),
-)  # fmt: skip
+)
 
 LEFT_OUT = (
     "Left out on purpose, their place is kept: pipeline stages (bubbles, 1F1B) and with them three dimensions at once. The planner does not place "

@@ -18,8 +18,18 @@ from explorer.learn.lessons import FORMER, key_of
 from explorer.static import filled, script, style
 
 CASE_STEPS: Mapping[int, tuple[int, ...]] = {
-    1: (-1,), 2: (-2, -1), 5: (-2, -1), 7: (-2, -1), 10: (-2, -1), 11: (-4, -3, -2, -1), 13: (-1,), 17: (-1,), 19: (-2,), 21: (-1,), 24: (-2, -1),
-}  # fmt: skip
+    1: (-1,),
+    2: (-2, -1),
+    5: (-2, -1),
+    7: (-2, -1),
+    10: (-2, -1),
+    11: (-4, -3, -2, -1),
+    13: (-1,),
+    17: (-1,),
+    19: (-2,),
+    21: (-1,),
+    24: (-2, -1),
+}
 """The steps whose words and picture an exercise needs, counted back from the question (-1: the last before it); the other lessons' are told by
 the question and the settings."""
 

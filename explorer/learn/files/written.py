@@ -61,15 +61,13 @@ def cut_out(lines: Sequence[Line], block: str) -> Written:
     found = next(f for f in body if isinstance(f, ast.FunctionDef) and f.name == name)
     names = {n.id for n in ast.walk(found) if isinstance(n, ast.Name)}
     exchanges = [
-        a for a in body
-        if isinstance(a, ast.Assign) and isinstance(a.targets[0], ast.Name) and a.targets[0].id in names
-    ]  # fmt: skip
+        a for a in body if isinstance(a, ast.Assign) and isinstance(a.targets[0], ast.Name) and a.targets[0].id in names
+    ]
     sends = [a for a in exchanges if {n.id for n in ast.walk(a) if isinstance(n, ast.Name)} & SENDS]
     called = {a.targets[0].id for a in sends if isinstance(a.targets[0], ast.Name)}
     talks = tuple(
-        ast.unparse(line) for line in found.body
-        if called & {n.id for n in ast.walk(line) if isinstance(n, ast.Name)}
-    )  # fmt: skip
+        ast.unparse(line) for line in found.body if called & {n.id for n in ast.walk(line) if isinstance(n, ast.Name)}
+    )
 
     def of(node: ast.stmt) -> str:
         return "\n".join(text[node.lineno - 1 : node.end_lineno])

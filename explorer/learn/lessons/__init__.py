@@ -25,24 +25,71 @@ from explorer.learn.lessons.times import (
 )
 
 LESSONS: tuple[Lesson, ...] = (
-    l01_memory.LESSON, l02_cuts.LESSON, l03_placements.LESSON, l04_collectives.LESSON, l05_mlp.LESSON, l06_heads.LESSON,
-    l07_sequence.LESSON, l08_backward.LESSON, l09_algorithms.LESSON, l10_topology.LESSON, l11_debug.LESSON,
-    l12_experts.LESSON, l13_choose.LESSON, l14_pays.LESSON, l15_step.LESSON, l16_zero.LESSON, l17_memory_walk.LESSON,
-    l18_micro_batches.LESSON, l19_measured.LESSON, l20_uneven.LESSON, l21_long.LESSON, l22_two_dims.LESSON, l23_folding.LESSON,
-    l24_think.LESSON, l25_pipeline.LESSON,
-)  # fmt: skip
+    l01_memory.LESSON,
+    l02_cuts.LESSON,
+    l03_placements.LESSON,
+    l04_collectives.LESSON,
+    l05_mlp.LESSON,
+    l06_heads.LESSON,
+    l07_sequence.LESSON,
+    l08_backward.LESSON,
+    l09_algorithms.LESSON,
+    l10_topology.LESSON,
+    l11_debug.LESSON,
+    l12_experts.LESSON,
+    l13_choose.LESSON,
+    l14_pays.LESSON,
+    l15_step.LESSON,
+    l16_zero.LESSON,
+    l17_memory_walk.LESSON,
+    l18_micro_batches.LESSON,
+    l19_measured.LESSON,
+    l20_uneven.LESSON,
+    l21_long.LESSON,
+    l22_two_dims.LESSON,
+    l23_folding.LESSON,
+    l24_think.LESSON,
+    l25_pipeline.LESSON,
+)
 
 CHAPTERS = {
-    "One GPU, and what a cut sends": range(1, 5), "The parts of a layer": range(5, 9), "Links and groups": range(9, 12),
-    "Experts, and a first choice": range(12, 14), "Time and memory of a step": range(14, 20), "Uneven experts, long texts": range(20, 22),
-    "How planners think": range(22, 25), "Pipeline stages": range(25, 26),
-}  # fmt: skip
+    "One GPU, and what a cut sends": range(1, 5),
+    "The parts of a layer": range(5, 9),
+    "Links and groups": range(9, 12),
+    "Experts, and a first choice": range(12, 14),
+    "Time and memory of a step": range(14, 20),
+    "Uneven experts, long texts": range(20, 22),
+    "How planners think": range(22, 25),
+    "Pipeline stages": range(25, 26),
+}
 """The lessons' numbers by what they are about."""
 
 FORMER = (
-    "memory", "cuts", "placements", "collectives", "mlp", "heads", "sequence", "backward", "folding", "topology", "two-dimensions", "experts",
-    "choose", "pays", "step", "zero", "memory-walk", "micro-batches", "measured", "algorithms", "uneven-experts", "long-sequences", "debug", "planners",
-)  # fmt: skip
+    "memory",
+    "cuts",
+    "placements",
+    "collectives",
+    "mlp",
+    "heads",
+    "sequence",
+    "backward",
+    "folding",
+    "topology",
+    "two-dimensions",
+    "experts",
+    "choose",
+    "pays",
+    "step",
+    "zero",
+    "memory-walk",
+    "micro-batches",
+    "measured",
+    "algorithms",
+    "uneven-experts",
+    "long-sequences",
+    "debug",
+    "planners",
+)
 """Keys by the numbers that once stood in addresses, cookies and files: what was kept then still names the same lesson."""
 
 

@@ -25,18 +25,30 @@ def memory_by_gpus(
         f"about {shared}." if even else f"{units.memory(peaks[last])}, one GPU {units.memory(one)}."
     )
     slips = [
-        Slip(tuple(one / gib for _ in more), "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight."),
-    ]  # fmt: skip
+        Slip(
+            tuple(one / gib for _ in more),
+            "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight.",
+        ),
+    ]
     if whole > 0.01 * one:
         slips += [
-            Slip(tuple(one / n / gib for n in more), f"You divided everything by the number of GPUs. But {units.memory(whole)} of the activations stay whole on every GPU."),
-            Slip(tuple(((one - activations) / n + activations) / gib for n in more), f"You left all activations whole. Only {units.memory(whole)} of them are; the others are divided."),
-        ]  # fmt: skip
+            Slip(
+                tuple(one / n / gib for n in more),
+                f"You divided everything by the number of GPUs. But {units.memory(whole)} of the activations stay whole on every GPU.",
+            ),
+            Slip(
+                tuple(((one - activations) / n + activations) / gib for n in more),
+                f"You left all activations whole. Only {units.memory(whole)} of them are; the others are divided.",
+            ),
+        ]
     sketch = Sketch(
-        f"gpus {one:.0f}", "GiB", 1.02 * max(*peaks.values(), room[0]) / gib,
+        f"gpus {one:.0f}",
+        "GiB",
+        1.02 * max(*peaks.values(), room[0]) / gib,
         tuple(Handle(f"each of {n} GPUs", 0.8 * one / gib, peaks[n] / gib) for n in more),
-        why, tuple(slips),
-    )  # fmt: skip
+        why,
+        tuple(slips),
+    )
     return bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1]))
 
 
@@ -54,19 +66,32 @@ def waits_by_tokens(
         for t, v, x in zip(tokens, fsdp, places, strict=True)
     ]
     handles += [
-        Handle(f"tensor parallel, {units.whole(t)} tokens", 0.45 * most, v, at=x, line=1) for t, v, x in zip(tokens, tensor, places, strict=False)
-    ]  # fmt: skip
+        Handle(f"tensor parallel, {units.whole(t)} tokens", 0.45 * most, v, at=x, line=1)
+        for t, v, x in zip(tokens, tensor, places, strict=False)
+    ]
     rest: tuple[None, ...] = (None,) * len(tensor)
     whole, none = 1e3 * gather, (None,) * len(tokens)
     slips = [
-        Slip((*(whole for _ in tokens), *rest), "Your gather is always waited for. It runs beside compute, and only what is longer than compute shows."),
-        Slip((*(whole * t / last for t in tokens), *rest), "Your gather grows with the tokens. It carries weights, which are the same for any number of tokens."),
-    ]  # fmt: skip
+        Slip(
+            (*(whole for _ in tokens), *rest),
+            "Your gather is always waited for. It runs beside compute, and only what is longer than compute shows.",
+        ),
+        Slip(
+            (*(whole * t / last for t in tokens), *rest),
+            "Your gather grows with the tokens. It carries weights, which are the same for any number of tokens.",
+        ),
+    ]
     if tensor:
         slips += [
-            Slip((*none, *(tensor[0] for _ in tensor)), "Your sums are the same for all tokens. They carry activations, so their bytes grow with the tokens."),
-            Slip((*none, *reversed(tensor)), "Your sums shrink as tokens grow, as if compute hid them. The layer waits for them: its next product needs the sum."),
-        ]  # fmt: skip
+            Slip(
+                (*none, *(tensor[0] for _ in tensor)),
+                "Your sums are the same for all tokens. They carry activations, so their bytes grow with the tokens.",
+            ),
+            Slip(
+                (*none, *reversed(tensor)),
+                "Your sums shrink as tokens grow, as if compute hid them. The layer waits for them: its next product needs the sum.",
+            ),
+        ]
     why = f"FSDP waits for what its gather of {units.seconds(gather)} is longer than compute ({units.seconds(compute[first])} at {units.whole(first)} tokens): less and less, then nothing."
     if tensor:
         why += " The sums of tensor parallelism are waited for, and grow with the tokens. So few tokens speak for tensor parallelism, and many for FSDP."
@@ -95,12 +120,21 @@ def streams(busy: float, traffic: float) -> str:
         )
 
     handles = (
-        handle("gather", 2, 0.5, 0), handle("compute", 2, 0.46, each), handle("gather", 3, 0.75, each), handle("compute", 3, 0.74, 2 * each),
-    )  # fmt: skip
+        handle("gather", 2, 0.5, 0),
+        handle("compute", 2, 0.46, each),
+        handle("gather", 3, 0.75, each),
+        handle("compute", 3, 0.74, 2 * each),
+    )
     slips = [
-        Slip((b, b + g, 2 * b + g, 2 * b + 2 * g), "You let one thing happen at a time. The gather has a stream of its own, and runs beside the compute of the layer before."),
-        Slip((0, each, g, max(2 * each, 2 * g)), "You gather all layers at once. That would hide too, but a GPU would hold more and more whole layers: FSDP gathers one layer ahead."),
-    ]  # fmt: skip
+        Slip(
+            (b, b + g, 2 * b + g, 2 * b + 2 * g),
+            "You let one thing happen at a time. The gather has a stream of its own, and runs beside the compute of the layer before.",
+        ),
+        Slip(
+            (0, each, g, max(2 * each, 2 * g)),
+            "You gather all layers at once. That would hide too, but a GPU would hold more and more whole layers: FSDP gathers one layer ahead.",
+        ),
+    ]
     if b > g:
         slips.append(
             Slip(
@@ -124,10 +158,19 @@ def kept_by_stage(
     part = whole / n
     late = (copy + stored + averages / n + gradient, copy + stored + (averages + gradient) / n)
     slips = [
-        Slip((part, part, part, None), f"You dealt out everything at once. Each stage deals out one kind more: only the last divides all by {n}."),
-        Slip((*late, None, None), "You left the fp32 weights whole. They are the optimizer's: they are dealt out with its averages, from ZeRO-1 on."),
-        Slip((None, None, truth["FSDP (ZeRO-3)"] + copy, None), "You kept the copy that computes. It is there for one layer at a time, and not counted here."),
-    ]  # fmt: skip
+        Slip(
+            (part, part, part, None),
+            f"You dealt out everything at once. Each stage deals out one kind more: only the last divides all by {n}.",
+        ),
+        Slip(
+            (*late, None, None),
+            "You left the fp32 weights whole. They are the optimizer's: they are dealt out with its averages, from ZeRO-1 on.",
+        ),
+        Slip(
+            (None, None, truth["FSDP (ZeRO-3)"] + copy, None),
+            "You kept the copy that computes. It is there for one layer at a time, and not counted here.",
+        ),
+    ]
     if inner < n:
         slips.append(
             Slip(
@@ -158,10 +201,19 @@ def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, 
         for f, v in zip(shares, at, strict=True)
     )
     slips = [
-        Slip(tuple(top / gib for _ in shares), "You kept all activations to the end. Backward frees a layer's as soon as it has used them."),
-        Slip(tuple((top + (whole - (top - stays)) * f) / gib for f in shares), f"You let whole gradients take the place of activations. FSDP deals each layer's out at once: a GPU keeps 1/{n}."),
-        Slip((0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0), f"You went down to nothing. Weights and optimizer states stand all the time, {units.memory(stays)}."),
-    ]  # fmt: skip
+        Slip(
+            tuple(top / gib for _ in shares),
+            "You kept all activations to the end. Backward frees a layer's as soon as it has used them.",
+        ),
+        Slip(
+            tuple((top + (whole - (top - stays)) * f) / gib for f in shares),
+            f"You let whole gradients take the place of activations. FSDP deals each layer's out at once: a GPU keeps 1/{n}.",
+        ),
+        Slip(
+            (0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0),
+            f"You went down to nothing. Weights and optimizer states stand all the time, {units.memory(stays)}.",
+        ),
+    ]
     grads = backward[-1] - stays
     why = (
         f"Backward frees what it used, layer by layer, and leaves gradients: {units.memory(grads)} at its end"

@@ -21,9 +21,13 @@ class Stratum:
 
 
 def area(
-    bands: Sequence[Stratum], shown: Callable[[float], str], limit: tuple[float, str], parts: Sequence[tuple[int, str]],
-    mark: tuple[int, str] | None = None, upto: int | None = None,
-) -> Drawing:  # fmt: skip
+    bands: Sequence[Stratum],
+    shown: Callable[[float], str],
+    limit: tuple[float, str],
+    parts: Sequence[tuple[int, str]],
+    mark: tuple[int, str] | None = None,
+    upto: int | None = None,
+) -> Drawing:
     """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words. Of moments from
     `upto` on only the room is drawn."""
     width, height, left, low, top = WIDTH, 280.0, 62.0, 28.0, 34.0

@@ -35,9 +35,22 @@ MATRIX_W, MATRIX_H, PITCH = 88.0, 38.0, 62.0
 RIBBON_W, RIBBON_H = 24.0, 54.0
 MARK_W, MARK_H = 36.0, 18.0
 X = {
-    "start": 0.0, "norm": 34.0, "gate in": 118.0, "in": 142.0, "first": 178.0, "middle": 278.0, "between": 314.0, "gate out": 411.0,
-    "last": 432.0, "final": 468.0, "end": 568.0, "gate end": 614.0, "add": 646.0, "gate sum": 676.0, "sum": 698.0,
-}  # fmt: skip
+    "start": 0.0,
+    "norm": 34.0,
+    "gate in": 118.0,
+    "in": 142.0,
+    "first": 178.0,
+    "middle": 278.0,
+    "between": 314.0,
+    "gate out": 411.0,
+    "last": 432.0,
+    "final": 468.0,
+    "end": 568.0,
+    "gate end": 614.0,
+    "add": 646.0,
+    "gate sum": 676.0,
+    "sum": 698.0,
+}
 """The left edges of what stands in a half, and the middles of gates and of the addition."""
 WIDTH = X["sum"] + RIBBON_W
 NORM_W, BETWEEN_W = 62.0, 76.0
@@ -79,8 +92,11 @@ def _half(case: Arranged, h: int, look: Look) -> Drawing:
     parts = [_wire(mid), _fan(len(firsts), top), _skip(mid), at(0, 0, text(TITLES[h], 13, 600))]
     ribbons = "".join(_ribbon(case, h, place, mid) for place in ("start", "in", "middle", "end", "sum"))
     parts += [
-        f'<g class="between">{ribbons}</g>', _node(X["norm"], mid, NORM_W, ("norm",)), _node(X["between"], mid, BETWEEN_W, BETWEEN[h]), _plus(mid),
-    ]  # fmt: skip
+        f'<g class="between">{ribbons}</g>',
+        _node(X["norm"], mid, NORM_W, ("norm",)),
+        _node(X["between"], mid, BETWEEN_W, BETWEEN[h]),
+        _plus(mid),
+    ]
     if case.wires.get((h, "last")) != case.wires.get((h, "middle")):
         parts.append(_ribbon(case, h, "last", mid))
     marks = "".join(_marks(case, h, mid))
@@ -171,10 +187,11 @@ def _matrix(case: Arranged, name: str, slot: bool) -> Drawing:
     order = list(CUTS)
     hit = f'<rect class="hit" x="-4" y="-3" width="{MATRIX_W + 8:.0f}" height="{PITCH - 2:.0f}" rx="5" fill="transparent"/>'
     return Drawing(
-        MATRIX_W, PITCH,
+        MATRIX_W,
+        PITCH,
         f'<g class="slot" data-key="{name}" tabindex="0" role="spinbutton" aria-label="{name}" aria-valuemin="0" aria-valuemax="2" '
         f'aria-valuenow="{order.index(mine)}" aria-valuetext="{CUTS[mine]}, {mine}">{hit}{looks}</g>',
-    )  # fmt: skip
+    )
 
 
 _HIDDEN = ' style="display:none"'
@@ -200,10 +217,11 @@ def mark(kind: str, backward: bool, told: str = "") -> Drawing:
     shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
     title = f"<title>{html.escape(told)}</title>" if told else ""
     return Drawing(
-        MARK_W, MARK_H,
+        MARK_W,
+        MARK_H,
         f'<g>{title}<path d="{shape}" fill="{colour}" stroke="{PAPER}"/><text x="{20 if backward else 16}" y="13.5" font-size="12" '
         f'font-weight="600" text-anchor="middle" fill="{on_colour(colour)}">{SHORT[kind]}</text></g>',
-    )  # fmt: skip
+    )
 
 
 def _marks(case: Arranged, h: int, mid: float) -> list[str]:

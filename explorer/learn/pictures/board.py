@@ -32,8 +32,14 @@ class BoardState:
 
 
 def board(
-    stops: Sequence[BoardState], wide: int, *, cell: float = 40.0, names: Sequence[str] = (), beside: Sequence[Drawing] = (), note: str = ""
-) -> Film:  # fmt: skip
+    stops: Sequence[BoardState],
+    wide: int,
+    *,
+    cell: float = 40.0,
+    names: Sequence[str] = (),
+    beside: Sequence[Drawing] = (),
+    note: str = "",
+) -> Film:
     """The film. A device has rows of `wide` places of `cell` by 30; `names` are the devices', `beside` stands in each frame on
     the left, `note` below all."""
     count, places = len(stops[0].held), len(stops[0].held[0])
@@ -56,7 +62,7 @@ def board(
         Cell(*slots[r][i], tuple(_tile(stop.held[r][i], cell) for stop in stops))
         for r in range(count)
         for i in range(places)
-    ]  # fmt: skip
+    ]
     flights = []
     for k, stop in enumerate(stops[:-1]):
         for r, i, to, j in stop.moves:

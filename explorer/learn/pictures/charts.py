@@ -95,8 +95,12 @@ def key(parts: Iterable[BarPiece]) -> Drawing:
         return Drawing(0, 0)
     marks = []
     for p in found.values():
-        swatch = Drawing(16, 14, f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
-                     + (dots(16, 14, p.colour, 5) if p.dotted else ""))  # fmt: skip
+        swatch = Drawing(
+            16,
+            14,
+            f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
+            + (dots(16, 14, p.colour, 5) if p.dotted else ""),
+        )
         marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
     return wrap(marks, WIDTH)
 
@@ -122,9 +126,13 @@ class Line:
 
 
 def plot(
-    items: Sequence[Line], x_name: str, y_name: str, x_shown: Callable[[float], str], y_shown: Callable[[float], str],
+    items: Sequence[Line],
+    x_name: str,
+    y_name: str,
+    x_shown: Callable[[float], str],
+    y_shown: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Curves on logarithmic scales (all values positive), `marks` vertical lines with their names."""
     width, height, left, low = WIDTH, 270.0, 74.0, 44.0
     xs = [x for line in items for x, _ in line.points]
@@ -164,9 +172,14 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
 
 
 def _axes(
-    px: Callable[[float], float], py: Callable[[float], float], x_range: tuple[float, float], y_range: tuple[float, float],
-    x_shown: Callable[[float], str], y_shown: Callable[[float], str], edges: tuple[float, float, float],
-) -> str:  # fmt: skip
+    px: Callable[[float], float],
+    py: Callable[[float], float],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    x_shown: Callable[[float], str],
+    y_shown: Callable[[float], str],
+    edges: tuple[float, float, float],
+) -> str:
     left, right, bottom = edges
     parts = []
     for v in ticks(*y_range):
@@ -302,8 +315,12 @@ def _dot(cloud: Dots, x: float, y: float) -> str:
 
 
 def columns(
-    items: Sequence[tuple[str, float]], y_name: str, colour: str, mark: int | None = None, level: tuple[float, str] | None = None
-) -> Drawing:  # fmt: skip
+    items: Sequence[tuple[str, float]],
+    y_name: str,
+    colour: str,
+    mark: int | None = None,
+    level: tuple[float, str] | None = None,
+) -> Drawing:
     """Counts as upright bars with their names below; bar `mark` is outlined, `level` is a dashed line with its name."""
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)

@@ -205,8 +205,15 @@ def _grip() -> str:
 
 
 def _handle(
-    sketch: Sketch, i: int, x: float, y: float, body: str, value_at: tuple[float, float] | None = None, wide: float = 0.0, words: str = ""
-) -> str:  # fmt: skip
+    sketch: Sketch,
+    i: int,
+    x: float,
+    y: float,
+    body: str,
+    value_at: tuple[float, float] | None = None,
+    wide: float = 0.0,
+    words: str = "",
+) -> str:
     """Handle number i at (x, y): something to grab, as large as a finger, and its value beside it where `value_at` says so."""
     h = sketch.handles[i]
     grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
@@ -228,10 +235,16 @@ def _markup(
     picture = svg(Drawing(WIDE, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
     drawable = [s for s in sketch.slips if all(v is None or 0 <= v <= sketch.most for v in s.values)]
     data = {
-        "key": sketch.key, "look": look, "unit": sketch.unit, "most": sketch.most, "from": scale[0], "to": scale[1], "why": sketch.why,
+        "key": sketch.key,
+        "look": look,
+        "unit": sketch.unit,
+        "most": sketch.most,
+        "from": scale[0],
+        "to": scale[1],
+        "why": sketch.why,
         "handles": [{"name": h.name, "start": h.start, "truth": h.truth, "line": h.line} for h in sketch.handles],
         "slips": [{"values": list(s.values), "why": s.why} for s in drawable],
-    }  # fmt: skip
+    }
     return (
         f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{HOW}</p>{picture}'
         '<p class="bar"><button type="button" class="compare">Compare</button></p><div class="said" aria-live="polite"></div></div>'

@@ -35,8 +35,13 @@ def box(lesson: Lesson) -> None:
             who = st.text_input("Your name", key="w_task_name", width=240, max_chars=60)
             file, text = task.file_of(who, names, given, everywhere)
             st.download_button(
-                "Save my answers as a file", text, file_name=file, mime="application/json", on_click="ignore", icon=":material/download:"
-            )  # fmt: skip
+                "Save my answers as a file",
+                text,
+                file_name=file,
+                mime="application/json",
+                on_click="ignore",
+                icon=":material/download:",
+            )
             st.button("Put the assignment aside", key="w_task_aside", type="tertiary", on_click=place.put_aside)
         st.caption(
             "Answers are kept and not judged here. They stay in this page's address, and go nowhere until you save the file and hand it in."
@@ -48,9 +53,12 @@ def form() -> None:
     there = task.known()
     with st.expander("An assignment: exercises as a link, answers as a file", key="assignment_form"):
         names = st.multiselect(
-            "Exercises", list(there), format_func=lambda n: f"{there[n].number}. {there[n].lesson.title}{_settings(n)}", key="w_task_names",
+            "Exercises",
+            list(there),
+            format_func=lambda n: f"{there[n].number}. {there[n].lesson.title}{_settings(n)}",
+            key="w_task_names",
             placeholder="Choose one or more",
-        )  # fmt: skip
+        )
         st.caption(
             "The link opens the first one, with the model and cluster chosen on the other pages. What is answered is kept, not judged; "
             "students save it as a file, and the keys mark it."
@@ -58,8 +66,10 @@ def form() -> None:
         if names:
             first = there[names[0]]
             query = {
-                **settings.write(state.values()), **address.write(first.lesson, first.values, 0), **task.written(names, {}),
-            }  # fmt: skip
+                **settings.write(state.values()),
+                **address.write(first.lesson, first.values, 0),
+                **task.written(names, {}),
+            }
             st.page_link(
                 LEARN, label="Open the assignment", query_params=query, icon=":material/link:", width="content"
             )

@@ -12,15 +12,32 @@ LONGEST = 600
 """Characters that are read, at most."""
 
 ABLE = (
-    "say what takes a GPU's memory, and what to move when it is too little", "cut a matrix by columns or rows, and put the product together", "name the collective between two placements",
-    "count the bytes of a ring, and tell latency from bandwidth", "cut an MLP with one sum each way", "deal attention's heads to GPUs, and say when they do not divide",
-    "split the tokens between the products, and the vocabulary", "tell which gradients are terms of a sum", "say when a ring, a tree or a switch wins",
-    "say why bytes are not time", "find a silent fault from losses, weights and messages", "send tokens to experts and back", "find a plan that sends less than the usual ones",
-    "say from how many tokens on a gather hides", "say what shows in a step, and when two plans tie", "tell what each ZeRO stage keeps and sends",
-    "find the moment at which memory is fullest", "choose the number of micro-batches", "fit a constant, read residuals, and say what a model is for",
-    "tell what one hot expert costs", "deal a long text to GPUs fairly", "choose a mesh of two dimensions", "fold a model into what must be planned once",
-    "say how a search proves its plan without trying all", "fill a pipeline's bubble, and say when stages beat FSDP",
-)  # fmt: skip
+    "say what takes a GPU's memory, and what to move when it is too little",
+    "cut a matrix by columns or rows, and put the product together",
+    "name the collective between two placements",
+    "count the bytes of a ring, and tell latency from bandwidth",
+    "cut an MLP with one sum each way",
+    "deal attention's heads to GPUs, and say when they do not divide",
+    "split the tokens between the products, and the vocabulary",
+    "tell which gradients are terms of a sum",
+    "say when a ring, a tree or a switch wins",
+    "say why bytes are not time",
+    "find a silent fault from losses, weights and messages",
+    "send tokens to experts and back",
+    "find a plan that sends less than the usual ones",
+    "say from how many tokens on a gather hides",
+    "say what shows in a step, and when two plans tie",
+    "tell what each ZeRO stage keeps and sends",
+    "find the moment at which memory is fullest",
+    "choose the number of micro-batches",
+    "fit a constant, read residuals, and say what a model is for",
+    "tell what one hot expert costs",
+    "deal a long text to GPUs fairly",
+    "choose a mesh of two dimensions",
+    "fold a model into what must be planned once",
+    "say how a search proves its plan without trying all",
+    "fill a pipeline's bubble, and say when stages beat FSDP",
+)
 """What one can do after each lesson, in order."""
 
 

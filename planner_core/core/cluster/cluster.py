@@ -99,14 +99,23 @@ class Cluster:
     def to_json(self) -> dict[str, Any]:
         """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
         return {
-            "schema": SCHEMA, "name": self.name, "description": self.description, "num_gpus": self.num_gpus,
+            "schema": SCHEMA,
+            "name": self.name,
+            "description": self.description,
+            "num_gpus": self.num_gpus,
             "gpu": self.gpu.to_json(),
             "levels": [
-                {"name": level.name, "size": level.size, "unit_bytes_per_s": level.unit_bytes_per_s,
-                 "efficiency": level.efficiency, "latency_s": level.latency_s, "tree_latency_s": level.tree_latency_s}
+                {
+                    "name": level.name,
+                    "size": level.size,
+                    "unit_bytes_per_s": level.unit_bytes_per_s,
+                    "efficiency": level.efficiency,
+                    "latency_s": level.latency_s,
+                    "tree_latency_s": level.tree_latency_s,
+                }
                 for level in self.levels
             ],
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:

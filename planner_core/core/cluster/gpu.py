@@ -75,11 +75,15 @@ class Gpu:
     def to_json(self) -> dict[str, Any]:
         """The content of a GPU's file."""
         return {
-            "name": self.name, "peak_flops": dict(self.peak_flops), "flops_efficiency": self.flops_efficiency,
-            "memory_bytes": self.memory_bytes, "memory_bytes_per_s": self.memory_bytes_per_s,
-            "memory_efficiency": self.memory_efficiency, "launch_s": self.launch_s,
+            "name": self.name,
+            "peak_flops": dict(self.peak_flops),
+            "flops_efficiency": self.flops_efficiency,
+            "memory_bytes": self.memory_bytes,
+            "memory_bytes_per_s": self.memory_bytes_per_s,
+            "memory_efficiency": self.memory_efficiency,
+            "launch_s": self.launch_s,
             **kernels_json(self.products, self.attention, self.collectives, self.host),
-        }  # fmt: skip
+        }
 
 
 @cache

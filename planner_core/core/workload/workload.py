@@ -76,10 +76,13 @@ class Workload(Software):
                 "give e.g. --expert-imbalance 1.5"
             )
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-            ("dtype", self.dtype, DTYPES), ("optimizer", self.optimizer, tuple(OPTIMIZERS)), ("zero", self.zero, ZERO),
-            ("recompute", self.recompute, RECOMPUTE), ("precision", self.precision, PRECISIONS),
+            ("dtype", self.dtype, DTYPES),
+            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("zero", self.zero, ZERO),
+            ("recompute", self.recompute, RECOMPUTE),
+            ("precision", self.precision, PRECISIONS),
             ("chunks", self.chunks, CHUNKS),
-        )  # fmt: skip
+        )
         self.check_software()
         for name, value, allowed in choices:
             if value not in allowed:

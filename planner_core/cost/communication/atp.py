@@ -81,8 +81,9 @@ def layer_wire_bytes(d1: int, d2: int, phase: str, tokens: int, hidden: int, ite
     """Bytes that one rank sends per layer and phase with ring all_reduces."""
     return sum(
         wire_bytes("all_reduce", int(r.share * tokens * hidden * item_bytes), {1: d1, 2: d2}[r.axis])
-        for r in reductions(d1, d2) if r.phase == phase
-    )  # fmt: skip
+        for r in reductions(d1, d2)
+        if r.phase == phase
+    )
 
 
 def replicated_norm_elements(d1: int, d2: int) -> Fraction:
@@ -105,9 +106,17 @@ def layer_cost(d1: int, d2: int, b1: float = 1.0, b2: float = 1.0, *, replicated
 
 
 def ring_time_s(
-    d1: int, d2: int, b1: float, b2: float, *, layers: int, tokens: int, hidden: int, item_bytes: int = 2,
+    d1: int,
+    d2: int,
+    b1: float,
+    b2: float,
+    *,
+    layers: int,
+    tokens: int,
+    hidden: int,
+    item_bytes: int = 2,
     replicated_norm: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds per step that a model's tensor-parallel all_reduces take; b1 and b2 in bytes per second."""
     return layers * tokens * hidden * item_bytes * layer_cost(d1, d2, b1, b2, replicated_norm=replicated_norm)
 

@@ -124,15 +124,21 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     summing = measured.summing if measured else 1.0
     switch = measured is not None and local >= SWITCH_GPUS
     return AxisLink(
-        size, tuple(cluster.levels[i].name for i in crossed), ring,
-        min(rate / cluster.unit_gpus(i) for i, rate in enumerate(rates) if i <= max(crossed)), slowest.latency_s, exchange, stages,
+        size,
+        tuple(cluster.levels[i].name for i in crossed),
+        ring,
+        min(rate / cluster.unit_gpus(i) for i, rate in enumerate(rates) if i <= max(crossed)),
+        slowest.latency_s,
+        exchange,
+        stages,
         cluster.gpu.launch_s if measured is None else measured.base_s,
         ring_s=_turn(stages) if stages else size * slowest.latency_s,
         sum_s=_rise(stages, summing) if stages else 2 * math.log2(size) * _tree(slowest),
         exchange_s=max(_tree(cluster.levels[i]) for i in crossed),
-        curve=measured.curve if measured else 0.0, summing=summing,
+        curve=measured.curve if measured else 0.0,
+        summing=summing,
         in_switch=measured.in_switch if measured and switch else 1.0,
-    )  # fmt: skip
+    )
 
 
 def _rates(cluster: Cluster, local: int) -> list[float]:
@@ -151,8 +157,9 @@ def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: 
     spread = [int(_spread(unit)[0]) for unit in units]
     return tuple(
         Stage(level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree(level), i == 0)
-        for i, level in enumerate(cluster.levels) if i in crossed
-    )  # fmt: skip
+        for i, level in enumerate(cluster.levels)
+        if i in crossed
+    )
 
 
 def _turn(stages: tuple[Stage, ...]) -> float:

@@ -166,9 +166,14 @@ def _cut_alone(shape: tuple[int, ...], placements: Placements, sizes: tuple[int,
 
 
 def _padded(
-    shape: tuple[int, ...], item_bytes: int, sizes: tuple[int, ...], axis: int, placements: tuple[Placements, ...],
-    src: NDArray[np.int64], dst: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    shape: tuple[int, ...],
+    item_bytes: int,
+    sizes: tuple[int, ...],
+    axis: int,
+    placements: tuple[Placements, ...],
+    src: NDArray[np.int64],
+    dst: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
     cut off, but not exchanged and not padded with zeros."""
     found: list[tuple[int, int, int]] = []

@@ -62,7 +62,7 @@ def _shape(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
 
 def _waves(
     m: float, n: float, k: float, batch: int, tile: tuple[int, int, bool], split: int, dtype: str, gpu: Gpu
-) -> float:  # fmt: skip
+) -> float:
     """Seconds of whole waves of one `tile` over the GPU's units, with k split into `split` parts."""
     rows, columns, small = tile
     form, rate = gpu.products, gpu.flops_per_s(dtype)

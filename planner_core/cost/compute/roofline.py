@@ -77,9 +77,7 @@ def kernel_seconds(
     return forward, fullest * sum(_seconds(k, dtype, whole, name, model) for k in work.backward)
 
 
-def op_time(
-    op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel
-) -> tuple[Array, Array]:  # fmt: skip
+def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel) -> tuple[Array, Array]:
     """Seconds forward and backward of an operator on one GPU.
 
     `kernels`: seconds of its kernels forward and backward. `moved`: bytes that it reads and writes, forward and backward. All

@@ -74,9 +74,17 @@ class _Tensors:
         return self.made[label].storages.block.values[number]
 
     def add(
-        self, kind: str, what: str, label: str, value: int | None, placed: Placements | None, num_bytes: int,
-        copies: int = 1, dtype: str = "", op: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        what: str,
+        label: str,
+        value: int | None,
+        placed: Placements | None,
+        num_bytes: int,
+        copies: int = 1,
+        dtype: str = "",
+        op: str = "",
+    ) -> None:
         """Add one row, in `dtype` or in the value's own dtype."""
         meta = self.value(label, value).meta if value is not None else None
         shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
@@ -307,8 +315,14 @@ class _Tensors:
             )
         else:
             value = int(str(key[1]))
-            self.add(kind, f"{_maker(block_memory, value)}{', as it is sent on' if name == 'given' else ''}", label, value,
-                     _placed(block_memory, value, name), size)  # fmt: skip
+            self.add(
+                kind,
+                f"{_maker(block_memory, value)}{', as it is sent on' if name == 'given' else ''}",
+                label,
+                value,
+                _placed(block_memory, value, name),
+                size,
+            )
 
     def weight_gradient(self, label: str, name: str, size: int) -> None:
         block, param = self.made[label].storages.block, self.blocks[label].params.get(name)

@@ -45,7 +45,7 @@ class Moment:
     def __add__(self, other: Moment) -> Moment:
         return Moment(
             self.kept + other.kept, self.grads + other.grads, self.flying + other.flying, self.ahead + other.ahead
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,14 @@ class Walk:
         """
         state, peak = self.state, self.peak
         return {
-            "params": state.params, "grads": peak.grads, "optimizer": state.moments, "activations": peak.kept,
-            "buffers": peak.flying + peak.ahead, "overlap": peak.ahead,
+            "params": state.params,
+            "grads": peak.grads,
+            "optimizer": state.moments,
+            "activations": peak.kept,
+            "buffers": peak.flying + peak.ahead,
+            "overlap": peak.ahead,
             "peak": state.params + state.moments + peak.total,
-        }  # fmt: skip
+        }
 
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
@@ -62,9 +66,13 @@ def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Wal
 
 
 def through(
-    state: Standing, made: Mapping[str, BlockMemory], forward: Iterable[Moment], backward: Iterable[Moment], model: CostModel,
+    state: Standing,
+    made: Mapping[str, BlockMemory],
+    forward: Iterable[Moment],
+    backward: Iterable[Moment],
+    model: CostModel,
     of: Callable[[Iterable[Moment]], tuple[Moment, ...]] = tuple,
-) -> Walk:  # fmt: skip
+) -> Walk:
     """The walk with these moments of one micro-batch. `of` may leave some of them out."""
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)

@@ -26,9 +26,13 @@ class Transit:
 
 
 def transit(
-    shape: tuple[int, ...], item_bytes: int, start: Placements, steps: Sequence[Step], sizes: tuple[int, ...],
+    shape: tuple[int, ...],
+    item_bytes: int,
+    start: Placements,
+    steps: Sequence[Step],
+    sizes: tuple[int, ...],
     segments: Mapping[int, tuple[int, ...]],
-) -> Transit:  # fmt: skip
+) -> Transit:
     """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
     here, held, peak = list(start), 0, 0
     for step in steps:
@@ -75,7 +79,7 @@ def _fused(segments: Mapping[int, tuple[int, ...]], dim: int) -> bool:
 
 def buffers(
     shape: tuple[int, ...], item_bytes: int, start: Placements, steps: Sequence[Step], sizes: tuple[int, ...]
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all parts in
     the length of the longest."""
     here, found = list(start), []

@@ -84,9 +84,11 @@ def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
     given = {n for n, v in enumerate(top.values) if _is_real_input(v)}
     read = [
         (v, edge.dst.forward)
-        for op in top.ops if not given.isdisjoint(op.inputs)
-        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True) if v in given
-    ]  # fmt: skip
+        for op in top.ops
+        if not given.isdisjoint(op.inputs)
+        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True)
+        if v in given
+    ]
     if all(p == Shard(0) for _, placed in read for p in placed):
         return 0
     made = [s.outputs[0].src.forward for b in blocks.values() for s in b.sites.values() if s.outputs]
@@ -119,13 +121,19 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         same = param.stored == param.working
         copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
-        yield WeightForms(number, *(
-            Form(placed, math.prod(largest_part(shape, placed, model.sizes)) * per_element)
-            for placed, per_element in (
-                (param.stored, each.stored), (param.working, each.working if copied else 0),
-                (local, each.gradient), (param.stored, each.gradient), (param.stored, each.moments),
-            )
-        ))  # fmt: skip
+        yield WeightForms(
+            number,
+            *(
+                Form(placed, math.prod(largest_part(shape, placed, model.sizes)) * per_element)
+                for placed, per_element in (
+                    (param.stored, each.stored),
+                    (param.working, each.working if copied else 0),
+                    (local, each.gradient),
+                    (param.stored, each.gradient),
+                    (param.stored, each.moments),
+                )
+            ),
+        )
 
 
 def _gathered_weights(block: Block, bp: BlockPlan) -> set[str]:

@@ -193,9 +193,10 @@ class Storages:
         shapes = [self.block.values[v].meta.shape for v in op.inputs]
         for k, meta in enumerate(op.saved_extra):
             parts = [
-                n for row, n in zip(chosen, self.model.sizes, strict=True)
+                n
+                for row, n in zip(chosen, self.model.sizes, strict=True)
                 if row.splits_work and splits_kept(op, row.name, meta.shape, shapes)
-            ]  # fmt: skip
+            ]
             load = self.model.fullest(chosen) if len(meta.shape) > 1 else 1.0  # vectors lie where the tokens come from
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]

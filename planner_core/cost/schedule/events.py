@@ -170,9 +170,12 @@ class Rank(ABC):
             self.run(unit, "forward")
 
     def backward(
-        self, units: Sequence[ScheduledUnit], reductions: Sequence[list[Chain]], at_the_end: Sequence[Chain] = (),
+        self,
+        units: Sequence[ScheduledUnit],
+        reductions: Sequence[list[Chain]],
+        at_the_end: Sequence[Chain] = (),
         stay: Sequence[list[bool]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Run all units through which a gradient goes, in reverse order. The gradients of each are reduced while the next unit runs, and
         some `at_the_end`. Those that `stay` on their way are waited for when backward is over."""
         order = [at for at in reversed(range(len(units))) if units[at].returns]

@@ -46,7 +46,7 @@ class WeightTraffic:
 
 def exposed_parts(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
-) -> list[Exposed]:  # fmt: skip
+) -> list[Exposed]:
     """All parts. Their seconds add up to the plan's exposed communication."""
     units = units_of(blocks, graph, model, coarse)
     return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _of_one(unit, model)]

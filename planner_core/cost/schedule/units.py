@@ -138,16 +138,17 @@ class _Reader:
             back = [m for m in mine if m.phase == "backward"]
             unit.uses.append(
                 ScheduledUse(
-                    ("", outer[number]) if number in outer else (prefix, number), value.meta.dtype,
-                    self.workload.summed_in(value.meta.dtype), value.grad,
-                    _chain(m for m in mine if m.phase == "forward"), _chain(m for m in back if not m.gradient),
+                    ("", outer[number]) if number in outer else (prefix, number),
+                    value.meta.dtype,
+                    self.workload.summed_in(value.meta.dtype),
+                    value.grad,
+                    _chain(m for m in mine if m.phase == "forward"),
+                    _chain(m for m in back if not m.gradient),
                     _chain(m for m in back if m.gradient),
                 )
-            )  # fmt: skip
+            )
 
-    def _buckets(
-        self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]
-    ) -> None:  # fmt: skip
+    def _buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]) -> None:
         """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
 
         def copied(use: ScheduledUse) -> Chain:
@@ -246,9 +247,11 @@ Chained = Callable[[ScheduledUse], Chain]
 
 
 def _groups(
-    uses: Iterable[ScheduledUse], chain_of: Chained, apart: Callable[[ScheduledUse], Hashable] = lambda use: None,
+    uses: Iterable[ScheduledUse],
+    chain_of: Chained,
+    apart: Callable[[ScheduledUse], Hashable] = lambda use: None,
     dtype_of: Callable[[ScheduledUse], str] = _dtype,
-) -> list[list[ScheduledUse]]:  # fmt: skip
+) -> list[list[ScheduledUse]]:
     """The weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
     groups: dict[object, list[ScheduledUse]] = {}
     for use in uses:

@@ -16,9 +16,14 @@ def dbrx_experts(
     shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
     both = torch.cat([self.mlp.w1.view(shape), self.mlp.v1.view(shape)], dim=1)
     out = moe_experts(
-        hidden_states.reshape(-1, self.hidden_size), top_k_index, top_k_weights, both, self.mlp.w2.view(shape).transpose(1, 2),
-        apply_gate=lambda x: gated(self.mlp.activation_fn, x), act=type(self.mlp.activation_fn).__name__,
-    )  # fmt: skip
+        hidden_states.reshape(-1, self.hidden_size),
+        top_k_index,
+        top_k_weights,
+        both,
+        self.mlp.w2.view(shape).transpose(1, 2),
+        apply_gate=lambda x: gated(self.mlp.activation_fn, x),
+        act=type(self.mlp.activation_fn).__name__,
+    )
     return out.view(len(hidden_states), -1, hidden_states.shape[-1])
 
 

@@ -16,11 +16,20 @@ NAME = "shardscope"
 
 
 def moe_experts(
-    hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor | None, gate_up_proj: torch.Tensor,
-    down_proj: torch.Tensor, gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, *,
-    apply_gate: Callable[[torch.Tensor], torch.Tensor], act: str = "", gated: bool = True, transposed: bool = False,
+    hidden: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor | None,
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    *,
+    apply_gate: Callable[[torch.Tensor], torch.Tensor],
+    act: str = "",
+    gated: bool = True,
+    transposed: bool = False,
     first_expert: int = 0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Each token through its k experts, weighted (without weights: not) and summed: [t, h] -> [t, h].
 
     `hidden` [t, h], `top_k_index` and `top_k_weights` [t, k], `gate_up_proj` [E, 2i, h] and `down_proj` [E, h, i] (last
@@ -31,9 +40,15 @@ def moe_experts(
     operands = [t for t in given if t is not None]
     if has_torch_function(tuple(operands)):
         out: torch.Tensor = handle_torch_function(
-            moe_experts, operands, *given, apply_gate=apply_gate, act=act, gated=gated, transposed=transposed,
+            moe_experts,
+            operands,
+            *given,
+            apply_gate=apply_gate,
+            act=act,
+            gated=gated,
+            transposed=transposed,
             first_expert=first_expert,
-        )  # fmt: skip
+        )
         return out
     if not len(gate_up_proj):
         raise ValueError("there are no experts: the number of them is 0")
@@ -114,8 +129,13 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, counts: list[int], transposed: bool
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        counts: list[int],
+        transposed: bool,
+    ) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.how = counts, transposed, bias is not None
         parts: Sequence[torch.Tensor] = torch.split(rows, counts)
@@ -146,9 +166,17 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None, up: torch.Tensor, down: torch.Tensor,
-        up_bias: torch.Tensor | None, down_bias: torch.Tensor | None, gated: bool, transposed: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor | None,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        gated: bool,
+        transposed: bool,
+    ) -> torch.Tensor:
         """Kept: permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], permutations [t*k],
         offsets [E]; if they are weighted, the experts' results [t*k, h] and routing weights [t*k]."""
         rows = index.numel()
@@ -156,11 +184,17 @@ class _Grouped(torch.autograd.Function):
         kept = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []))]
         weighted = () if weights is None else (hidden.new_empty((rows, hidden.shape[-1])), weights.new_empty(rows))
         ctx.save_for_backward(
-            up, down, *(hidden.new_empty(shape) for shape in kept), *weighted, *(index.new_empty(rows) for _ in range(2)),
+            up,
+            down,
+            *(hidden.new_empty(shape) for shape in kept),
+            *weighted,
+            *(index.new_empty(rows) for _ in range(2)),
             index.new_empty(up.shape[0], dtype=torch.int32),
-        )  # fmt: skip
-        ctx.like = [(t.shape, t.dtype) if t is not None and t.is_floating_point() else None
-                    for t in (hidden, index, weights, up, down, up_bias, down_bias)]  # fmt: skip
+        )
+        ctx.like = [
+            (t.shape, t.dtype) if t is not None and t.is_floating_point() else None
+            for t in (hidden, index, weights, up, down, up_bias, down_bias)
+        ]
         ctx.device = hidden.device
         return torch.empty_like(hidden)
 
@@ -180,11 +214,18 @@ def experts_forward(
     bias = bool(getattr(module, "has_bias", False))
     up = "gate_up_proj" if gated else "up_proj"
     return moe_experts(
-        hidden, top_k_index, top_k_weights, getattr(module, up), module.down_proj,
-        getattr(module, up + "_bias") if bias else None, module.down_proj_bias if bias else None,
-        apply_gate=module._apply_gate if gated else module.act_fn, act=type(getattr(module, "act_fn", None)).__name__,
-        gated=gated, transposed=bool(getattr(module, "is_transposed", False)),
-    )  # fmt: skip
+        hidden,
+        top_k_index,
+        top_k_weights,
+        getattr(module, up),
+        module.down_proj,
+        getattr(module, up + "_bias") if bias else None,
+        module.down_proj_bias if bias else None,
+        apply_gate=module._apply_gate if gated else module.act_fn,
+        act=type(getattr(module, "act_fn", None)).__name__,
+        gated=gated,
+        transposed=bool(getattr(module, "is_transposed", False)),
+    )
 
 
 def register_experts() -> None:
@@ -243,7 +284,14 @@ def separate(
     ups, downs = [getattr(p, up) for p in parts], [getattr(p, down) for p in parts]
     bias = ups[0].bias is not None
     return moe_experts(
-        hidden, index, weights, torch.stack([p.weight for p in ups]), torch.stack([p.weight for p in downs]),
-        torch.stack([p.bias for p in ups]) if bias else None, torch.stack([p.bias for p in downs]) if bias else None,
-        apply_gate=parts[0].act, act=type(parts[0].act).__name__, gated=False,
-    )  # fmt: skip
+        hidden,
+        index,
+        weights,
+        torch.stack([p.weight for p in ups]),
+        torch.stack([p.weight for p in downs]),
+        torch.stack([p.bias for p in ups]) if bias else None,
+        torch.stack([p.bias for p in downs]) if bias else None,
+        apply_gate=parts[0].act,
+        act=type(parts[0].act).__name__,
+        gated=False,
+    )

@@ -25,9 +25,12 @@ def recurrence(plain: Plain) -> Plain:
             return plain(self, hidden_states, recurrent_gate, reset, recurrent_states)
         none = torch.zeros((), dtype=torch.bool)
         return linear_scan(
-            hidden_states, recurrent_gate * ~reset,
-            plain=lambda hidden_states, recurrent_gate: plain(self, hidden_states, recurrent_gate, none.to(reset.device), None),
-        )  # fmt: skip
+            hidden_states,
+            recurrent_gate * ~reset,
+            plain=lambda hidden_states, recurrent_gate: plain(
+                self, hidden_states, recurrent_gate, none.to(reset.device), None
+            ),
+        )
 
     call._shardscope = True  # type: ignore[attr-defined]
     return call

@@ -21,9 +21,14 @@ def jetmoe_experts(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
     hidden = layer_input.reshape(-1, layer_input.shape[-1])
     index, weights, _ = self.router(hidden)
     out = moe_experts(
-        hidden, index, weights, self.input_linear.weight, self.output_linear.weight,
-        apply_gate=lambda both: gated(self.activation, both), act=type(self.activation).__name__,
-    )  # fmt: skip
+        hidden,
+        index,
+        weights,
+        self.input_linear.weight,
+        self.output_linear.weight,
+        apply_gate=lambda both: gated(self.activation, both),
+        act=type(self.activation).__name__,
+    )
     result: torch.Tensor = out.view(*layer_input.shape[:-1], self.input_size) + self.bias
     return result
 

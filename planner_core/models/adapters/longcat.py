@@ -18,9 +18,14 @@ def longcat_experts(
     if self.gate_up_proj is None:
         return passed
     run = moe_experts(
-        hidden_states, top_k_index, top_k_weights, self.gate_up_proj[: self.num_routed_experts], self.down_proj,
-        apply_gate=lambda both: gated(self.act_fn, both), act=type(self.act_fn).__name__,
-    )  # fmt: skip
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        self.gate_up_proj[: self.num_routed_experts],
+        self.down_proj,
+        apply_gate=lambda both: gated(self.act_fn, both),
+        act=type(self.act_fn).__name__,
+    )
     return run + passed if self.total_experts > self.num_routed_experts else run
 
 

@@ -23,9 +23,18 @@ CHUNK = 64
 
 
 def selective_scan(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803
-    D: Maybe = None, z: Maybe = None, delta_bias: Maybe = None, *, plain: Plain, **options: Any,  # noqa: N803
-) -> Any:  # fmt: skip
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: Maybe = None,
+    z: Maybe = None,
+    delta_bias: Maybe = None,
+    *,
+    plain: Plain,
+    **options: Any,
+) -> Any:
     """Mamba: states [d, n] per sample. hidden, dt, z [b, d, s]; A [d, n]; B, C [b, n, s]; D, delta_bias [d] -> [b, d, s]."""
     given = (hidden_states, dt, A, B, C, D, z, delta_bias)
     states = (hidden_states.shape[0], A.shape[0], -(-hidden_states.shape[2] // 2048), 2 * A.shape[1])
@@ -33,9 +42,18 @@ def selective_scan(
 
 
 def chunk_scan(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803
-    chunk_size: int = 256, D: Maybe = None, dt_bias: Maybe = None, *, plain: Plain, **options: Any,  # noqa: N803
-) -> Any:  # fmt: skip
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int = 256,
+    D: Maybe = None,
+    dt_bias: Maybe = None,
+    *,
+    plain: Plain,
+    **options: Any,
+) -> Any:
     """Mamba-2: hidden [b, s, h, p]; dt [b, s, h]; A, D, dt_bias [h]; B, C [b, s, g, n], g groups of heads -> [b, s, h, p]."""
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
     kept = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
@@ -135,10 +153,13 @@ class _Fused(torch.autograd.Function):
 
 
 FALLBACKS: dict[str, Plain] = {
-    "mamba_selective_scan": selective_scan, "mamba2_chunk_scan": chunk_scan, "torch_chunk_gated_delta_rule": delta_rule,
-    "chunk_kimi_delta_attention": delta_rule, "rwkv_linear_attention": wkv,
+    "mamba_selective_scan": selective_scan,
+    "mamba2_chunk_scan": chunk_scan,
+    "torch_chunk_gated_delta_rule": delta_rule,
+    "chunk_kimi_delta_attention": delta_rule,
+    "rwkv_linear_attention": wkv,
     "wrap_chunkwise_arbitrary_sequence_length": mlstm,
-}  # fmt: skip
+}
 """Names of transformers' fallbacks, and what takes their place."""
 _STATES = ("state", "initial_state", "initial_states", "c_initial")
 _RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")

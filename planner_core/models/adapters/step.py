@@ -14,9 +14,14 @@ def step_experts(
 ) -> torch.Tensor:
     """Step-3.7: gate and up in one, clamped."""
     return moe_experts(
-        hidden_states, top_k_index, top_k_weights, self.gate_up_proj, self.down_proj, apply_gate=self._apply_gate,
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        self.gate_up_proj,
+        self.down_proj,
+        apply_gate=self._apply_gate,
         act=type(self.act_fn).__name__,
-    )  # fmt: skip
+    )
 
 
 METHODS = {("Step3p7Experts", "forward"): step_experts}

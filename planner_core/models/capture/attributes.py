@@ -16,8 +16,22 @@ import torch
 from planner_core.core import Attr
 from planner_core.ops import Described, Kind, Operator, operator
 
-_JUNK = frozenset({"_stacklevel", "memory_format", "copy", "non_blocking", "out", "device",
-                   "max_norm", "scale_grad_by_freq", "sparse", "norm_type", "layout", "pin_memory"})  # fmt: skip
+_JUNK = frozenset(
+    {
+        "_stacklevel",
+        "memory_format",
+        "copy",
+        "non_blocking",
+        "out",
+        "device",
+        "max_norm",
+        "scale_grad_by_freq",
+        "sparse",
+        "norm_type",
+        "layout",
+        "pin_memory",
+    }
+)
 
 
 def describe(

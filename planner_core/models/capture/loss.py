@@ -67,8 +67,10 @@ def _number(x: Any) -> bool:
 
 
 def standin_loss(
-    out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True, trained: Callable[[torch.Tensor], bool] = lambda t: t.requires_grad
-) -> torch.Tensor:  # fmt: skip
+    out: Any,
+    tracked: Callable[[torch.Tensor], bool] = lambda t: True,
+    trained: Callable[[torch.Tensor], bool] = lambda t: t.requires_grad,
+) -> torch.Tensor:
     """The mean of the output to the fourth power in float32, for models that do not return a loss; of several outputs the sum of these,
     so that a loss that is made of any of them has its gradients planned.
 

@@ -28,10 +28,21 @@ from planner_core.models.hooks.forms import makes_cache
 
 @uncollected()
 def capture_module(
-    module: nn.Module, inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), name: str = "model", source: str = "module",
-    config: Mapping[str, Any] | None = None, batch: int = 1, seq: int = 1, flat: bool = False, notes: tuple[str, ...] = (),
-    replay: bool = True, originals: Mapping[int, str] | None = None, library: bool = False,
-) -> Graph:  # fmt: skip
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    args: tuple[Any, ...] = (),
+    name: str = "model",
+    source: str = "module",
+    config: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    seq: int = 1,
+    flat: bool = False,
+    notes: tuple[str, ...] = (),
+    replay: bool = True,
+    originals: Mapping[int, str] | None = None,
+    library: bool = False,
+) -> Graph:
     """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph).
 
     `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards. `originals` are
@@ -68,9 +79,13 @@ class _Pass:
         """What is called on which tensors, by block; a number may be another."""
         blocks = {"": self.top, **self.blocks}
         return [
-            (name, [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items], [v.meta for v in b.values])
+            (
+                name,
+                [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items],
+                [v.meta for v in b.values],
+            )
             for name, b in blocks.items()
-        ]  # fmt: skip
+        ]
 
 
 def _forward_pass(

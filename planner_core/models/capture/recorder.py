@@ -46,9 +46,13 @@ class Recorder(TorchFunctionMode):
     which `model` has copies, by storage. `left`: those of tensors that an earlier pass has left."""
 
     def __init__(
-        self, model: nn.Module, *, replay: bool = True, originals: Mapping[int, str] | None = None,
+        self,
+        model: nn.Module,
+        *,
+        replay: bool = True,
+        originals: Mapping[int, str] | None = None,
         left: Mapping[int, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.originals, self.left = originals or {}, left or {}
         self.inputs = InputValues()
@@ -72,8 +76,10 @@ class Recorder(TorchFunctionMode):
         self.unknown = 0  # elements of the largest constant that was too large to be computed
         self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
         self.finite = TakenFinite(
-            lambda t: id(t) in self.tracked, self._anew, lambda: self.taken_finite.append(refusals.line()),
-        )  # fmt: skip
+            lambda t: id(t) in self.tracked,
+            self._anew,
+            lambda: self.taken_finite.append(refusals.line()),
+        )
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(
@@ -186,8 +192,13 @@ class Recorder(TorchFunctionMode):
         return number < 0 or self.recording.values[self.recording.memory(number)].kind == "constant"
 
     def _check(
-        self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor], tracked: bool
-    ) -> None:  # fmt: skip
+        self,
+        func: Callable[..., Any],
+        fn: str | None,
+        args: tuple[Any, ...],
+        operands: list[torch.Tensor],
+        tracked: bool,
+    ) -> None:
         """Refuse a call that would be missing from the graph, or wrong in it."""
         scope = self.scopes.frame.scope
         for tensor in operands:

@@ -192,15 +192,22 @@ class Recording:
             return tuple(value(v) for v in vids)
 
         copy = Scope(
-            _moved(scope.scope, call.template.scope, call.scope), _moved(scope.path, call.template.path, call.path),
-            scope.kind, start=scope.start,
-        )  # fmt: skip
+            _moved(scope.scope, call.template.scope, call.scope),
+            _moved(scope.path, call.template.path, call.path),
+            scope.kind,
+            start=scope.start,
+        )
         for item in scope.items:
             if isinstance(item, Record):
-                copy.items.append(replace(
-                    item, site=_moved(item.site, call.template.scope, call.scope), inputs=ids(item.inputs),
-                    outputs=ids(item.outputs), saved=ids(item.saved),
-                ))  # fmt: skip
+                copy.items.append(
+                    replace(
+                        item,
+                        site=_moved(item.site, call.template.scope, call.scope),
+                        inputs=ids(item.inputs),
+                        outputs=ids(item.outputs),
+                        saved=ids(item.saved),
+                    )
+                )
             elif isinstance(item, Scope):
                 copy.items.append(self._copy(item, call, value))
             else:

@@ -20,8 +20,22 @@ SCHEMA_MAJOR = 8
 LARGEST_JSON = 128 << 20
 MOST_STEPS = 200_000
 DEEPEST = 32
-DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64", 10: "complex64",
-          11: "complex128", 12: "bool", 13: "bfloat16", 29: "float8_e4m3fn", 30: "float8_e5m2"}  # fmt: skip
+DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    10: "complex64",
+    11: "complex128",
+    12: "bool",
+    13: "bfloat16",
+    29: "float8_e4m3fn",
+    30: "float8_e5m2",
+}
 WAY_OUT = "give path.py:callable that returns the module that was exported, or a config.json"
 Stack = tuple[tuple[str, str, str], ...]
 
@@ -320,13 +334,25 @@ def _optional(value: Any, _: ExportedProgram, prefix: str) -> ValueName | None:
 
 _MEMORY = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
 _READ: dict[str, Callable[[Any, ExportedProgram, str], Any]] = {
-    "as_tensor": _tensor, "as_tensors": _several(_tensor), "as_optional_tensor": _optional, "as_optional_tensors": _several(_optional),
-    "as_int": _plain(int), "as_ints": _several(_plain(int)), "as_float": _plain(float), "as_floats": _several(_plain(float)),
-    "as_bool": _plain(bool), "as_bools": _several(_plain(bool)), "as_string": _plain(str),
-    "as_sym_int": _number(int), "as_sym_ints": _several(_number(int)), "as_sym_float": _number(float),
-    "as_sym_floats": _several(_number(float)), "as_sym_bool": _number(bool), "as_sym_bools": _several(_number(bool)),
+    "as_tensor": _tensor,
+    "as_tensors": _several(_tensor),
+    "as_optional_tensor": _optional,
+    "as_optional_tensors": _several(_optional),
+    "as_int": _plain(int),
+    "as_ints": _several(_plain(int)),
+    "as_float": _plain(float),
+    "as_floats": _several(_plain(float)),
+    "as_bool": _plain(bool),
+    "as_bools": _several(_plain(bool)),
+    "as_string": _plain(str),
+    "as_sym_int": _number(int),
+    "as_sym_ints": _several(_number(int)),
+    "as_sym_float": _number(float),
+    "as_sym_floats": _several(_number(float)),
+    "as_sym_bool": _number(bool),
+    "as_sym_bools": _several(_number(bool)),
     "as_scalar_type": lambda v, _, __: TorchConstant("dtype", DTYPES[v]),
     "as_device": lambda v, _, __: TorchConstant("device", str(v["type"])),
     "as_layout": lambda v, _, __: TorchConstant("layout", "strided"),
     "as_memory_format": lambda v, _, __: TorchConstant("memory_format", _MEMORY[v]),
-}  # fmt: skip
+}

@@ -19,14 +19,47 @@ from planner_core.core import InputError
 Args = dict[str, Any]
 Spelling = Callable[[Args], Any]
 
-_PRIVATE = frozenset({"_softmax", "_log_softmax", "_to_copy", "_unsafe_view", "_grouped_mm", "_weight_norm", "_weight_norm_interface",
-                      "_native_batch_norm_legit", "_reshape_alias", "_fft_r2c", "_fft_c2r", "_fft_c2c", "_euclidean_dist", "_cdist_forward",
-                      "_adaptive_avg_pool2d", "_conj", "_conj_physical", "_neg_view"})  # fmt: skip
+_PRIVATE = frozenset(
+    {
+        "_softmax",
+        "_log_softmax",
+        "_to_copy",
+        "_unsafe_view",
+        "_grouped_mm",
+        "_weight_norm",
+        "_weight_norm_interface",
+        "_native_batch_norm_legit",
+        "_reshape_alias",
+        "_fft_r2c",
+        "_fft_c2r",
+        "_fft_c2c",
+        "_euclidean_dist",
+        "_cdist_forward",
+        "_adaptive_avg_pool2d",
+        "_conj",
+        "_conj_physical",
+        "_neg_view",
+    }
+)
 _STRINGS = frozenset(
     {"approximate", "rounding_mode", "equation", "indexing", "padding", "mode", "ord", "reduce", "UPLO", "side"}
 )
-_TYPES = frozenset({"Tensor", "int", "SymInt", "float", "bool", "number", "Scalar", "ScalarType", "Layout", "Device", "MemoryFormat",
-                    "complex"})  # fmt: skip
+_TYPES = frozenset(
+    {
+        "Tensor",
+        "int",
+        "SymInt",
+        "float",
+        "bool",
+        "number",
+        "Scalar",
+        "ScalarType",
+        "Layout",
+        "Device",
+        "MemoryFormat",
+        "complex",
+    }
+)
 _RENAMED = {
     "numpy_T": "T",
     "matrix_H": "H",
@@ -126,9 +159,13 @@ def _embedding(a: Args) -> Any:
 
 def _cross_entropy(a: Args) -> Any:
     return F.cross_entropy(
-        a["self"], a["target"], a.get("weight"), ignore_index=a.get("ignore_index", -100),
-        reduction=_REDUCTIONS[a.get("reduction", 1)], label_smoothing=a.get("label_smoothing", 0.0),
-    )  # fmt: skip
+        a["self"],
+        a["target"],
+        a.get("weight"),
+        ignore_index=a.get("ignore_index", -100),
+        reduction=_REDUCTIONS[a.get("reduction", 1)],
+        label_smoothing=a.get("label_smoothing", 0.0),
+    )
 
 
 def _loss(function: Callable[..., Any], *names: str) -> Spelling:
@@ -140,9 +177,14 @@ def _loss(function: Callable[..., Any], *names: str) -> Spelling:
 
 def _attention(a: Args) -> Any:
     return F.scaled_dot_product_attention(
-        a["query"], a["key"], a["value"], attn_mask=a.get("attn_mask"), is_causal=a.get("is_causal", False),
-        **_some(a, "scale"), enable_gqa=a.get("enable_gqa", False),
-    )  # fmt: skip
+        a["query"],
+        a["key"],
+        a["value"],
+        attn_mask=a.get("attn_mask"),
+        is_causal=a.get("is_causal", False),
+        **_some(a, "scale"),
+        enable_gqa=a.get("enable_gqa", False),
+    )
 
 
 def _batch_norm(a: Args) -> Any:
@@ -160,9 +202,15 @@ def _batch_norm(a: Args) -> Any:
 
 def _instance_norm(a: Args) -> Any:
     return F.instance_norm(
-        a["input"], a.get("running_mean"), a.get("running_var"), a.get("weight"), a.get("bias"), a["use_input_stats"],
-        a["momentum"], a["eps"],
-    )  # fmt: skip
+        a["input"],
+        a.get("running_mean"),
+        a.get("running_var"),
+        a.get("weight"),
+        a.get("bias"),
+        a["use_input_stats"],
+        a["momentum"],
+        a["eps"],
+    )
 
 
 def _norm(function: Callable[..., Any], *names: str) -> Spelling:
@@ -219,23 +267,47 @@ def _flat_conv(name: str) -> Spelling:
 
 
 _SPELLINGS: dict[str, Spelling] = {
-    "embedding": _embedding, "cross_entropy_loss": _cross_entropy, "scaled_dot_product_attention": _attention,
-    "batch_norm": _batch_norm, "instance_norm": _instance_norm, "layer_norm": _norm(F.layer_norm, "normalized_shape", "weight", "bias"),
-    "rms_norm": _norm(F.rms_norm, "normalized_shape", "weight"), "group_norm": _norm(F.group_norm, "num_groups", "weight", "bias"),
-    "softmax": _softmax(F.softmax), "log_softmax": _softmax(F.log_softmax),
-    "_softmax": _softmax(F.softmax), "_log_softmax": _softmax(F.log_softmax),
-    "to": _to, "_to_copy": _to, "type_as": _to, "slice": _slice, "select": _select, "index": _gathered, "index_put_": _put,
-    "alias": lambda a: index(a["self"], ()), "lift_fresh_copy": _same, "lift_fresh": _same,
-    "dropout": _same, "dropout_": _same, "feature_dropout": _same,
-    "conv1d": _flat_conv("conv1d"), "conv2d": _flat_conv("conv2d"), "conv3d": _flat_conv("conv3d"),
+    "embedding": _embedding,
+    "cross_entropy_loss": _cross_entropy,
+    "scaled_dot_product_attention": _attention,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "layer_norm": _norm(F.layer_norm, "normalized_shape", "weight", "bias"),
+    "rms_norm": _norm(F.rms_norm, "normalized_shape", "weight"),
+    "group_norm": _norm(F.group_norm, "num_groups", "weight", "bias"),
+    "softmax": _softmax(F.softmax),
+    "log_softmax": _softmax(F.log_softmax),
+    "_softmax": _softmax(F.softmax),
+    "_log_softmax": _softmax(F.log_softmax),
+    "to": _to,
+    "_to_copy": _to,
+    "type_as": _to,
+    "slice": _slice,
+    "select": _select,
+    "index": _gathered,
+    "index_put_": _put,
+    "alias": lambda a: index(a["self"], ()),
+    "lift_fresh_copy": _same,
+    "lift_fresh": _same,
+    "dropout": _same,
+    "dropout_": _same,
+    "feature_dropout": _same,
+    "conv1d": _flat_conv("conv1d"),
+    "conv2d": _flat_conv("conv2d"),
+    "conv3d": _flat_conv("conv3d"),
     "einsum": lambda a: torch.einsum(a["equation"], *a["tensors"]),
     "gelu": lambda a: F.gelu(a["self"], **_some(a, "approximate")),
-    "silu": lambda a: F.silu(a["self"]), "relu": lambda a: F.relu(a["self"]),
+    "silu": lambda a: F.silu(a["self"]),
+    "relu": lambda a: F.relu(a["self"]),
     "pad": lambda a: F.pad(a["self"], a["pad"], a.get("mode", "constant"), a.get("value")),
-    "mse_loss": _loss(F.mse_loss), "l1_loss": _loss(F.l1_loss),
-    "smooth_l1_loss": _loss(F.smooth_l1_loss, "beta"), "huber_loss": _loss(F.huber_loss, "delta"),
+    "mse_loss": _loss(F.mse_loss),
+    "l1_loss": _loss(F.l1_loss),
+    "smooth_l1_loss": _loss(F.smooth_l1_loss, "beta"),
+    "huber_loss": _loss(F.huber_loss, "delta"),
     "binary_cross_entropy_with_logits": _loss(F.binary_cross_entropy_with_logits, "weight", "pos_weight"),
-    "binary_cross_entropy": _loss(F.binary_cross_entropy, "weight"), "nll_loss_nd": _loss(F.nll_loss, "weight", "ignore_index"),
-    "nll_loss": _loss(F.nll_loss, "weight", "ignore_index"), "contiguous": lambda a: a["self"].contiguous(),
-}  # fmt: skip
+    "binary_cross_entropy": _loss(F.binary_cross_entropy, "weight"),
+    "nll_loss_nd": _loss(F.nll_loss, "weight", "ignore_index"),
+    "nll_loss": _loss(F.nll_loss, "weight", "ignore_index"),
+    "contiguous": lambda a: a["self"].contiguous(),
+}
 """The call as a model's code spells it, by the name of the ATen op."""

@@ -46,10 +46,18 @@ def experts_call(
         (s.target.split(".")[3] for s in steps if s.target.split(".")[-2:-1] and s.target.split(".")[-2] in _ACTS), ""
     )
     out = moe.moe_experts(
-        tokens[0], chosen[0], weights[0], up, down,
-        tables.get("gate_up_proj_bias" if gated else "up_proj_bias"), tables.get("down_proj_bias"),
-        apply_gate=_apply_gate, act=_ACTS.get(act, ""), gated=gated, transposed=transposed,
-    )  # fmt: skip
+        tokens[0],
+        chosen[0],
+        weights[0],
+        up,
+        down,
+        tables.get("gate_up_proj_bias" if gated else "up_proj_bias"),
+        tables.get("down_proj_bias"),
+        apply_gate=_apply_gate,
+        act=_ACTS.get(act, ""),
+        gated=gated,
+        transposed=transposed,
+    )
     return results[0], out
 
 

@@ -23,15 +23,34 @@ from planner_core.models.exported.archive import ExportedOp, ExportedProgram, To
 from planner_core.models.exported.grouped_mm import experts_call, refs
 
 _SIZES: dict[str, Callable[..., Any]] = {
-    "_operator.add": operator.add, "_operator.sub": operator.sub, "_operator.mul": operator.mul, "_operator.floordiv": operator.floordiv,
-    "_operator.mod": operator.mod, "_operator.neg": operator.neg, "_operator.truediv": operator.truediv, "_operator.eq": operator.eq,
-    "_operator.ne": operator.ne, "_operator.lt": operator.lt, "_operator.le": operator.le, "_operator.gt": operator.gt,
-    "_operator.ge": operator.ge, "_operator.and_": operator.and_, "_operator.or_": operator.or_, "torch.sym_max": max, "torch.sym_min": min,
-    "math.ceil": lambda x: -int(-x // 1), "math.floor": lambda x: int(x // 1), "math.trunc": int,
-    "torch.sym_int": int, "torch.sym_float": float, "torch.sym_not": operator.not_,
-    "torch.ops.aten.sym_size.int": lambda t, d: t.shape[d], "torch.ops.aten.sym_stride.int": lambda t, d: t.stride(d),
-    "torch.ops.aten.sym_numel.default": torch.Tensor.numel, "torch.ops.aten.sym_storage_offset.default": lambda t: t.storage_offset(),
-}  # fmt: skip
+    "_operator.add": operator.add,
+    "_operator.sub": operator.sub,
+    "_operator.mul": operator.mul,
+    "_operator.floordiv": operator.floordiv,
+    "_operator.mod": operator.mod,
+    "_operator.neg": operator.neg,
+    "_operator.truediv": operator.truediv,
+    "_operator.eq": operator.eq,
+    "_operator.ne": operator.ne,
+    "_operator.lt": operator.lt,
+    "_operator.le": operator.le,
+    "_operator.gt": operator.gt,
+    "_operator.ge": operator.ge,
+    "_operator.and_": operator.and_,
+    "_operator.or_": operator.or_,
+    "torch.sym_max": max,
+    "torch.sym_min": min,
+    "math.ceil": lambda x: -int(-x // 1),
+    "math.floor": lambda x: int(x // 1),
+    "math.trunc": int,
+    "torch.sym_int": int,
+    "torch.sym_float": float,
+    "torch.sym_not": operator.not_,
+    "torch.ops.aten.sym_size.int": lambda t, d: t.shape[d],
+    "torch.ops.aten.sym_stride.int": lambda t, d: t.stride(d),
+    "torch.ops.aten.sym_numel.default": torch.Tensor.numel,
+    "torch.ops.aten.sym_storage_offset.default": lambda t: t.storage_offset(),
+}
 """Operators that compute sizes from sizes."""
 _CHECKS = ("_assert", "sym_constrain", "_functional_assert", "_functional_sym")
 _ASKS = (

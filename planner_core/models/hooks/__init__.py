@@ -79,17 +79,33 @@ __all__ = [
 ]
 _HOME = {
     "callsites": (
-        "Frame", "Scopes", "buffer_bytes", "canonical", "is_inplace", "outputs", "parts_to_put_back", "tensors", "took_part",
+        "Frame",
+        "Scopes",
+        "buffer_bytes",
+        "canonical",
+        "is_inplace",
+        "outputs",
+        "parts_to_put_back",
+        "tensors",
+        "took_part",
         "wrote_part",
     ),
     "chance": (
-        "DROPOUTS", "RECURRENT", "drawing_from", "draws", "drops", "generator_states", "host_drawing", "host_state",
-        "set_host_state", "without_masks",
+        "DROPOUTS",
+        "RECURRENT",
+        "drawing_from",
+        "draws",
+        "drops",
+        "generator_states",
+        "host_drawing",
+        "host_state",
+        "set_host_state",
+        "without_masks",
     ),
     "finite": ("TakenFinite",),
     "forms": ("as_others", "makes_cache", "plain_form"),
     "module_state": ("MISSING", "ModuleState", "Replacement", "WeightTypes", "computed_in", "holders", "is_plain"),
-}  # fmt: skip
+}
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 

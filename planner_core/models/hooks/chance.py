@@ -25,12 +25,42 @@ DROPOUTS = frozenset(
     }
 )
 """Names of dropout. Capture runs it as the identity (p = 0)."""
-DRAWS = frozenset({
-    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "uniform", "exponential", "cauchy", "geometric", "log_normal", "random",
-    "multinomial", "poisson", "binomial", "rand_like", "randn_like", "randint_like", "rrelu", "rrelu_with_noise", "fractional_max_pool2d",
-    "fractional_max_pool3d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "_sample_dirichlet",
-    "_standard_gamma", "gumbel_softmax", "svd_lowrank", "pca_lowrank", "kaiming_uniform", "kaiming_normal", "trunc_normal",
-})  # fmt: skip
+DRAWS = frozenset(
+    {
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "normal",
+        "bernoulli",
+        "uniform",
+        "exponential",
+        "cauchy",
+        "geometric",
+        "log_normal",
+        "random",
+        "multinomial",
+        "poisson",
+        "binomial",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "rrelu",
+        "rrelu_with_noise",
+        "fractional_max_pool2d",
+        "fractional_max_pool3d",
+        "fractional_max_pool2d_with_indices",
+        "fractional_max_pool3d_with_indices",
+        "_sample_dirichlet",
+        "_standard_gamma",
+        "gumbel_softmax",
+        "svd_lowrank",
+        "pca_lowrank",
+        "kaiming_uniform",
+        "kaiming_normal",
+        "trunc_normal",
+    }
+)
 """Names of other functions that draw random numbers, which every rank must draw alike; each also in place, with `_` behind."""
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Recurrent layers. Between their layers they drop values."""

@@ -23,9 +23,13 @@ _OWNER = "_shardscope_owner"
 
 
 def as_others(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool],
+    call: Call,
+    func: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    constant: Callable[[torch.Tensor], bool],
     held: Callable[[torch.Tensor], bool],
-) -> Any:  # fmt: skip
+) -> Any:
     """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
 
     An iterator over a tensor is `unbind`. Dropout of a weight is that of its `clone`, for which the plan says how it is divided: a mask
@@ -139,9 +143,20 @@ _OF_TWO = {
 }
 
 
-_TYPES = {"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16, "Long": torch.int64,
-          "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8, "Bool": torch.bool,
-          "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}  # fmt: skip
+_TYPES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+}
 _TYPE_NAMES = {dtype: f"torch.{name}Tensor" for name, dtype in _TYPES.items()}
 
 

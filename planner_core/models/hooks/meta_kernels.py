@@ -43,10 +43,15 @@ def _like_operand(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tens
 
 
 _KERNELS: Sequence[tuple[str, Any]] = (
-    ("_ctc_loss", _ctc), ("_ctc_loss.Tensor", _ctc), ("_ctc_loss_backward", _like_operand), ("_ctc_loss_backward.Tensor", _like_operand),
-    ("multi_margin_loss_backward", _like_operand), ("multilabel_margin_loss_backward", _like_operand),
-    ("fractional_max_pool3d_backward", _like_operand), ("fake_quantize_per_channel_affine_cachemask", _rounded),
-)  # fmt: skip
+    ("_ctc_loss", _ctc),
+    ("_ctc_loss.Tensor", _ctc),
+    ("_ctc_loss_backward", _like_operand),
+    ("_ctc_loss_backward.Tensor", _like_operand),
+    ("multi_margin_loss_backward", _like_operand),
+    ("multilabel_margin_loss_backward", _like_operand),
+    ("fractional_max_pool3d_backward", _like_operand),
+    ("fake_quantize_per_channel_affine_cachemask", _rounded),
+)
 for _name, _kernel in _KERNELS:
     _META.impl(_name, _kernel)
 

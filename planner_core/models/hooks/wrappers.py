@@ -137,12 +137,27 @@ def attention_by_samples(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_heads: int, in_proj_weight: torch.Tensor | None,
-    in_proj_bias: torch.Tensor | None, dropout_p: float, out_proj_weight: torch.Tensor, out_proj_bias: torch.Tensor | None,
-    training: bool, key_padding_mask: torch.Tensor | None, need_weights: bool, attn_mask: torch.Tensor | None,
-    use_separate_proj_weight: bool, q_proj_weight: torch.Tensor, k_proj_weight: torch.Tensor, v_proj_weight: torch.Tensor,
-    average_attn_weights: bool, is_causal: bool, **unused: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    num_heads: int,
+    in_proj_weight: torch.Tensor | None,
+    in_proj_bias: torch.Tensor | None,
+    dropout_p: float,
+    out_proj_weight: torch.Tensor,
+    out_proj_bias: torch.Tensor | None,
+    training: bool,
+    key_padding_mask: torch.Tensor | None,
+    need_weights: bool,
+    attn_mask: torch.Tensor | None,
+    use_separate_proj_weight: bool,
+    q_proj_weight: torch.Tensor,
+    k_proj_weight: torch.Tensor,
+    v_proj_weight: torch.Tensor,
+    average_attn_weights: bool,
+    is_causal: bool,
+    **unused: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`F.multi_head_attention_forward`: query [length, batch, width], key and value [source, batch, ...] -> the result, as the query, and
     the weights [batch, length, source] if they are asked for. The heads are [batch * head, length, width of a head]."""
     F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)
@@ -174,9 +189,14 @@ def _attention(
 
 
 def _mask(
-    query: torch.Tensor, source: int, num_heads: int, padding: torch.Tensor | None, mask: torch.Tensor | None, is_causal: bool,
+    query: torch.Tensor,
+    source: int,
+    num_heads: int,
+    padding: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    is_causal: bool,
     need_weights: bool,
-) -> tuple[torch.Tensor | None, bool]:  # fmt: skip
+) -> tuple[torch.Tensor | None, bool]:
     """Both masks as one that is added to the scores, [1 or batch * head, 1 or length, source], and whether attention is causal beside
     it."""
     batch, kind = query.shape[1], query.dtype

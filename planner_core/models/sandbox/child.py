@@ -53,9 +53,14 @@ def capture_apart(
     ]
     mark = secrets.token_hex(16)
     child = subprocess.Popen(
-        command, pass_fds=(write,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1", MARK: mark},
-    )  # fmt: skip
+        command,
+        pass_fds=(write,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1", MARK: mark},
+    )
     os.close(write)
     try:
         reply = _read(read, limit)

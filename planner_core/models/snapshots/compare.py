@@ -52,7 +52,12 @@ def _rows(graph: Graph) -> dict[str, dict[str, Any]]:
     for op in sorted(ops, key=lambda op: op.name):
         assert op.name not in rows, f"two ops are named {op.name}"
         rows[op.name] = {
-            "fn": op.fn, "attrs": dict(op.attrs), "module": op.module, "saved_extra": op.saved_extra,
-            "inputs": [ref(v) for v in op.inputs], "outputs": [ref(v) for v in op.outputs], "saved": [ref(v) for v in op.saved],
-        }  # fmt: skip
+            "fn": op.fn,
+            "attrs": dict(op.attrs),
+            "module": op.module,
+            "saved_extra": op.saved_extra,
+            "inputs": [ref(v) for v in op.inputs],
+            "outputs": [ref(v) for v in op.outputs],
+            "saved": [ref(v) for v in op.saved],
+        }
     return rows

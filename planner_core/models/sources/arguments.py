@@ -15,8 +15,22 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-_PLAIN = (bool, numbers.Number, str, bytes, frozenset, types.NoneType, enum.Enum, type, types.BuiltinFunctionType, torch.dtype,
-          torch.device, torch.layout, torch.memory_format, range)  # fmt: skip
+_PLAIN = (
+    bool,
+    numbers.Number,
+    str,
+    bytes,
+    frozenset,
+    types.NoneType,
+    enum.Enum,
+    type,
+    types.BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    range,
+)
 _PLACE = re.compile(r"\[[^\]]*\]")
 _WITHOUT, _WITH = "inputs_without_samples", "inputs_with_samples"
 """Keys of a plan's `config`, where some inputs have no samples: the names of those whose dim 0 is not that of the batch, and of others."""

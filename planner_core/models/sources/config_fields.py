@@ -7,8 +7,17 @@ from typing import Any
 
 from planner_core.core import InputError
 
-DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-          "num_encoder_layers", "layers")  # fmt: skip
+DEPTHS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "layers",
+)
 
 
 def default_config(data: Mapping[str, Any]) -> Any:

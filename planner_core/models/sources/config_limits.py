@@ -18,8 +18,18 @@ MOST_LAYERS = 2000
 MOST_MODULES = 60_000
 """2,000 layers of 30 modules: what takes about ten seconds to build."""
 LARGEST = 10**8
-_HEAD_SIZES = ("head_dim", "qk_head_dim", "qk_rope_head_dim", "attention_head_dim", "d_kv", "kv_channels", "partial_rotary_factor",
-               "head_size", "attention_hidden_size", "mamba_headdim")  # fmt: skip
+_HEAD_SIZES = (
+    "head_dim",
+    "qk_head_dim",
+    "qk_rope_head_dim",
+    "attention_head_dim",
+    "d_kv",
+    "kv_channels",
+    "partial_rotary_factor",
+    "head_size",
+    "attention_hidden_size",
+    "mamba_headdim",
+)
 _SIZED = ("num_", "n_", "d_", "hidden_size", "intermediate_size", "vocab_size", "max_position")
 _AT_LEAST_ONE = ("vocab_size", "hidden_size")
 _DEPTHS = ("n_layer", "depth", "depths")

@@ -38,8 +38,17 @@ _NOT_FIELDS = (
     "transformers_version",
     LORA,
 )
-_MAPPINGS = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "CTC",
-             "IMAGE_TEXT_TO_TEXT", "AUDIO_CLASSIFICATION", "PRETRAINING")  # fmt: skip
+_MAPPINGS = (
+    "CAUSAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "MASKED_LM",
+    "IMAGE_CLASSIFICATION",
+    "SPEECH_SEQ_2_SEQ",
+    "CTC",
+    "IMAGE_TEXT_TO_TEXT",
+    "AUDIO_CLASSIFICATION",
+    "PRETRAINING",
+)
 
 
 def build(

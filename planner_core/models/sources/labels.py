@@ -12,8 +12,14 @@ CHOICES = 2
 _PLACES = ("start_positions", "end_positions")
 _PAIRS = ("next_sentence_label", "sentence_order_label")
 _LANGUAGE = (
-    "LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration", "MTModel", "VisionEncoderDecoderModel", "SpeechEncoderDecoderModel",
-)  # fmt: skip
+    "LMHead",
+    "CausalLM",
+    "MaskedLM",
+    "ConditionalGeneration",
+    "MTModel",
+    "VisionEncoderDecoderModel",
+    "SpeechEncoderDecoderModel",
+)
 
 
 def has_lm_loss(kind: str) -> bool:
@@ -33,7 +39,7 @@ def tokens_and_pair(kind: str, names: Collection[str]) -> bool:
 
 def labels(
     kind: str, names: Collection[str], config: Any, ids: torch.Tensor, pixels: torch.Tensor | None, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:  # fmt: skip
+) -> dict[str, torch.Tensor]:
     """The labels that a model of class `kind` asks for. `ids`: tokens [batch, seq]. `pixels`: its images [batch, ..., height, width]."""
     whole = torch.zeros(ids.shape[0], dtype=torch.long)
     if "QuestionAnswering" in kind and set(_PLACES) <= set(names):  # the first and the last token of the answer

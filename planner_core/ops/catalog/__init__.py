@@ -15,8 +15,17 @@ from planner_core.ops.catalog import (
 )
 
 OPERATORS = (
-    *products.OPERATORS, *convolution.OPERATORS, *attention.OPERATORS, *scans.OPERATORS, *norms.OPERATORS,
-    *losses.OPERATORS, *elementwise.OPERATORS, *along.OPERATORS, *views.OPERATORS, *indexing.OPERATORS, *linear_algebra.OPERATORS,
-)  # fmt: skip
+    *products.OPERATORS,
+    *convolution.OPERATORS,
+    *attention.OPERATORS,
+    *scans.OPERATORS,
+    *norms.OPERATORS,
+    *losses.OPERATORS,
+    *elementwise.OPERATORS,
+    *along.OPERATORS,
+    *views.OPERATORS,
+    *indexing.OPERATORS,
+    *linear_algebra.OPERATORS,
+)
 
 __all__ = ["OPERATORS"]

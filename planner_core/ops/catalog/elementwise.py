@@ -81,13 +81,34 @@ BINARY = (
     "complex polar"
 )
 _SPELLINGS = {
-    "neg": ("negative",), "log_sigmoid": ("logsigmoid",), "bitwise_not": ("invert",), "remainder": ("mod",),
-    "floor_divide": ("floordiv",), "threshold": ("_threshold",), "bitwise_and": ("and",), "bitwise_or": ("or",), "bitwise_xor": ("xor",),
-}  # fmt: skip
+    "neg": ("negative",),
+    "log_sigmoid": ("logsigmoid",),
+    "bitwise_not": ("invert",),
+    "remainder": ("mod",),
+    "floor_divide": ("floordiv",),
+    "threshold": ("_threshold",),
+    "bitwise_and": ("and",),
+    "bitwise_or": ("or",),
+    "bitwise_xor": ("xor",),
+}
 _CASTS = (
-    "float", "half", "bfloat16", "double", "type", "type_as", "cpu", "cuda", "int", "long", "bool", "short", "_to_copy",
-    "cfloat", "cdouble", "chalf",
-)  # fmt: skip
+    "float",
+    "half",
+    "bfloat16",
+    "double",
+    "type",
+    "type_as",
+    "cpu",
+    "cuda",
+    "int",
+    "long",
+    "bool",
+    "short",
+    "_to_copy",
+    "cfloat",
+    "cdouble",
+    "chalf",
+)
 
 
 def _alike(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:

@@ -122,22 +122,36 @@ _LOSSES = (
         title="loss",
     ),
     Operator(
-        name="nll_loss", kind=Kind.LOSS, rule=_per_target, spellings=("nll_loss_nd",), local=Local.EXCHANGE, title="loss"
+        name="nll_loss",
+        kind=Kind.LOSS,
+        rule=_per_target,
+        spellings=("nll_loss_nd",),
+        local=Local.EXCHANGE,
+        title="loss",
     ),
     # elementwise and then a sum: these join the group that makes their operands
     *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
-        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS,
+        rule=_mean_loss,
+        leads=False,
+        local=Local.MEAN,
     ),
     *operators(
         "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
-        kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS,
+        rule=_mean_loss,
+        leads=False,
+        local=Local.MEAN,
     ),
     *operators(
         "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
-        kind=Kind.LOSS, rule=_row_loss, leads=False, local=Local.MEAN,
+        kind=Kind.LOSS,
+        rule=_row_loss,
+        leads=False,
+        local=Local.MEAN,
     ),
     *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=Local.MEAN),
-)  # fmt: skip
+)
 OPERATORS = tuple(replace(loss, rule=_today(loss.rule)) for loss in _LOSSES)

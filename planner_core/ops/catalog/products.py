@@ -166,8 +166,9 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
             extents.setdefault(c, set()).add(n)
     found = [
         split(c, [t.index(c) if c in t else None for t in operands], [result.index(c) if c in result else None], *n)
-        for c, n in sorted(extents.items()) if n != {1} and len(n) == 1
-    ]  # fmt: skip
+        for c, n in sorted(extents.items())
+        if n != {1} and len(n) == 1
+    ]
     return Rule(tuple(found), linear=(0,))
 
 
@@ -241,8 +242,13 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         fused = dict.fromkeys((3, *(5 + k for k, d in enumerate(biases) if d is not None)), (inner, inner))
     added = tuple(5 + k for k, d in enumerate(biases) if d is None)
     width = Split(
-        "inner", (None, None, None, *((2, 1) if turned else (1, 2)), *biases), (None,), (inner,), bias=added, segments=fused
-    )  # fmt: skip
+        "inner",
+        (None, None, None, *((2, 1) if turned else (1, 2)), *biases),
+        (None,),
+        (inner,),
+        bias=added,
+        segments=fused,
+    )
     experts = Split("experts", (None, None, None, 0, 0, *[0] * len(none)), (None,), (up[0],), routed=True)
     return Rule((tokens, width, experts, _dispatch(ins)))
 

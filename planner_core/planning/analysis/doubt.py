@@ -117,10 +117,13 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("as assumed"), Scenario("links at 70 %", bandwidth=0.7), Scenario("links at 40 %", bandwidth=0.4),
-    Scenario("three times the latency", latency=3.0), Scenario("half of the traffic is not hidden", contention=0.5),
+    Scenario("as assumed"),
+    Scenario("links at 70 %", bandwidth=0.7),
+    Scenario("links at 40 %", bandwidth=0.4),
+    Scenario("three times the latency", latency=3.0),
+    Scenario("half of the traffic is not hidden", contention=0.5),
     Scenario("no traffic is hidden", contention=1.0),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

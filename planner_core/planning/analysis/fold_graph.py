@@ -68,8 +68,13 @@ def to_networkx(folded: Folded, *, unfolded: bool = False) -> MultiDiGraph:
             graph.add_node(_name((scope, group.name), unfolded), block=block, repeats=copies, **facts)
     for wire, count in Counter(_wires(folded, unfolded)).items():
         graph.add_edge(
-            _name(wire.src, unfolded), _name(wire.dst, unfolded), shape=wire.shape, dtype=wire.dtype, bytes=wire.num_bytes, count=count,
-        )  # fmt: skip
+            _name(wire.src, unfolded),
+            _name(wire.dst, unfolded),
+            shape=wire.shape,
+            dtype=wire.dtype,
+            bytes=wire.num_bytes,
+            count=count,
+        )
     return graph
 
 
@@ -156,9 +161,13 @@ def _facts(block: Block, group: Group) -> dict[str, Any]:
     weights = [block.values[v] for op in ops for v in dict.fromkeys(op.inputs) if block.values[v].kind == "parameter"]
     scope = group.name.rpartition("/")[0]
     return {
-        "label": f"{scope.rpartition('.')[2]} {lead.fn}".strip(), "fn": lead.fn, "module": lead.module, "ops": len(ops),
-        "weights": " ".join(dict.fromkeys(w.name for w in weights)), "parameters": sum(math.prod(w.meta.shape) for w in weights),
-    }  # fmt: skip
+        "label": f"{scope.rpartition('.')[2]} {lead.fn}".strip(),
+        "fn": lead.fn,
+        "module": lead.module,
+        "ops": len(ops),
+        "weights": " ".join(dict.fromkeys(w.name for w in weights)),
+        "parameters": sum(math.prod(w.meta.shape) for w in weights),
+    }
 
 
 def _op(block: Block, position: int) -> Op:

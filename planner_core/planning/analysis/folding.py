@@ -17,37 +17,51 @@ def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
     for name, block in coarse.blocks.items():
         weights = [block.block.values[w].name for w in matrices(block.block)]
         calls = [c.prefix for c in graph.calls() if c.block == name]
-        blocks.append({
-            "name": name, "repeats": repeats[name], "nodes": len(block.groups), "ops": len(block.block.ops),
-            "weights": weights, "candidates": 3 ** len(weights), "prefixes": calls,
-        })  # fmt: skip
+        blocks.append(
+            {
+                "name": name,
+                "repeats": repeats[name],
+                "nodes": len(block.groups),
+                "ops": len(block.block.ops),
+                "weights": weights,
+                "candidates": 3 ** len(weights),
+                "prefixes": calls,
+            }
+        )
     steps = [
         {
-            "depth": s.depth, "stopped": s.stopped,
+            "depth": s.depth,
+            "stopped": s.stopped,
             "groups": [
-                {"pattern": g.pattern, "count": g.count, "similar": g.similar, "kept": g.kept, "reason": g.reason} for g in s.groups
+                {"pattern": g.pattern, "count": g.count, "similar": g.similar, "kept": g.kept, "reason": g.reason}
+                for g in s.groups
             ],
         }
         for s in fold_steps(weight_nodes(graph), min_duplicate)
-    ]  # fmt: skip
+    ]
     return {
-        "schema": "shardscope.fold/1", "model": {"name": graph.name, "params": graph.num_params, "source": graph.source},
-        "ops": graph.num_ops, "nodes": coarse.num_nodes,
+        "schema": "shardscope.fold/1",
+        "model": {"name": graph.name, "params": graph.num_params, "source": graph.source},
+        "ops": graph.num_ops,
+        "nodes": coarse.num_nodes,
         "unique_nodes": len(coarse.top.groups) + sum(len(b.groups) for b in coarse.blocks.values()),
-        "unique_blocks": blocks, "algorithm1": steps,
-    }  # fmt: skip
+        "unique_blocks": blocks,
+        "algorithm1": steps,
+    }
 
 
 def fold_text(data: dict[str, Any]) -> str:
     """The report as text."""
     lines = [
-        f"{data['model']['name']}: {data['ops']} ops, {data['nodes']} groups, {data['unique_nodes']} after folding", "",
+        f"{data['model']['name']}: {data['ops']} ops, {data['nodes']} groups, {data['unique_nodes']} after folding",
+        "",
         *(
             f"{b['name']} x{b['repeats']}: {b['nodes']} groups, {len(b['weights'])} weight matrices, {b['candidates']} candidate plans"
             for b in data["unique_blocks"]
         ),
-        "", "Algorithm 1, by depth of the module path:",
-    ]  # fmt: skip
+        "",
+        "Algorithm 1, by depth of the module path:",
+    ]
     for step in data["algorithm1"]:
         kept = [g for g in step["groups"] if g["kept"]]
         told = "; ".join(f"{g['pattern']} x{g['count']}" for g in kept) or "nothing repeats"

@@ -16,14 +16,28 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     """The object of `price --json`."""
     stated = priced.stated
     given = {
-        "model": priced.model, "cluster": priced.cluster.name, "num_gpus": priced.cluster.num_gpus, "micro_batch": stated.micro_batch,
-        "accumulate": stated.accumulate, "batch": stated.batch, "seq": priced.seq, "recompute": stated.recompute,
-        "compile": stated.compiled, "optimizer": stated.optimizer, "precision": stated.precision, "stack": stated.stack,
-    }  # fmt: skip
+        "model": priced.model,
+        "cluster": priced.cluster.name,
+        "num_gpus": priced.cluster.num_gpus,
+        "micro_batch": stated.micro_batch,
+        "accumulate": stated.accumulate,
+        "batch": stated.batch,
+        "seq": priced.seq,
+        "recompute": stated.recompute,
+        "compile": stated.compiled,
+        "optimizer": stated.optimizer,
+        "precision": stated.precision,
+        "stack": stated.stack,
+    }
     told = {
-        "schema": SCHEMA, "layout": stated.layout.to_json(), **given, "legal": priced.legal, "reasons": list(priced.reasons),
-        "fits": bool(priced.plan and priced.plan.fits), "notes": list(priced.notes),
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "layout": stated.layout.to_json(),
+        **given,
+        "legal": priced.legal,
+        "reasons": list(priced.reasons),
+        "fits": bool(priced.plan and priced.plan.fits),
+        "notes": list(priced.notes),
+    }
     if priced.plan is None or priced.speed is None:
         return told
     summary = plan_summary(priced.plan, priced.speed, reserved_of(priced.plan, priced.cluster))
@@ -31,13 +45,25 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
         summary.pop(name)
     best = None if priced.best is None else plan_summary(priced.best, priced.best_speed)
     changes = [
-        {"change": s.change, "step_time_s": s.plan.cost.step_time_s, "fits": s.plan.fits,
-         "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu, "layout": str(s.stated.layout)}
+        {
+            "change": s.change,
+            "step_time_s": s.plan.cost.step_time_s,
+            "fits": s.plan.fits,
+            "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu,
+            "layout": str(s.stated.layout),
+        }
         for s in priced.suggestions
-    ]  # fmt: skip
-    data = {**told, **summary, "step_parts_s": dict(priced.parts or {}), "limited_by": priced.limited_by,
-              "about": list(priced.about), "fills": priced.fills,
-              "suggestions": changes, "best": best}  # fmt: skip
+    ]
+    data = {
+        **told,
+        **summary,
+        "step_parts_s": dict(priced.parts or {}),
+        "limited_by": priced.limited_by,
+        "about": list(priced.about),
+        "fills": priced.fills,
+        "suggestions": changes,
+        "best": best,
+    }
     if budget is not None:
         data["run"] = budget.to_json(priced.speed, priced.cluster.num_gpus)
     return data
@@ -86,9 +112,14 @@ def _chosen(best: Plan) -> str:
 
 def _row(name: str, plan: Plan, speed: Speed) -> list[str]:
     return [
-        name, seconds(speed.step_time_s), *speed.between(seconds), f"{speed.tokens_per_s_per_gpu:,.0f}",
-        f"{100 * speed.mfu:.1f} %", gib(plan), "yes" if plan.fits else "no",
-    ]  # fmt: skip
+        name,
+        seconds(speed.step_time_s),
+        *speed.between(seconds),
+        f"{speed.tokens_per_s_per_gpu:,.0f}",
+        f"{100 * speed.mfu:.1f} %",
+        gib(plan),
+        "yes" if plan.fits else "no",
+    ]
 
 
 def _cost_lines(budget: Budget, speed: Speed, cluster: Cluster) -> list[str]:

@@ -41,23 +41,33 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
-        "model": {"name": result.graph.name, "params": result.graph.num_params, "source": result.graph.source, "loss": result.graph.loss},
+        "model": {
+            "name": result.graph.name,
+            "params": result.graph.num_params,
+            "source": result.graph.source,
+            "loss": result.graph.loss,
+        },
         "graph": graph_summary(result.coarse),
         "workload": result.workload.to_json(),
         "cluster": {
-            "name": result.cluster.name, "num_gpus": result.cluster.num_gpus, "gpu": result.cluster.gpu.name,
+            "name": result.cluster.name,
+            "num_gpus": result.cluster.num_gpus,
+            "gpu": result.cluster.gpu.name,
             "memory_bytes": result.cluster.gpu.memory_bytes,
         },
         "candidates": {
             "space": sum(b["candidates"] for b in graph_summary(result.coarse)["unique_blocks"]),
-            "scored": sum(c.scored for c in result.candidates), "dropped": dict(result.dropped),
+            "scored": sum(c.scored for c in result.candidates),
+            "dropped": dict(result.dropped),
         },
         "choice": choice_summary(choice(result)),
-        "unknown_ops": list(result.unknown_ops), "notes": list(result.notes),
-        "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch), "reasons": dict(result.reasons),
+        "unknown_ops": list(result.unknown_ops),
+        "notes": list(result.notes),
+        "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
+        "reasons": dict(result.reasons),
         "timings_s": dict(result.timings_s),
         "plans": plans,
-    }  # fmt: skip
+    }
 
 
 def _flops(plan: Plan, result: Result) -> int:
@@ -80,11 +90,14 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
     repeats = graph.num_repeats
     blocks = [
         {
-            "name": name, "repeats": repeats[name], "nodes": len(b.groups), "weights": len(matrices(b.block)),
+            "name": name,
+            "repeats": repeats[name],
+            "nodes": len(b.groups),
+            "weights": len(matrices(b.block)),
             "candidates": 3 ** len(matrices(b.block)),
         }
         for name, b in coarse.blocks.items()
-    ]  # fmt: skip
+    ]
     return {"ops": graph.num_ops, "nodes": coarse.num_nodes, "unique_blocks": blocks}
 
 
@@ -92,17 +105,36 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | No
     """PLAN_SUMMARY of docs/CONTRACT.md."""
     c = plan.cost
     return {
-        "name": plan.name, "method": plan.method,
-        "mesh": {"axes": list(plan.mesh.axis_names), "sizes": list(plan.mesh.axis_sizes), "roles": list(axis_roles(plan))},
-        **_pipeline_summary(plan), "fits": plan.fits, "step_time_s": c.step_time_s, **({} if speed is None else speed_summary(speed)),
-        "compute_time_s": c.compute_time_s, "comm_time_s": c.comm_time_s, "exposed_comm_time_s": c.exposed_comm_time_s,
-        "optimizer_time_s": c.optimizer_time_s, "outside_time_s": c.outside_time_s, "micro_batch": micro_batch(plan),
-        "accumulate": int(plan.workload["accumulate"]), "zero": zero_stage(plan), "recompute": recomputation(plan),
-        "collectives": c.collectives(), "memory_bytes": dict(c.memory_bytes),
-        **({} if reserved is None else {"memory_reserved": reserved.to_json()}), "placements": placements_by_pattern(plan),
+        "name": plan.name,
+        "method": plan.method,
+        "mesh": {
+            "axes": list(plan.mesh.axis_names),
+            "sizes": list(plan.mesh.axis_sizes),
+            "roles": list(axis_roles(plan)),
+        },
+        **_pipeline_summary(plan),
+        "fits": plan.fits,
+        "step_time_s": c.step_time_s,
+        **({} if speed is None else speed_summary(speed)),
+        "compute_time_s": c.compute_time_s,
+        "comm_time_s": c.comm_time_s,
+        "exposed_comm_time_s": c.exposed_comm_time_s,
+        "optimizer_time_s": c.optimizer_time_s,
+        "outside_time_s": c.outside_time_s,
+        "micro_batch": micro_batch(plan),
+        "accumulate": int(plan.workload["accumulate"]),
+        "zero": zero_stage(plan),
+        "recompute": recomputation(plan),
+        "collectives": c.collectives(),
+        "memory_bytes": dict(c.memory_bytes),
+        **({} if reserved is None else {"memory_reserved": reserved.to_json()}),
+        "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
-        "objective": plan.objective, "optimal": plan.optimal, "bound_s": plan.bound, "notes": list(plan.notes),
-    }  # fmt: skip
+        "objective": plan.objective,
+        "optimal": plan.optimal,
+        "bound_s": plan.bound,
+        "notes": list(plan.notes),
+    }
 
 
 def _pipeline_summary(plan: Plan) -> dict[str, Any]:
@@ -116,18 +148,26 @@ def _pipeline_summary(plan: Plan) -> dict[str, Any]:
     ]
     return {
         "pipeline": {
-            "ranks": cut.ranks, "virtual": cut.virtual, "schedule": cut.schedule, "bubble_s": cost.bubble_s,
-            "bubble": cost.bubble_s / plan.cost.step_time_s, "bound_s": cost.bound_s, "stages": stages,
+            "ranks": cut.ranks,
+            "virtual": cut.virtual,
+            "schedule": cut.schedule,
+            "bubble_s": cost.bubble_s,
+            "bubble": cost.bubble_s / plan.cost.step_time_s,
+            "bound_s": cost.bound_s,
+            "stages": stages,
         }
-    }  # fmt: skip
+    }
 
 
 def speed_summary(speed: Speed) -> dict[str, Any]:
     """The figures beside a step's time: its band, tokens per second, utilisation."""
     return {
-        "step_time_low_s": speed.low_s, "step_time_high_s": speed.high_s, "band": speed.band.to_json(),
-        "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu, "mfu": speed.mfu,
-    }  # fmt: skip
+        "step_time_low_s": speed.low_s,
+        "step_time_high_s": speed.high_s,
+        "band": speed.band.to_json(),
+        "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu,
+        "mfu": speed.mfu,
+    }
 
 
 def choice_summary(chosen: Choice) -> dict[str, Any]:
@@ -186,17 +226,41 @@ def _proven(plan: Plan) -> str:
 
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
     """One line per plan."""
-    head = ["plan", "mesh", "step", "from", "to", "tokens/s/GPU", "MFU %", "compute", "exposed comm", "all comm", "memory GiB", "fits",
-            "proven optimal"]  # fmt: skip
+    head = [
+        "plan",
+        "mesh",
+        "step",
+        "from",
+        "to",
+        "tokens/s/GPU",
+        "MFU %",
+        "compute",
+        "exposed comm",
+        "all comm",
+        "memory GiB",
+        "fits",
+        "proven optimal",
+    ]
     rows = [head + ([] if budget is None else ["days", "cost"])]
     for p, speed in zip(plans, speeds, strict=True):
         c = p.cost
-        rows.append([
-            p.name, arranged(p), seconds(c.step_time_s), *speed.between(seconds),
-            f"{speed.tokens_per_s_per_gpu:,.0f}", f"{100 * speed.mfu:.1f}", seconds(c.compute_time_s),
-            seconds(c.exposed_comm_time_s), seconds(c.comm_time_s), gib(p), "yes" if p.fits else "no", _proven(p),
-            *([] if budget is None else budget.cells(speed, p.num_gpus)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                p.name,
+                arranged(p),
+                seconds(c.step_time_s),
+                *speed.between(seconds),
+                f"{speed.tokens_per_s_per_gpu:,.0f}",
+                f"{100 * speed.mfu:.1f}",
+                seconds(c.compute_time_s),
+                seconds(c.exposed_comm_time_s),
+                seconds(c.comm_time_s),
+                gib(p),
+                "yes" if p.fits else "no",
+                _proven(p),
+                *([] if budget is None else budget.cells(speed, p.num_gpus)),
+            ]
+        )
     return table(rows, frozenset({*range(2, 11), 13, 14}))
 
 
@@ -287,9 +351,12 @@ def unknown_ops(result: Result) -> str:
 def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:
     """The object of `plan --front --json`: the points by rising seconds, and whether these are all points."""
     return {
-        "objective": objective, "exact": exact,
-        "points": [{"mesh": list(p.mesh.axis_sizes), "seconds": p.cost_s, "memory_bytes": int(p.memory_bytes)} for p in points],
-    }  # fmt: skip
+        "objective": objective,
+        "exact": exact,
+        "points": [
+            {"mesh": list(p.mesh.axis_sizes), "seconds": p.cost_s, "memory_bytes": int(p.memory_bytes)} for p in points
+        ],
+    }
 
 
 def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str:
@@ -305,8 +372,10 @@ def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
     """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
     return {
         "scenarios": [s.title for s in SCENARIOS],
-        "plans": [{"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found],
-    }  # fmt: skip
+        "plans": [
+            {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found
+        ],
+    }
 
 
 def regret_text(found: Sequence[Regret]) -> str:

@@ -114,9 +114,13 @@ def resized(cluster: Cluster, num_gpus: int) -> Cluster:
 
 
 def grow(
-    request: Request, cluster: Cluster, num_gpus: int, batch: int | None = None, graph: Graph | None = None,
+    request: Request,
+    cluster: Cluster,
+    num_gpus: int,
+    batch: int | None = None,
+    graph: Graph | None = None,
     say: Progress = lambda text: None,
-) -> Size:  # fmt: skip
+) -> Size:
     """The best plans for one number of GPUs.
 
     `graph`: the request's model; None loads it from the zoo for `batch` samples. `say` gets a sentence about what is being done, and

@@ -39,8 +39,14 @@ from planner_core.planning.stages import stage_trace
 
 PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
 WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
-    "compute", "recomputation", "waits", "held up by weight traffic", "optimizer", "sends", "part",
-)  # fmt: skip
+    "compute",
+    "recomputation",
+    "waits",
+    "held up by weight traffic",
+    "optimizer",
+    "sends",
+    "part",
+)
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 Sent = tuple[MessageSource, bool]
 """What a message moves, and whether it is the gradient."""
@@ -121,9 +127,15 @@ def _event(pid: int, w: TraceWork) -> dict[str, Any]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     args = {"part": part, "phase": w.phase, "micro-batch": w.micro_batch, "note": w.note}
     return {
-        "ph": "X", "pid": pid, "tid": STREAMS.index(w.stream), "ts": w.start_s * 1e6, "dur": w.seconds * 1e6, "name": w.name,
-        "cat": w.kind, "args": {k: v for k, v in args.items() if v},
-    }  # fmt: skip
+        "ph": "X",
+        "pid": pid,
+        "tid": STREAMS.index(w.stream),
+        "ts": w.start_s * 1e6,
+        "dur": w.seconds * 1e6,
+        "name": w.name,
+        "cat": w.kind,
+        "args": {k: v for k, v in args.items() if v},
+    }
 
 
 class _Step:
@@ -222,15 +234,24 @@ class _Step:
 
     def _note(
         self, kind: str, name: str, phase: str, part: _Segment, number: int, seconds: float, note: str = ""
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add work on the compute stream. The next work on it starts when this ends."""
         if seconds:
             self._place(COMPUTE, kind, name, phase, part, number, self.now, seconds, note)
             self.now += seconds
 
     def _place(
-        self, stream: str, kind: str, name: str, phase: str, part: _Segment, number: int, start_s: float, seconds: float, note: str
-    ) -> None:  # fmt: skip
+        self,
+        stream: str,
+        kind: str,
+        name: str,
+        phase: str,
+        part: _Segment,
+        number: int,
+        start_s: float,
+        seconds: float,
+        note: str,
+    ) -> None:
         self.done.append(
             TraceWork(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
         )

@@ -70,10 +70,14 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
         writer.factor((outer,), kept, np.ones(net.sizes[port], dtype=bool))
     step = problem.model.step_time
     return {
-        "variables": writer.variables, "unary": writer.unary, "pairwise": writer.pairwise, "infinite": INFINITE,
-        "components": {"names": [c.name.lower() for c in Component], "factors": writer.factors}, "units": writer.units,
+        "variables": writer.variables,
+        "unary": writer.unary,
+        "pairwise": writer.pairwise,
+        "infinite": INFINITE,
+        "components": {"names": [c.name.lower() for c in Component], "factors": writer.factors},
+        "units": writer.units,
         "step": {"accumulate": step.accumulate, "contention": step.contention},
-    }  # fmt: skip
+    }
 
 
 def _calls(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, str]]:

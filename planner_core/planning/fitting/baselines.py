@@ -16,9 +16,12 @@ MORE_NUMBERS = 4
 
 
 def baselines(
-    planner: Planner, options: Iterable[DeviceMesh], recompute: str = "none", larger: Iterable[Planner] = (),
+    planner: Planner,
+    options: Iterable[DeviceMesh],
+    recompute: str = "none",
+    larger: Iterable[Planner] = (),
     smaller: Iterable[Planner] = (),
-) -> list[Plan]:  # fmt: skip
+) -> list[Plan]:
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
     with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
     of micro-batches. With `smaller` numbers it is planned as long as it fits and gets faster, or where it has no plan with more. So it
@@ -26,13 +29,20 @@ def baselines(
     options = list(options)
     after, before = (_Remembered(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
     return [
-        plan for b in BASELINES.values() if (plan := _at_its_best(planner, options, b, recompute, after, before)) is not None
-    ]  # fmt: skip
+        plan
+        for b in BASELINES.values()
+        if (plan := _at_its_best(planner, options, b, recompute, after, before)) is not None
+    ]
 
 
 def _at_its_best(
-    planner: Planner, options: list[DeviceMesh], b: Method, recompute: str, larger: Iterable[Planner], smaller: Iterable[Planner]
-) -> Plan | None:  # fmt: skip
+    planner: Planner,
+    options: list[DeviceMesh],
+    b: Method,
+    recompute: str,
+    larger: Iterable[Planner],
+    smaller: Iterable[Planner],
+) -> Plan | None:
     """One baseline at its own number of micro-batches."""
     saving = _saving(planner, recompute)
     best = _baseline(planner, saving, options, b)

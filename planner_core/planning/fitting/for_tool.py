@@ -62,8 +62,14 @@ def for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Plann
 
 
 def _in_pairs(
-    form: PairForm, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf, prove: bool = True
-) -> Plan:  # fmt: skip
+    form: PairForm,
+    planner: Planner,
+    options: Sequence[DeviceMesh],
+    say: Progress,
+    *,
+    below: float = math.inf,
+    prove: bool = True,
+) -> Plan:
     """The best plan that a form which names layers can be told, as `choose_mesh` gives any. On each mesh a plan with all products sharded
     says
     which pairs of layers there are."""
@@ -91,8 +97,15 @@ def _in_pairs(
 
 
 def as_told(
-    planner: Planner, plan: Plan, layout: TpLayout, each_column: bool, *, stage: int, sequence: bool, alone: bool = False
-) -> Plan | None:  # fmt: skip
+    planner: Planner,
+    plan: Plan,
+    layout: TpLayout,
+    each_column: bool,
+    *,
+    stage: int,
+    sequence: bool,
+    alone: bool = False,
+) -> Plan | None:
     """The best plan on a plan's mesh that shards layers on the tensor axis as `layout` says; None if there is none. The other arguments
     are those of `PairForm` and `form_rules`."""
     rules = form_rules(planner.graph, plan.mesh, layout, stage=stage, sequence=sequence, alone=alone)
@@ -117,8 +130,9 @@ def shards_data(plan: Plan, layout: TpLayout) -> bool:
     params = (p for block in plan.blocks.values() for p in block.params.values())
     return any(
         isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.gathered_once)
-        for p in params for a, s in enumerate(p.stored)
-    )  # fmt: skip
+        for p in params
+        for a, s in enumerate(p.stored)
+    )
 
 
 def _peak(plan: Plan) -> float:

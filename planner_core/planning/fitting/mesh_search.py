@@ -50,15 +50,25 @@ class MeshSearch(Protocol):
     """Gives the best plan of a planner over meshes: `choose_mesh`, or what stands in its place for a tool that takes layers by name."""
 
     def __call__(
-        self, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf, prove: bool = True
-    ) -> Plan:  # fmt: skip
+        self,
+        planner: Planner,
+        options: Sequence[DeviceMesh],
+        say: Progress,
+        *,
+        below: float = math.inf,
+        prove: bool = True,
+    ) -> Plan:
         """As `choose_mesh` does."""
 
 
 def choose_mesh(
-    planner: Planner, options: Sequence[DeviceMesh], say: Progress = lambda text: None, method: Method | None = None,
-    below: float = float("inf"), prove: bool = True,
-) -> Plan:  # fmt: skip
+    planner: Planner,
+    options: Sequence[DeviceMesh],
+    say: Progress = lambda text: None,
+    method: Method | None = None,
+    below: float = float("inf"),
+    prove: bool = True,
+) -> Plan:
     """The best plan over the meshes, by the request's method or by the given `method`.
 
     `below`: plans of a higher value are not looked for. If there is no other, NoPlanFits is raised, or such a plan is returned.
@@ -112,9 +122,13 @@ def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float
 
 
 def _without_gathers(
-    planner: Planner, options: Sequence[DeviceMesh], say: Progress, method: Method, below: float,
+    planner: Planner,
+    options: Sequence[DeviceMesh],
+    say: Progress,
+    method: Method,
+    below: float,
     least: tuple[Answer, Problem],
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
     all plans. Raises NoPlanFits as `choose_mesh` does."""
     error: NoPlanFits | None = None
@@ -135,7 +149,7 @@ def _without_gathers(
 
 def _no_worse_than_one_policy(
     planner: Planner, plan: Plan, answer: Answer, options: Sequence[DeviceMesh], method: Method, say: Progress
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The best of `plan`, which `answer` found among all ways of recomputation, and of the plans with one way for all blocks.
 
     A choice that is left open never makes the optimum worse. But a search within a budget that ends with a gap may miss a plan that the
@@ -224,9 +238,14 @@ def rank_by_bound(
             found.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
         answer = search(
-            problem, objective=objective, budget=budget, abandon_above=best, stop=telling(say, problem), prove=False,
+            problem,
+            objective=objective,
+            budget=budget,
+            abandon_above=best,
+            stop=telling(say, problem),
+            prove=False,
             prices=prices,
-        )  # fmt: skip
+        )
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
         bound = answer.bound - sum(answer.prices) * (ABOVE - 1) * budget

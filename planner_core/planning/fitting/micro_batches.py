@@ -217,9 +217,11 @@ class _Choice:
         before = gap_note(value, plan.bound)
         notes = tuple(note for note in plan.notes if note != before)
         return planner, replace(
-            plan, optimal=value <= bound * (1 + TIE), bound=bound,
+            plan,
+            optimal=value <= bound * (1 + TIE),
+            bound=bound,
             notes=notes if value <= bound * (1 + TIE) else (gap_note(value, bound), *notes),
-        )  # fmt: skip
+        )
 
 
 def _least(planner: Planner, mesh: DeviceMesh) -> float:

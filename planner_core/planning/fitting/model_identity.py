@@ -13,9 +13,14 @@ from planner_core.core import Graph
 def model_identity(graph: Graph) -> dict[str, Any]:
     """The fields by which a plan identifies its model."""
     return {
-        "name": graph.name, "source": graph.source, "params": graph.num_params, "loss": graph.loss, "config": dict(graph.config),
-        "layers": graph.num_repeats, "versions": _versions(),
-    }  # fmt: skip
+        "name": graph.name,
+        "source": graph.source,
+        "params": graph.num_params,
+        "loss": graph.loss,
+        "config": dict(graph.config),
+        "layers": graph.num_repeats,
+        "versions": _versions(),
+    }
 
 
 @functools.cache

@@ -58,9 +58,12 @@ def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
 
 MOST_FILLERS = 3
 FILLERS = {
-    "params": "the weights", "optimizer": "the optimizer's states", "grads": "the gradients of weights",
-    "activations": "what the layers keep for backward", "buffers": "gathered weights, and tensors of the operators at work",
-}  # fmt: skip
+    "params": "the weights",
+    "optimizer": "the optimizer's states",
+    "grads": "the gradients of weights",
+    "activations": "what the layers keep for backward",
+    "buffers": "gathered weights, and tensors of the operators at work",
+}
 """What a kind of tensors at the peak is called in a sentence."""
 
 
@@ -109,9 +112,10 @@ def than_there_is(needed: float, budget: float) -> str:
 def copies(plan: Plan) -> int:
     """How many GPUs do the same work."""
     return math.prod(
-        n for axis, (role, n) in enumerate(zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True))
+        n
+        for axis, (role, n) in enumerate(zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True))
         if role == IDLE or (role in (DATA, SHARD) and axis not in plan.data_axes)
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,14 @@ def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
 
 
 def _below(
-    most: float, planner: Planner, options: Sequence[DeviceMesh], say: Progress, *, below: float = math.inf,
+    most: float,
+    planner: Planner,
+    options: Sequence[DeviceMesh],
+    say: Progress,
+    *,
+    below: float = math.inf,
     prove: bool = True,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """What `choose_mesh` gives if it looks for no plan above `most`."""
     return choose_mesh(planner, options, say, below=min(below, most), prove=prove)
 

@@ -20,8 +20,16 @@ from planner_core.planning.methods.restrictions import AxisRules, batch_split, s
 from planner_core.search.network import AxisState, Network, Restriction
 
 TABLE = ASSETS / "hf_tp_plans.json"
-FROM_LAST = {"colwise": 2, "colwise_gather_output": 2, "packed_colwise": 2, "rowwise": 1, "rowwise_split_input": 1, "packed_rowwise": 1,
-             "embedding_rowwise": 2, "embedding_colwise": 1}  # fmt: skip
+FROM_LAST = {
+    "colwise": 2,
+    "colwise_gather_output": 2,
+    "packed_colwise": 2,
+    "rowwise": 1,
+    "rowwise_split_input": 1,
+    "packed_rowwise": 1,
+    "embedding_rowwise": 2,
+    "embedding_colwise": 1,
+}
 """The styles that shard a weight, and the dim that each shards, counted from the last."""
 
 

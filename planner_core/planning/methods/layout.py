@@ -55,8 +55,10 @@ from planner_core.search.network import AxisState
 
 DEGREES = ("dp", "fsdp", "tp", "cp", "ep", "pp", "vp")
 CP_TYPES: Mapping[str, frozenset[str]] = {
-    "ring": frozenset({RING}), "ulysses": frozenset({"heads"}), "gather": frozenset({CONTEXT, "queries"}),
-}  # fmt: skip
+    "ring": frozenset({RING}),
+    "ulysses": frozenset({"heads"}),
+    "gather": frozenset({CONTEXT, "queries"}),
+}
 """How attention runs on a context axis: the names of its rows. The first is the default, as in Megatron-LM."""
 PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
 """The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""

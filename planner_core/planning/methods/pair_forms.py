@@ -127,9 +127,10 @@ class FormRules(VendorRules):
     def _gathered_widths(self, block: str, where: Block) -> set[int]:
         prefix = next((c.prefix for c in self.graph.calls() if c.block == block), "")
         return {
-            where.values[op.outputs[0]].meta.shape[-1] for op in where.ops
+            where.values[op.outputs[0]].meta.shape[-1]
+            for op in where.ops
             if op.fn == "linear" and self.layout.styles.get(join_name(prefix, split_site(op.name)[0])) == "gathered"
-        }  # fmt: skip
+        }
 
 
 def _runs_in_part(op: Op, row: Row) -> bool:
@@ -140,7 +141,7 @@ def _runs_in_part(op: Op, row: Row) -> bool:
 
 def form_rules(
     graph: Graph, mesh: DeviceMesh, layout: TpLayout, *, stage: int, sequence: bool, alone: bool = False
-) -> FormRules:  # fmt: skip
+) -> FormRules:
     """The restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
     or sharded along another dim."""
     axes, data = range(len(mesh.axis_sizes)), of_stage(stage)
@@ -149,7 +150,7 @@ def form_rules(
         tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),
         tuple(_follows(graph, layout, alone) if a == layout.axis else data for a in axes),
         layout=layout,
-    )  # fmt: skip
+    )
 
 
 def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:

@@ -14,62 +14,106 @@ from planner_core.planning.methods.papers import alpa, atp
 from planner_core.planning.methods.restrictions import data_parallel, fsdp, megatron, sequence_split, whole
 
 EXACT = Method(
-    name="exact", title="exact search", words="the best of all under the stated cost model", plan_title="Exact plan",
-)  # fmt: skip
+    name="exact",
+    title="exact search",
+    words="the best of all under the stated cost model",
+    plan_title="Exact plan",
+)
 
 METHODS: Mapping[str, Method] = {
     m.name: m
     for m in (
         EXACT,
         Method(
-            name="tap", title="TAP", words="least volume, weights kept, one plan per unique block", plan_title="TAP’s plan",
-            objective="communication", zero=0, uniform=True, by_volume=True,
+            name="tap",
+            title="TAP",
+            words="least volume, weights kept, one plan per unique block",
+            plan_title="TAP’s plan",
+            objective="communication",
+            zero=0,
+            uniform=True,
+            by_volume=True,
         ),
         Method(
-            name="taps", title="TAPS", words="least communication time, weights kept, one plan per unique block",
-            plan_title="TAPS’s plan", objective="communication", zero=0, uniform=True,
+            name="taps",
+            title="TAPS",
+            words="least communication time, weights kept, one plan per unique block",
+            plan_title="TAPS’s plan",
+            objective="communication",
+            zero=0,
+            uniform=True,
         ),
         Method(
-            name="atp", title="ATP", words="every matrix split over a 2-D mesh, row- or column-first", plan_title="ATP’s plan",
-            restrict=atp, objective="communication", zero=0, uniform=True, chunks=True,
+            name="atp",
+            title="ATP",
+            words="every matrix split over a 2-D mesh, row- or column-first",
+            plan_title="ATP’s plan",
+            restrict=atp,
+            objective="communication",
+            zero=0,
+            uniform=True,
+            chunks=True,
             space="splits every matrix of a block on every mesh axis, and never the batch",
         ),
         Method(
-            name="alpa", title="Alpa-like", plan_title="Alpa-like plan", restrict=alpa, objective="communication", zero=0,
+            name="alpa",
+            title="Alpa-like",
+            plan_title="Alpa-like plan",
+            restrict=alpa,
+            objective="communication",
+            zero=0,
             words="least communication time, hidden or not, weights kept, copies of a block apart, as Alpa plans operators",
             space="never does a product twice",
         ),
     )
-}  # fmt: skip
+}
 """The methods of `--method`, by name. The first is the default."""
 
 BASELINES: Mapping[str, Method] = {
     m.name: m
     for m in (
         Method(
-            name="data-parallel", title="data parallel", plan_title="Data parallel", restrict=data_parallel, zero=0,
+            name="data-parallel",
+            title="data parallel",
+            plan_title="Data parallel",
+            restrict=data_parallel,
+            zero=0,
             words="every GPU holds all weights and takes its share of the batch",
         ),
         Method(
-            name="fsdp", title="FSDP", restrict=fsdp,
+            name="fsdp",
+            title="FSDP",
+            restrict=fsdp,
             words="data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
         ),
         Method(
-            name="megatron", title="Megatron-LM", restrict=megatron(whole), zero=0, own_stage=1,
+            name="megatron",
+            title="Megatron-LM",
+            restrict=megatron(whole),
+            zero=0,
+            own_stage=1,
             words="attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
         ),
         Method(
-            name="megatron-sp", title="Megatron-LM + sequence parallel", restrict=megatron(sequence_split), zero=0,
+            name="megatron-sp",
+            title="Megatron-LM + sequence parallel",
+            restrict=megatron(sequence_split),
+            zero=0,
             own_stage=1,
             words="as Megatron-LM, and what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
         ),
         Method(
-            name="hf-expert", title="hf-expert", called="the model's own", plan_title="The model’s own plan",
-            restrict=vendor_rules, zero=0, suits=lambda graph: vendor_plan(graph.config) is not None,
+            name="hf-expert",
+            title="hf-expert",
+            called="the model's own",
+            plan_title="The model’s own plan",
+            restrict=vendor_rules,
+            zero=0,
+            suits=lambda graph: vendor_plan(graph.config) is not None,
             words="the tensor-parallel plan that comes with the model in transformers",
         ),
     )
-}  # fmt: skip
+}
 """Usual layouts by name: every report shows their best plans beside the chosen one."""
 
 ALL: Mapping[str, Method] = {**METHODS, **BASELINES}

@@ -32,9 +32,7 @@ def check_tool(tool: str | None) -> None:
         )
 
 
-def spaces(
-    tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None
-) -> tuple[Space, ...]:  # fmt: skip
+def spaces(tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None) -> tuple[Space, ...]:
     """All that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
     no tool is named or the form that runs every plan. Raises InputError for a tool whose settings are not known here."""
     if tool in (None, FREE):
@@ -96,9 +94,13 @@ def _in_pairs(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
 
 
 TOOLS: Mapping[str, Callable[[int], Iterator[Layout]]] = {
-    "fsdp2": _sharded, "accelerate": _sharded, "deepspeed": _zero, "megatron": _megatron, "torchtitan": _torchtitan,
+    "fsdp2": _sharded,
+    "accelerate": _sharded,
+    "deepspeed": _zero,
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
     **{name: partial(_in_pairs, tokens=form.tokens) for name, form in PAIR_FORMS.items()},
-}  # fmt: skip
+}
 """The tools, as `export --to` names them. The export of such a plan does what the plan says, but that FSDP2 and DeepSpeed shard norms and
 biases too, which the space keeps whole. `PAIR_FORMS` take layers by name, so a plan of these layouts is not theirs yet: see
 `fitting.for_tool`."""

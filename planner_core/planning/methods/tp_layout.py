@@ -66,9 +66,11 @@ class TensorParallelGroup:
     def under(self, prefix: str) -> TensorParallelGroup:
         """The same with full names."""
         return replace(
-            self, columns=tuple(join_name(prefix, c) for c in self.columns), row=join_name(prefix, self.row),
+            self,
+            columns=tuple(join_name(prefix, c) for c in self.columns),
+            row=join_name(prefix, self.row),
             summed=tuple(join_name(prefix, s) for s in self.summed),
-        )  # fmt: skip
+        )
 
 
 @dataclass(slots=True)
@@ -349,10 +351,12 @@ class _Reader:
             return
         self.styles[row] = "rowwise"
         summed = [
-            n for n, p in self.block.params.items()
-            if self.axis in p.sync and any(n.startswith(f"{scope}.") for scope, _, _ in between if scope)
+            n
+            for n, p in self.block.params.items()
+            if self.axis in p.sync
+            and any(n.startswith(f"{scope}.") for scope, _, _ in between if scope)
             and n.rpartition(".")[0] not in (*columns, row)
-        ]  # fmt: skip
+        ]
         attention = any(fn == ATTENTION for _, fn, _ in between)
         self.groups.append(TensorParallelGroup(columns, row, attention, tuple(summed)))
 

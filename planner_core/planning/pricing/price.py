@@ -63,10 +63,15 @@ class Pricer:
     def planner(self, stated: Statement) -> Planner:
         """The planner of a statement: all that does not depend on the mesh. Raises InputError."""
         request = Request(
-            self.model, cluster=self.cluster.to_json(), batch=stated.graph_batch, seq=stated.seq, optimizer=stated.optimizer,
-            dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype), layers=stated.layers,
+            self.model,
+            cluster=self.cluster.to_json(),
+            batch=stated.graph_batch,
+            seq=stated.seq,
+            optimizer=stated.optimizer,
+            dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype),
+            layers=stated.layers,
             memory_gb=self.memory_gb,
-        )  # fmt: skip
+        )
         graph = self._padded(self._adapted(self._graph(request), stated, request), stated, request)
         stated = with_usual_stack(stated, graph)
         request = replace(request, **software_of(stated))
@@ -152,9 +157,16 @@ class Pricer:
         better. The number of micro-batches, recomputation and the ZeRO stage are chosen."""
         usual = self.planner(stated.but(rank_by_rank=False))
         asked = replace(
-            usual.request, batch=stated.batch, accumulate=None, recompute="auto", zero=None, precision=stated.precision,
-            expert_imbalance=stated.expert_imbalance, offload=stated.offload, **software_of(usual.workload),
-        )  # fmt: skip
+            usual.request,
+            batch=stated.batch,
+            accumulate=None,
+            recompute="auto",
+            zero=None,
+            precision=stated.precision,
+            expert_imbalance=stated.expert_imbalance,
+            offload=stated.offload,
+            **software_of(usual.workload),
+        )
         # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
         asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
         graph = (
@@ -208,9 +220,12 @@ def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
     shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s, WAITS: waits, TRAFFIC: sum(e.seconds for e in shown) - waits,
-        OPTIMIZER: plan.cost.optimizer_time_s, **_outside(plan),
-    }  # fmt: skip
+        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s,
+        WAITS: waits,
+        TRAFFIC: sum(e.seconds for e in shown) - waits,
+        OPTIMIZER: plan.cost.optimizer_time_s,
+        **_outside(plan),
+    }
 
 
 def stage_parts(plan: Plan) -> dict[str, float]:

@@ -55,10 +55,20 @@ def published_runs() -> tuple[PublishedRun, ...]:
 def _run(row: dict[str, str]) -> PublishedRun:
     predicted = (row["predicted_s"], row["group_out_s"], row["source_out_s"])
     return PublishedRun(
-        row["id"], row["source"], row["reference"], row["model"], row["gpu"], int(row["gpus"]), int(row["nodes"]), row["layout"],
-        row["kind"], _workload(row), float(row["measured_s"]),
-        dict(zip(LEFT_OUT, map(float, predicted), strict=True)), row["contradicted"],
-    )  # fmt: skip
+        row["id"],
+        row["source"],
+        row["reference"],
+        row["model"],
+        row["gpu"],
+        int(row["gpus"]),
+        int(row["nodes"]),
+        row["layout"],
+        row["kind"],
+        _workload(row),
+        float(row["measured_s"]),
+        dict(zip(LEFT_OUT, map(float, predicted), strict=True)),
+        row["contradicted"],
+    )
 
 
 @functools.cache
@@ -72,10 +82,20 @@ def _own_run(row: dict[str, str]) -> PublishedRun:
     model, _, workload = row["what"].partition(", ")
     compiled = "compiled" if row["compiled"] == "1" else "eager"
     return PublishedRun(
-        row["id"], "Shardscope, one rank", f"{row['date']}, torch {row['torch']}", model, GPUS.get(row["gpu"], row["gpu"]),
-        int(row["ranks"]), 1, row["layout"], "one rank, no network", f"{workload}, {compiled}", float(row["measured_s"]),
-        dict.fromkeys(LEFT_OUT, float(row["predicted_s"])), "",
-    )  # fmt: skip
+        row["id"],
+        "Shardscope, one rank",
+        f"{row['date']}, torch {row['torch']}",
+        model,
+        GPUS.get(row["gpu"], row["gpu"]),
+        int(row["ranks"]),
+        1,
+        row["layout"],
+        "one rank, no network",
+        f"{workload}, {compiled}",
+        float(row["measured_s"]),
+        dict.fromkeys(LEFT_OUT, float(row["predicted_s"])),
+        "",
+    )
 
 
 def _workload(row: dict[str, str]) -> str:

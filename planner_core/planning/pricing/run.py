@@ -69,10 +69,22 @@ def price_statement(
     best = pricer.best(stated, plan) if advise else None
     fills = "" if plan.fits else what_fills(plan, planner.graph, planner.budget)
     return PricedRun(
-        stated, pricer.cluster, name, seq, (), plan, pricer.speed(plan, stated), step_parts(plan, planner), limited_by(plan, planner),
-        tuple(suggestions(pricer, stated, plan)) if advise else (), best, pricer.speed(best, stated) if best else None, notes,
-        software_text(planner.graph, pricer.cluster, load, planner.budget), fills,
-    )  # fmt: skip
+        stated,
+        pricer.cluster,
+        name,
+        seq,
+        (),
+        plan,
+        pricer.speed(plan, stated),
+        step_parts(plan, planner),
+        limited_by(plan, planner),
+        tuple(suggestions(pricer, stated, plan)) if advise else (),
+        best,
+        pricer.speed(best, stated) if best else None,
+        notes,
+        software_text(planner.graph, pricer.cluster, load, planner.budget),
+        fills,
+    )
 
 
 def _usual_stack(stated: Statement, workload: Workload) -> tuple[str, ...]:

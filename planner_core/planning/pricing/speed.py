@@ -59,9 +59,11 @@ class Budget:
         hours = seconds * num_gpus / SECONDS_PER_HOUR
         price = self.price_per_gpu_hour
         return {
-            "tokens": self.tokens, "days": seconds / SECONDS_PER_DAY, "gpu_hours": hours,
+            "tokens": self.tokens,
+            "days": seconds / SECONDS_PER_DAY,
+            "gpu_hours": hours,
             "cost": None if price is None else hours * price,
-        }  # fmt: skip
+        }
 
     def cells(self, speed: Speed, num_gpus: int) -> list[str]:
         """Days and money, for a table."""
@@ -86,10 +88,13 @@ def speed_of(plan: Plan, flops: int, cluster: Cluster) -> Speed:
     per_gpu = 1 / step / cluster.num_gpus
     band = band_of(plan, cluster)
     return Speed(
-        step_time_s=step, tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
+        step_time_s=step,
+        tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
         mfu=flops * _micro_batches(load) * per_gpu / _peak(cluster, load["dtype"]),
-        low_s=band.low and step * band.low, high_s=band.high and step * band.high, band=band,
-    )  # fmt: skip
+        low_s=band.low and step * band.low,
+        high_s=band.high and step * band.high,
+        band=band,
+    )
 
 
 def _micro_batches(load: Mapping[str, int]) -> int:

@@ -46,10 +46,18 @@ class Statement(Software):
     def workload(self, seq: int, dtype: str) -> Workload:
         """The workload of a step with this sequence length and dtype."""
         return Workload(
-            self.batch, seq, dtype, self.optimizer, recompute=self.recompute, accumulate=self.accumulate,
-            precision=self.precision, **{name: getattr(self, name) for name in SOFTWARE}, rank_by_rank=self.rank_by_rank,
-            expert_imbalance=self.expert_imbalance, offload=self.offload,
-        )  # fmt: skip
+            self.batch,
+            seq,
+            dtype,
+            self.optimizer,
+            recompute=self.recompute,
+            accumulate=self.accumulate,
+            precision=self.precision,
+            **{name: getattr(self, name) for name in SOFTWARE},
+            rank_by_rank=self.rank_by_rank,
+            expert_imbalance=self.expert_imbalance,
+            offload=self.offload,
+        )
 
     def check(self) -> None:
         """Raise InputError for a value that is impossible, or that cannot be priced yet."""

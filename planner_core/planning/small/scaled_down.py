@@ -65,10 +65,15 @@ def retarget(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | No
         pipeline = with_parts(pipeline, graph)
         cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(coarsen(graph)))
     return replace(
-        plan, mesh=model.mesh, blocks=blocks, cost=cost, fits=True, pipeline=pipeline,
+        plan,
+        mesh=model.mesh,
+        blocks=blocks,
+        cost=cost,
+        fits=True,
+        pipeline=pipeline,
         model={**plan.model, "params": graph.num_params, "config": dict(graph.config), "layers": graph.num_repeats},
         workload=model.workload.to_json(),
-    )  # fmt: skip
+    )
 
 
 class _Retarget:

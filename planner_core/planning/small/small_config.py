@@ -46,10 +46,21 @@ DEPTHS = (
     r"num_blocks|(text|t2u)_(encoder|decoder)?_?layers|t2u_(encoder|decoder)_layers|num_attention_layers|"
     r"(encoder|decoder)_num_hidden_layers|n_(encoder|decoder)_layers|num_local_decoder_layers"
 )
-STATE_SPACE = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"),
-               ("expand", "mamba_num_heads", "mamba_head_dim"), ("mamba_expand", "n_mamba_heads", "mamba_headdim"))  # fmt: skip
-LISTS = {"hidden_sizes": (64, 64, 128, 128), "depths": (2,), "num_heads": (4,), "num_attention_heads": (4,),
-         "embed_dim": (32, 64, 128), "encoder_stride": (16,), "layer_depths": (2,)}  # fmt: skip
+STATE_SPACE = (
+    ("expand", "num_heads", "head_dim"),
+    ("mamba_expand", "mamba_n_heads", "mamba_d_head"),
+    ("expand", "mamba_num_heads", "mamba_head_dim"),
+    ("mamba_expand", "n_mamba_heads", "mamba_headdim"),
+)
+LISTS = {
+    "hidden_sizes": (64, 64, 128, 128),
+    "depths": (2,),
+    "num_heads": (4,),
+    "num_attention_heads": (4,),
+    "embed_dim": (32, 64, 128),
+    "encoder_stride": (16,),
+    "layer_depths": (2,),
+}
 """The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
 WINDOWS = r"sliding_window(_size|_length)?|local_attention|attention_chunk_size"
 SMALL_WINDOW = 16

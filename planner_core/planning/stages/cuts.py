@@ -35,10 +35,19 @@ def priced_cut(
     model = cost_model(planner.cluster, d.mesh, planner.workload, d.ranks)
     cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(planner.coarse))
     return Plan(
-        name=STAGES, method=EXACT.name, objective="time", optimal=False, model=model_identity(graph),
-        workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(), cluster=planner.cluster.to_json(),
-        mesh=named_mesh(d.mesh, blocks), blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget, pipeline=pipeline,
-    )  # fmt: skip
+        name=STAGES,
+        method=EXACT.name,
+        objective="time",
+        optimal=False,
+        model=model_identity(graph),
+        workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(),
+        cluster=planner.cluster.to_json(),
+        mesh=named_mesh(d.mesh, blocks),
+        blocks=blocks,
+        cost=cost,
+        fits=cost.memory_bytes["peak"] <= planner.budget,
+        pipeline=pipeline,
+    )
 
 
 def best_cut(d: Degrees, ranges: Ranges, limit: float) -> tuple[tuple[int, ...], tuple[Range, ...]] | None:

@@ -77,8 +77,12 @@ class Found:
 
 
 def with_stages(
-    request: Request, chosen: Plan, say: Progress = lambda text: None, source: GraphSource = None, like: Planner | None = None
-) -> Found | None:  # fmt: skip
+    request: Request,
+    chosen: Plan,
+    say: Progress = lambda text: None,
+    source: GraphSource = None,
+    like: Planner | None = None,
+) -> Found | None:
     """The best plan with stages, of as many samples a step, if it is quicker than the `chosen` one of one stage; else None. `like`: the
     planner of that plan, whose graphs serve here too."""
     asked = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1, zero=ZERO_STAGE)
@@ -117,9 +121,11 @@ def may_win(request: Request, cluster: Cluster) -> bool:
 
 
 def best_with_stages(
-    planner: Planner, say: Progress = lambda text: None, graph: Callable[[Request], Graph] | None = None,
+    planner: Planner,
+    say: Progress = lambda text: None,
+    graph: Callable[[Request], Graph] | None = None,
     known: Plan | None = None,
-) -> Found | None:  # fmt: skip
+) -> Found | None:
     """The best plan with stages that fits; None if there is none that is quicker than the `known` plan of one stage."""
     return _Search(planner, say, graph, known).run()
 

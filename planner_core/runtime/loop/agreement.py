@@ -195,7 +195,7 @@ class Agreement:
 
     def _differ(
         self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None
-    ) -> Apart:  # fmt: skip
+    ) -> Apart:
         """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
         patience_s = self.patience_s if patience_s is None else patience_s
         ranks = self._ranks_with_same(axes)

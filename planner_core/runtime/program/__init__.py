@@ -40,9 +40,12 @@ from planner_core.runtime.program.units import UnitCall
 from planner_core.runtime.program.weights import WeightBucket
 
 IN_FLIGHT = (
-    (WeightBucket, "issue"), (WeightBucket, "wait"),
-    (GradientBucket, "put"), (Pipeline, "push"), (Pipeline, "advance"),
-)  # fmt: skip
+    (WeightBucket, "issue"),
+    (WeightBucket, "wait"),
+    (GradientBucket, "put"),
+    (Pipeline, "push"),
+    (Pipeline, "advance"),
+)
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 
 __all__ = [

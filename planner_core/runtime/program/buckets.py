@@ -149,9 +149,12 @@ def _runs(chain: Sequence[AxisMove]) -> list[list[AxisMove]]:
 
 
 def start(
-    members: Sequence[Member], tensors: Sequence[torch.Tensor], *, flat: torch.Tensor | None = None,
+    members: Sequence[Member],
+    tensors: Sequence[torch.Tensor],
+    *,
+    flat: torch.Tensor | None = None,
     into: Sequence[torch.Tensor] | None = None,
-) -> Flow:  # fmt: skip
+) -> Flow:
     """Issue one step for all tensors, which have one dtype.
 
     `flat` holds the tensors packed already; it may be overwritten. `into`: tensors that receive what is gathered. If a flat tensor
@@ -183,9 +186,13 @@ def start(
 
 
 def through(
-    stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], into: Sequence[torch.Tensor], *,
-    flat: torch.Tensor | None = None, ready: Callable[[], None] = lambda: None,
-) -> Way:  # fmt: skip
+    stages: Sequence[Sequence[Member]],
+    tensors: list[torch.Tensor],
+    into: Sequence[torch.Tensor],
+    *,
+    flat: torch.Tensor | None = None,
+    ready: Callable[[], None] = lambda: None,
+) -> Way:
     """Take tensors through all stages, the last of which writes `into`. `ready` is called before it writes. The list is emptied: what a
     collective needs, it holds itself."""
     for members in stages[:-1]:

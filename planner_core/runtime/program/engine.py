@@ -155,10 +155,13 @@ class Bound:
         self.compiled: dict[str, Callable[..., Any]] = {}
         self.calls = [self._call(spec) for spec in program.units]
         self._chain()
-        self.units = SimpleNamespace(buffers={}, **{
-            name: [self.calls[i] for i in members] if len(members) > 1 else self.calls[members[0]]
-            for name, members in program.groups.items()
-        })  # fmt: skip
+        self.units = SimpleNamespace(
+            buffers={},
+            **{
+                name: [self.calls[i] for i in members] if len(members) > 1 else self.calls[members[0]]
+                for name, members in program.groups.items()
+            },
+        )
         self.tables: tuple[object, Any] = (None, None)
 
     def _take_over(self, script: names.EditableFunctions) -> None:

@@ -42,8 +42,13 @@ class GradientBucket:
     """
 
     def __init__(
-        self, weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], micro: Sequence[tuple[AxisMove, ...]], *, holds: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        weights: Sequence[Weight],
+        shapes: Sequence[tuple[int, ...]],
+        micro: Sequence[tuple[AxisMove, ...]],
+        *,
+        holds: bool = False,
+    ) -> None:
         self.weights, self.holds = list(weights), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
         local = [next((n for n, step in enumerate(chain) if talks(step)), len(chain)) for chain in micro]
@@ -218,8 +223,11 @@ def _taken(
 
 
 def _summed(
-    weights: Sequence[Weight], stages: Sequence[Sequence[Member]], tensors: list[torch.Tensor], flat: torch.Tensor | None
-) -> Way:  # fmt: skip
+    weights: Sequence[Weight],
+    stages: Sequence[Sequence[Member]],
+    tensors: list[torch.Tensor],
+    flat: torch.Tensor | None,
+) -> Way:
     tensors = yield from _taken(stages, tensors, flat)  # type: ignore[assignment]
     for weight, tensor in zip(weights, _apart(tensors, [w.gradient is None for w in weights]), strict=True):
         if weight.terms is not None:

@@ -34,11 +34,36 @@ from planner_core.runtime.program.operators.kept import keep
 from planner_core.runtime.program.operators.ring import ring_attention
 
 __all__ = [
-    "Axis", "F", "all_gather", "all_reduce", "all_to_all", "attention", "batch_norm", "causal_attention", "chunked",
-    "cross_entropy", "dispatched_experts", "divide", "dropout", "embedding", "expect", "histc", "keep", "laid_out", "masked", "move",
-    "nll_loss", "own_experts", "pad", "reduce_scatter", "ring_attention", "shard", "torch", "with_item",
+    "Axis",
+    "F",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "attention",
+    "batch_norm",
+    "causal_attention",
+    "chunked",
+    "cross_entropy",
+    "dispatched_experts",
+    "divide",
+    "dropout",
+    "embedding",
+    "expect",
+    "histc",
+    "keep",
+    "laid_out",
+    "masked",
+    "move",
+    "nll_loss",
+    "own_experts",
+    "pad",
+    "reduce_scatter",
+    "ring_attention",
+    "shard",
+    "torch",
+    "with_item",
     "write",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,13 @@ def place(
 
 
 def shard_model(
-    model: nn.Module, stored: Mapping[str, ParamPlan], mesh: DeviceMesh, axes: Sequence[Axis], dtypes: Callable[[nn.Parameter], Precision],
+    model: nn.Module,
+    stored: Mapping[str, ParamPlan],
+    mesh: DeviceMesh,
+    axes: Sequence[Axis],
+    dtypes: Callable[[nn.Parameter], Precision],
     init: Init | None,
-) -> dict[str, Weight]:  # fmt: skip
+) -> dict[str, Weight]:
     """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied, and lists
     of weights that modules hold have the parts, too.
 

@@ -234,9 +234,13 @@ class UnitCall:
     """A unit at its place in the forward pass. To call it calls the generated function with the unit's weights."""
 
     def __init__(
-        self, unit: RuntimeUnit, function: Function, weights: Callable[..., Any] | None, recompute: str = "none",
+        self,
+        unit: RuntimeUnit,
+        function: Function,
+        weights: Callable[..., Any] | None,
+        recompute: str = "none",
         seed: Callable[[str], int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
         self.weights = weights
         self.onward: Sequence[RuntimeUnit] = [unit]

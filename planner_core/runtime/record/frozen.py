@@ -44,8 +44,9 @@ class FrozenModel:
         if hooked := next((n for n, m in model.named_modules() if n and _hooks(m)), ""):
             warnings.warn(
                 f"{hooked} has hooks on forward: what they compute is part of the program, and their own Python code runs no more once a "
-                "pass is recorded; let forward return what a loop looks at", stacklevel=6,
-            )  # fmt: skip
+                "pass is recorded; let forward return what a loop looks at",
+                stacklevel=6,
+            )
         self.values = [
             (name, held, key, value)
             for name, held in holders(model)

@@ -175,9 +175,15 @@ class TapeRecorder(Recorder):
         value = self.recording.values[number]
         kind, name = self.origins.get(number, (COMPUTED if value.kind == "activation" else CONSTANT, ""))
         return Tensor(
-            kind, value.meta.shape, getattr(torch, value.meta.dtype), name, value.grad and kind in (PARAMETER, COMPUTED),
-            number in self.varying, self.recording.memory(number), self.held.get(number),
-        )  # fmt: skip
+            kind,
+            value.meta.shape,
+            getattr(torch, value.meta.dtype),
+            name,
+            value.grad and kind in (PARAMETER, COMPUTED),
+            number in self.varying,
+            self.recording.memory(number),
+            self.held.get(number),
+        )
 
     def _template(self, tree: Any) -> Any:
         def leaf(item: Any) -> Any:
@@ -210,9 +216,19 @@ class TapeRecorder(Recorder):
         inputs = tuple(self.number(t) for t in operands)
         apart = fn == "as_strided" and not operands[0].is_contiguous()
         call = TapeCall(
-            kind, fn, func, self._template(args), self._template(kwargs), inputs, scope=self.scopes.frame.scope, names=names,
-            line=line, stops=not torch.is_grad_enabled(), strides=tuple(operands[0].stride()) if apart else (), **more,
-        )  # fmt: skip
+            kind,
+            fn,
+            func,
+            self._template(args),
+            self._template(kwargs),
+            inputs,
+            scope=self.scopes.frame.scope,
+            names=names,
+            line=line,
+            stops=not torch.is_grad_enabled(),
+            strides=tuple(operands[0].stride()) if apart else (),
+            **more,
+        )
         self.scopes_of.append((call, self.scope_stack[-1], self.scope_stack[-1].scope))
         return call
 

@@ -41,9 +41,13 @@ class StageModule(nn.Module):
     micro-batch begins."""
 
     def __init__(
-        self, run: Callable[[int, Sequence[torch.Tensor]], tuple[torch.Tensor, ...]], begins: Callable[[int], None], num: int,
-        *, last: bool,
-    ) -> None:  # fmt: skip
+        self,
+        run: Callable[[int, Sequence[torch.Tensor]], tuple[torch.Tensor, ...]],
+        begins: Callable[[int], None],
+        num: int,
+        *,
+        last: bool,
+    ) -> None:
         super().__init__()
         self.run, self.begins, self.num, self.last = run, begins, num, last
         self.start()
@@ -142,15 +146,24 @@ class Steps:
     """The schedule of one rank's stages."""
 
     def __init__(
-        self, cut: Pipeline, modules: Sequence[tuple[int, StageModule]], metas: Sequence[tuple[Sequence[torch.Tensor], ...]],
-        micro_batches: int, device: torch.device, group: dist.ProcessGroup, *, backward: bool,
-    ) -> None:  # fmt: skip
+        self,
+        cut: Pipeline,
+        modules: Sequence[tuple[int, StageModule]],
+        metas: Sequence[tuple[Sequence[torch.Tensor], ...]],
+        micro_batches: int,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        *,
+        backward: bool,
+    ) -> None:
         """`modules`: the rank's stages by number. `metas`: of each what it takes and what it returns, on meta."""
         self.modules = [module for _, module in modules]
         self.stages = [
-            Stage(module, number, len(cut.copies), device, input_args=tuple(takes), output_args=tuple(gives), group=group)
+            Stage(
+                module, number, len(cut.copies), device, input_args=tuple(takes), output_args=tuple(gives), group=group
+            )
             for (number, module), (takes, gives) in zip(modules, metas, strict=True)
-        ]  # fmt: skip
+        ]
         made: Any = get_schedule_class(TORCH_NAMES[cut.schedule])
         options: dict[str, Any] = {"loss_fn": _own_loss} if backward else {}
         if "scale_grads" in inspect.signature(made.__init__).parameters:

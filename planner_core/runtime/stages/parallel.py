@@ -104,7 +104,7 @@ class StagedParallel(Parallel):
 
     def __init__(
         self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert plan.pipeline is not None
         self.cut, self.whole_mesh = plan.pipeline, whole_mesh
         self.group: dist.ProcessGroup = whole_mesh.get_group(STAGES)
@@ -281,9 +281,7 @@ class StagedParallel(Parallel):
             ready = StageReady(made, stage, program, self)
             self.programs[(stage.number, len(self.ways)), 0] = ready
             last = stage.number + 1 == len(self.cut.copies)
-            module = StageModule(
-                self._runs(ready, batch), self._begins(stage.number), self.micro_batches, last=last
-            )  # fmt: skip
+            module = StageModule(self._runs(ready, batch), self._begins(stage.number), self.micro_batches, last=last)
             modules.append((stage.number, module))
             metas.append(ready.metas())
         backward = torch.is_grad_enabled()

@@ -29,9 +29,13 @@ _BESIDE: list[dist.ProcessGroup] = []
 
 
 def save(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | os.PathLike[str], *,
-    extra: Mapping[str, Any] | None = None, wait: bool = True,
-) -> Future[Any] | None:  # fmt: skip
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    folder: str | os.PathLike[str],
+    *,
+    extra: Mapping[str, Any] | None = None,
+    wait: bool = True,
+) -> Future[Any] | None:
     """Save a module under a plan, and its optimizer. Every rank writes its own part. All ranks must call it.
 
     The folder can be read without Shardscope: `torch.distributed.checkpoint` finds `model`, with the names of
@@ -76,9 +80,12 @@ def save(
 
 
 def load(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None, folder: str | os.PathLike[str], *,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    folder: str | os.PathLike[str],
+    *,
     extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Load what `save` wrote, on any number of ranks and under any plan. All ranks must call it.
 
     Args:

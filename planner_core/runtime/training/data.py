@@ -205,8 +205,16 @@ def place_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tu
     return place, places
 
 
-def open_data(plan: Plan, start: Start, path: Path | None, device: torch.device, *, token_type: str = "uint16",
-              shuffle: bool = False, seed: int = 0) -> Reader:  # fmt: skip
+def open_data(
+    plan: Plan,
+    start: Start,
+    path: Path | None,
+    device: torch.device,
+    *,
+    token_type: str = "uint16",
+    shuffle: bool = False,
+    seed: int = 0,
+) -> Reader:
     """A reader of `path`, which is a folder that `datasets` wrote or a file of tokens. None reads random samples, or the example
     inputs of a user's own code. Raises InputError."""
     samples: Samples

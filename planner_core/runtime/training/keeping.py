@@ -22,9 +22,15 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path | None, module: nn.Module, optimizer: torch.optim.Optimizer, *, every: int = 0, keep: int = 2,
+        self,
+        folder: Path | None,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 0,
+        keep: int = 2,
         wait: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.module, self.optimizer = folder, module, optimizer
         self.every, self.keep, self.wait = every, keep, wait
         self.pending: Future[Any] | None = None

@@ -20,9 +20,13 @@ class MasterAdamW(torch.optim.Optimizer):
     """AdamW in float32 for parameters of 16 bits: a master copy and two moments of each, all float32."""
 
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         weight_decay: float = 0.01,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

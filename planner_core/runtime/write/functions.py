@@ -217,9 +217,10 @@ class FunctionWriter:
         x = call.inputs[0]
         given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
         split = [
-            self.moves.axis(a) for a, p in enumerate(self.layout.delivered[x])
+            self.moves.axis(a)
+            for a, p in enumerate(self.layout.delivered[x])
             if isinstance(p, Shard) and self.layout.sizes[a] > 1
-        ]  # fmt: skip
+        ]
         self.seeds += 1
         kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
         where = f", split=[{', '.join(split)}]" if split else ""
@@ -311,9 +312,13 @@ class FunctionWriter:
             return
         made = {self.texts.get(n) for n in call.outputs}
         gone = [
-            self.texts[n] for n in dict.fromkeys(self.lasting)
-            if n in self.made and n in self.texts and self.names.held[self.texts[n]] <= now and self.texts[n] not in made
-        ]  # fmt: skip
+            self.texts[n]
+            for n in dict.fromkeys(self.lasting)
+            if n in self.made
+            and n in self.texts
+            and self.names.held[self.texts[n]] <= now
+            and self.texts[n] not in made
+        ]
         gone += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
         self.lasting = []
         if gone:
@@ -327,7 +332,7 @@ Sites = tuple[str, ...]
 
 def without_gradients(
     body: Sequence[str], sites: Sequence[Sites], stopped: Sequence[bool]
-) -> tuple[list[str], list[Sites]]:  # fmt: skip
+) -> tuple[list[str], list[Sites]]:
     """The lines, and their call sites, with those that are `stopped` in blocks of torch.no_grad."""
     lines: list[str] = []
     found: list[Sites] = []

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from planner_core.core import Edge, Placement, Placements, Replicate, Shard, Step
 from planner_core.runtime.program.collectives import Segments
 
-KINDS = {("S", "R"): "all_gather", ("P", "R"): "all_reduce", ("P", "S"): "reduce_scatter", ("R", "S"): "slice",
-         ("S", "S"): "all_to_all", ("S", "P"): "pad", ("R", "P"): "divide"}  # fmt: skip
+KINDS = {
+    ("S", "R"): "all_gather",
+    ("P", "R"): "all_reduce",
+    ("P", "S"): "reduce_scatter",
+    ("R", "S"): "slice",
+    ("S", "S"): "all_to_all",
+    ("S", "P"): "pad",
+    ("R", "P"): "divide",
+}
 SHORT = {"all_gather": "gather", "all_reduce": "all_reduce", "reduce_scatter": "scatter", "all_to_all": "exchange"}
 CONSTRUCTORS = {"slice": "shard"}
 LOCAL = ("slice", "pad", "divide")

@@ -209,8 +209,9 @@ class PlannedForward:
             warnings.warn(
                 f"dim 0 of this rank's inputs has {planned} samples, as many as the plan has for all ranks: {ranks} parts make "
                 f"{ranks * planned}, more memory and time than was planned; give a rank its own part, or the whole batch with "
-                "global_batch=True", stacklevel=6,
-            )  # fmt: skip
+                "global_batch=True",
+                stacklevel=6,
+            )
 
     def held(self, args: Any, kwargs: Any, *, whole: bool) -> list[bool]:
         """For each leaf of a call: whether it has samples. Raises PlanMismatch if `args` are a rank's own and nothing says so."""
@@ -238,8 +239,16 @@ class PlannedForward:
     def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
         return PlannedTape(
-            tape, samples, self.rows, self.stored, self.places, sizes, names, other_versions(self.plan), data_axes=tuple(axes)
-        )  # fmt: skip
+            tape,
+            samples,
+            self.rows,
+            self.stored,
+            self.places,
+            sizes,
+            names,
+            other_versions(self.plan),
+            data_axes=tuple(axes),
+        )
 
     def _record(self, args: Any, kwargs: Any) -> Tape:
         """A recording. The first of all may fill tables that later passes read (docs/SUPPORT.md)."""

@@ -191,9 +191,10 @@ class PlannedTape:
     def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
         """The axes of more than one rank that shard `dim` (None: any dim)."""
         return [
-            a for a, p in enumerate(placements)
+            a
+            for a, p in enumerate(placements)
             if isinstance(p, Shard) and (dim is None or p.dim == dim) and self.sizes[a] > 1
-        ]  # fmt: skip
+        ]
 
     def partial(self, placements: Placements) -> list[int]:
         """The axes of more than one rank on which a tensor is Partial."""
@@ -204,9 +205,10 @@ class PlannedTape:
         dim = self.samples[number]
         parted = self.callers_axes if number in self.owned else self.data_axes
         return [
-            (a, p.dim) for a, p in enumerate(placements)
+            (a, p.dim)
+            for a, p in enumerate(placements)
             if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in parted)
-        ]  # fmt: skip
+        ]
 
     def _inner(self) -> set[int]:
         """The constants whose samples are merged with dims outside of them, as those of `labels.t().flatten()`."""

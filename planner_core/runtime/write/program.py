@@ -21,8 +21,13 @@ from planner_core.runtime.write.wrapping import wrapped
 
 
 def write_program(
-    layout: PlannedTape, title: str, recompute: Mapping[str, str] | None = None, *, kept: Collection[str] = (), name: str = "model"
-) -> Program:  # fmt: skip
+    layout: PlannedTape,
+    title: str,
+    recompute: Mapping[str, str] | None = None,
+    *,
+    kept: Collection[str] = (),
+    name: str = "model",
+) -> Program:
     """The program of a recording under a plan. `recompute`: how each block is recomputed, by label. `kept`: the call sites whose
     results are then kept. Raises CannotRewrite and PlanMismatch."""
     return _ProgramWriter(layout, title, dict(recompute or {}), kept, name).write()
@@ -104,9 +109,12 @@ class _ProgramWriter:
 
     def _weight_edges(self, instance: Instance) -> list[tuple[int, TapeCall, Edge]]:
         return [
-            (n, c, e) for c in instance.calls if c.kind == "op" for n, e in zip(c.inputs, self.layout.row(c).inputs, strict=True)
+            (n, c, e)
+            for c in instance.calls
+            if c.kind == "op"
+            for n, e in zip(c.inputs, self.layout.row(c).inputs, strict=True)
             if self.tape.tensors[n].kind == PARAMETER
-        ]  # fmt: skip
+        ]
 
     def _passed_on(self, instance: Instance) -> set[int]:
         """The parameters of which the unit gives a view to another unit or to the caller, and those that are frozen, which stay for
@@ -131,9 +139,17 @@ class _ProgramWriter:
             own = {n for c in instance.calls for n in c.outputs}
             wanted = {n for n in own if n in lasting or used_by.get(n, set()) - {at}}
             writer = FunctionWriter(
-                self.layout, self.moves, instance.calls, instance.prefix, wanted, self._foreign, self.shared[at],
-                self.recompute.get(instance.label, "none") != "none", self.kept, called.get(instance.label, ()),
-            )  # fmt: skip
+                self.layout,
+                self.moves,
+                instance.calls,
+                instance.prefix,
+                wanted,
+                self._foreign,
+                self.shared[at],
+                self.recompute.get(instance.label, "none") != "none",
+                self.kept,
+                called.get(instance.label, ()),
+            )
             instance.written = writer.write()
             if instance.label:
                 called.setdefault(instance.label, [writer.texts[n] for n in instance.written.inputs])
@@ -209,15 +225,27 @@ class _ProgramWriter:
             n for i in self.instances for c in i.calls if c.fn in ("batch_norm", "instance_norm") for n in c.inputs
         }
         split = {
-            self.tape.tensors[b.number].name: b.placements for i in self.instances for b in i.text.buffers
+            self.tape.tensors[b.number].name: b.placements
+            for i in self.instances
+            for b in i.text.buffers
             if b.number in updated and any(isinstance(p, Shard) for p in b.placements)
-        }  # fmt: skip
+        }
         delivered = [(self.layout.delivered.get(n, self.layout.whole), self.layout.samples[n]) for n in self.results]
         samples = {name: self.layout.samples[n] for n, name in self.inputs.items()}
         return Program(
-            source, units, self.groups, self.objects, list(self.inputs.values()), self.layout.data_axes, samples, self.results,
-            self.tape.result, delivered, split, has_tables,
-        )  # fmt: skip
+            source,
+            units,
+            self.groups,
+            self.objects,
+            list(self.inputs.values()),
+            self.layout.data_axes,
+            samples,
+            self.results,
+            self.tape.result,
+            delivered,
+            split,
+            has_tables,
+        )
 
     def _unit(self, instance: Instance) -> UnitSpec:
         text = instance.text
@@ -225,11 +253,11 @@ class _ProgramWriter:
         weights = [
             UnitUse(w.argument, self.layout.parameters[w.number], w.gather, w.reduce, w.again, w.lasting, w.trained)
             for w in text.weights
-        ]  # fmt: skip
+        ]
         buffers = [
             UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.slices(b.number, b.placements)))
             for b in text.buffers
-        ]  # fmt: skip
+        ]
         returns = any(n in self.layout.planned for call in instance.calls for n in call.outputs)
         name, function = instance.name, instance.function
         return UnitSpec(name, function, tuple(weights), tuple(buffers), recompute, text.seeds > 0, returns)

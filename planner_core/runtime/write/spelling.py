@@ -15,8 +15,24 @@ import torch.nn.functional as F
 
 from planner_core.runtime.record import DEVICE, Ref
 
-INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
-         "gt": ">", "ge": ">=", "bitwise_and": "&", "bitwise_or": "|", "remainder": "%", "floor_divide": "//"}  # fmt: skip
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "matmul": "@",
+    "pow": "**",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "bitwise_and": "&",
+    "bitwise_or": "|",
+    "remainder": "%",
+    "floor_divide": "//",
+}
 BACKWARDS = {
     "rsub": "-",
     "rdiv": "/",
@@ -28,12 +44,48 @@ BACKWARDS = {
     "rfloordiv": "//",
 }
 HOMES: tuple[tuple[str, Any], ...] = (
-    ("F", F), ("torch", torch), ("torch.linalg", torch.linalg), ("torch.fft", torch.fft), ("torch.special", torch.special),
-)  # fmt: skip
-PROVIDED = ("torch", "F", "w", "seed", "units", "result", "DEVICE", "buffers", "dropout", "attention", "embedding", "cross_entropy",
-            "nll_loss", "batch_norm", "own_experts", "dispatched_experts", "with_item", "expect", "keep", "move", "all_gather",
-            "all_reduce", "reduce_scatter", "all_to_all", "shard", "pad", "divide", "tables", "constants", "forward",
-            "causal_attention", "masked", "histc", "write")  # fmt: skip
+    ("F", F),
+    ("torch", torch),
+    ("torch.linalg", torch.linalg),
+    ("torch.fft", torch.fft),
+    ("torch.special", torch.special),
+)
+PROVIDED = (
+    "torch",
+    "F",
+    "w",
+    "seed",
+    "units",
+    "result",
+    "DEVICE",
+    "buffers",
+    "dropout",
+    "attention",
+    "embedding",
+    "cross_entropy",
+    "nll_loss",
+    "batch_norm",
+    "own_experts",
+    "dispatched_experts",
+    "with_item",
+    "expect",
+    "keep",
+    "move",
+    "all_gather",
+    "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "shard",
+    "pad",
+    "divide",
+    "tables",
+    "constants",
+    "forward",
+    "causal_attention",
+    "masked",
+    "histc",
+    "write",
+)
 """Names that generated code uses."""
 RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 

@@ -114,9 +114,12 @@ class BucketTree:
         return found
 
     def carry(
-        self, factors: Iterable[Table], sets: Iterable[tuple[tuple[str, ...], Points]], pruning: Pruning,
+        self,
+        factors: Iterable[Table],
+        sets: Iterable[tuple[tuple[str, ...], Points]],
+        pruning: Pruning,
         bounds: Bounds | None = None,
-    ) -> Points:  # fmt: skip
+    ) -> Points:
         """All points of every entry of the root that are within the limit and not dominated.
 
         `factors`: tables [sum, entry of their variables]. `sets`: points of other networks, by entry of the variables that are
@@ -202,9 +205,14 @@ class Bounds:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], tables: Sequence[Table], sequence: Sequence[str], prices: Floats,
-        keep: tuple[str, ...] = (), rest: Floats | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sizes: Mapping[str, int],
+        tables: Sequence[Table],
+        sequence: Sequence[str],
+        prices: Floats,
+        keep: tuple[str, ...] = (),
+        rest: Floats | None = None,
+    ) -> None:
         """`tables`: those of all sums, with WHICH as their last variable. `rest` [keep...]: the least cost of all outside of the network.
         Raises TooLarge."""
         self.prices = prices

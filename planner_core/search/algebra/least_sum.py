@@ -80,9 +80,7 @@ def _sparsest(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, ND
     return best
 
 
-def _by_pairs(
-    tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]
-) -> Floats:  # fmt: skip
+def _by_pairs(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]) -> Floats:
     """The minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))

@@ -163,9 +163,11 @@ def concatenate(parts: Sequence[FormingPoints]) -> FormingPoints:
     """The points of all `parts`, one after another."""
     columns = zip(*(p.parts for p in parts), strict=True)
     return FormingPoints(
-        np.concatenate([p.row for p in parts]), np.concatenate([p.cost for p in parts]),
-        np.concatenate([p.excess for p in parts]), [np.concatenate(c) for c in columns],
-    )  # fmt: skip
+        np.concatenate([p.row for p in parts]),
+        np.concatenate([p.cost for p in parts]),
+        np.concatenate([p.excess for p in parts]),
+        [np.concatenate(c) for c in columns],
+    )
 
 
 def join(
@@ -188,9 +190,11 @@ def join(
         start = np.cumsum(counts[some]) - counts[some]
         position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
         formed = FormingPoints(
-            mine.row[take], mine.cost[take] + child.cost[position], mine.excess[take] + child.excess[position],
+            mine.row[take],
+            mine.cost[take] + child.cost[position],
+            mine.excess[take] + child.excess[position],
             [*(p[take] for p in mine.parts), position],
-        )  # fmt: skip
+        )
         parts.append(pruning.keep(caps.keep(formed) if caps else formed))
         if sum(len(p.row) for p in parts) > pruning.most:
             # A point of one chunk may dominate points of another, so what is too much may still become less.

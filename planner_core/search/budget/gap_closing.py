@@ -204,9 +204,7 @@ class GapClosing:
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
-    def _within(
-        self, limit: float, few: int = 0, quick: bool = False, most: int = PER_PASS
-    ) -> Assignment | None:  # fmt: skip
+    def _within(self, limit: float, few: int = 0, quick: bool = False, most: int = PER_PASS) -> Assignment | None:
         """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
 
         `few`: look at a sample only.

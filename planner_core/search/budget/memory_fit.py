@@ -95,10 +95,17 @@ def quick_plan_fits(problem: Problem, graph: Graph, budget: float, objective: st
 
 
 def fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False, work: PointBudget | None = None, prove: bool = True,
-    prices: tuple[float, float] = (0.0, 0.0), good_enough: float = 0.0,
-) -> Answer:  # fmt: skip
+    problem: Problem,
+    graph: Graph,
+    budget: float,
+    objective: str,
+    abandon_above: float = float("inf"),
+    stop: Callable[[], bool] = lambda: False,
+    work: PointBudget | None = None,
+    prove: bool = True,
+    prices: tuple[float, float] = (0.0, 0.0),
+    good_enough: float = 0.0,
+) -> Answer:
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
     `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take
@@ -127,9 +134,17 @@ def fit(
 
 
 def _fit(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, stop: Callable[[], bool], work: PointBudget,
-    prove: bool, prices: tuple[float, float], good_enough: float,
-) -> Answer:  # fmt: skip
+    problem: Problem,
+    graph: Graph,
+    budget: float,
+    objective: str,
+    abandon_above: float,
+    stop: Callable[[], bool],
+    work: PointBudget,
+    prove: bool,
+    prices: tuple[float, float],
+    good_enough: float,
+) -> Answer:
     fast = quick(problem, objective)
     if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
         free = search(problem, objective=objective, abandon_above=abandon_above)
@@ -147,9 +162,16 @@ def _fit(
 
 
 def _aimed(
-    problem: Problem, graph: Graph, budget: float, objective: str, abandon_above: float, fast: Assignment,
-    stop: Callable[[], bool], work: PointBudget, prices: tuple[float, float],
-) -> tuple[_Aim, Answer]:  # fmt: skip
+    problem: Problem,
+    graph: Graph,
+    budget: float,
+    objective: str,
+    abandon_above: float,
+    fast: Assignment,
+    stop: Callable[[], bool],
+    work: PointBudget,
+    prices: tuple[float, float],
+) -> tuple[_Aim, Answer]:
     """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
     no sooner found that, it is known."""
     before, answer = problem.cache.budget_match.get((objective, budget), (None, None))
@@ -259,9 +281,16 @@ class _Aim:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
         with self.work.part(self.most) as work:
             answer = search(
-                self.problem, objective=self.objective, budget=budget, abandon_above=self.abandon_above, stop=self.stop,
-                prove=prove, work=work, prices=self.prices, good_enough=self.good_enough,
-            )  # fmt: skip
+                self.problem,
+                objective=self.objective,
+                budget=budget,
+                abandon_above=self.abandon_above,
+                stop=self.stop,
+                prove=prove,
+                work=work,
+                prices=self.prices,
+                good_enough=self.good_enough,
+            )
         if work.left < 0:
             self.most = 0
         if answer.assignment is None and answer.smallest is not None:

@@ -90,9 +90,11 @@ def front(problem: Problem, objective: str = "communication", stop: Callable[[],
             kept.append(point)
     ends = [k[2]().totals for k in kept]
     return ParetoFront(
-        np.array([k[0] for k in kept]), np.array([k[1] for k in kept]),
-        exact and all(e[BACKWARD] <= e[FORWARD] for e in ends), tuple(k[2] for k in kept),
-    )  # fmt: skip
+        np.array([k[0] for k in kept]),
+        np.array([k[1] for k in kept]),
+        exact and all(e[BACKWARD] <= e[FORWARD] for e in ends),
+        tuple(k[2] for k in kept),
+    )
 
 
 def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Found | None:

@@ -90,8 +90,12 @@ def matrices(block: Block) -> list[int]:
 
 
 def score(
-    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, repeats: int, restrict: Restriction | None = None
-) -> Candidates | None:  # fmt: skip
+    coarse: CoarseBlock,
+    strategies: BlockStrategies,
+    model: CostModel,
+    repeats: int,
+    restrict: Restriction | None = None,
+) -> Candidates | None:
     """Score a block's candidates on the last axis of a mesh; None if it has none.
 
     `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate`).
@@ -127,9 +131,16 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
     best = np.flatnonzero(pareto(*(np.array([x[i] for x in found]) for i in (1, 2))))
     comm, memory = (np.array([found[b][i] for b in best]) for i in (1, 2))
     return Candidates(
-        block.name, tuple(block.values[w].name for w in weights), np.array([found[b][0] for b in best], dtype=np.int8),
-        comm, memory, np.ones(len(best), dtype=bool), size, repeats, even=prod(len(set(k)) for k in kinds.values()),
-    )  # fmt: skip
+        block.name,
+        tuple(block.values[w].name for w in weights),
+        np.array([found[b][0] for b in best], dtype=np.int8),
+        comm,
+        memory,
+        np.ones(len(best), dtype=bool),
+        size,
+        repeats,
+        even=prod(len(set(k)) for k in kinds.values()),
+    )
 
 
 def _kinds(compiled: Compiled, name: str) -> list[int]:

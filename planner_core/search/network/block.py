@@ -52,9 +52,12 @@ from planner_core.search.network.states import (
 
 
 def build_block(
-    coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions | None = None,
+    coarse: CoarseBlock,
+    strategies: BlockStrategies,
+    model: CostModel,
+    options: UnitOptions | None = None,
     runs: Runs | None = None,
-) -> Network:  # fmt: skip
+) -> Network:
     """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables). `runs`: what was found
     about its operators when another variant was built."""
     return _Builder(coarse, strategies, model, options or UnitOptions(), runs or Runs()).build()
@@ -281,7 +284,7 @@ class _Builder:
 
     def _operand_edge(
         self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]
-    ) -> Factor:  # fmt: skip
+    ) -> Factor:
         states = self.net.tensors[tensor_name(value)]
         allowed = np.ones((len(index), len(states)), dtype=bool)
         cost = costs(len(index), len(states))
@@ -313,7 +316,7 @@ class _Builder:
 
     def _result_edge(
         self, work: GroupWork, value: int, where: tuple[int, int], again: bool, own_share: float
-    ) -> Factor:  # fmt: skip
+    ) -> Factor:
         s, index = work.strategy, work.index
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         made = [r[where[0]].outputs[where[1]] for r in s.rows]
@@ -344,7 +347,7 @@ class _Builder:
 
     def _weight_edge(
         self, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]], first: bool
-    ) -> Factor:  # fmt: skip
+    ) -> Factor:
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         table = self._weight_moves(value)
         allowed = np.ones((len(index), len(states)), dtype=bool)
@@ -369,8 +372,14 @@ class _Builder:
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
     def _gathered_again(
-        self, s: GroupStrategy, index: Ints, states: TensorStates, value: int, uses: list[tuple[int, int]], gathered: Bools
-    ) -> Floats:  # fmt: skip
+        self,
+        s: GroupStrategy,
+        index: Ints,
+        states: TensorStates,
+        value: int,
+        uses: list[tuple[int, int]],
+        gathered: Bools,
+    ) -> Floats:
         """[row, state]: bytes of a weight of a recomputed block that stays gathered from the recomputation to its backward.
 
         At the peak one copy of the block holds such weights.

@@ -156,9 +156,12 @@ class Networks:
 
 
 def build_networks(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, known: dict[str, Runs] | None = None,
+    coarse: CoarseGraph,
+    strategies: Mapping[str, BlockStrategies],
+    model: CostModel,
+    known: dict[str, Runs] | None = None,
     kernels: dict[str, KernelTimes] | None = None,
-) -> Networks:  # fmt: skip
+) -> Networks:
     """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
     the name of the top block is "". `known`: what was found about the operators of each block when networks of the same mesh were
     built, for other ZeRO stages or ways to recompute. `kernels`: the same of other meshes.
@@ -190,8 +193,12 @@ def build_networks(
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
         saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
-        saved_by_calls=saved, skip=inside, ends=ops_at_the_ends(coarse), fixed_s=model.software.outside_s, fixed_bytes=graph.buffer_bytes
-    )  # fmt: skip
+        saved_by_calls=saved,
+        skip=inside,
+        ends=ops_at_the_ends(coarse),
+        fixed_s=model.software.outside_s,
+        fixed_bytes=graph.buffer_bytes,
+    )
     top_runs = known.setdefault("", Runs(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _whole_results(coarse.top.block, top)
@@ -199,9 +206,13 @@ def build_networks(
 
 
 def build_problem(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, restrict: Restriction | None = None,
-    uniform: bool = False, networks: Networks | None = None,
-) -> Problem:  # fmt: skip
+    coarse: CoarseGraph,
+    strategies: Mapping[str, BlockStrategies],
+    model: CostModel,
+    restrict: Restriction | None = None,
+    uniform: bool = False,
+    networks: Networks | None = None,
+) -> Problem:
     """The folded network of a model on one mesh, ready to be solved.
 
     `restrict` forbids states (see `planning.methods`). `uniform`: all copies of a run pass the residual stream on in one state.
@@ -217,9 +228,15 @@ def build_problem(
 
 
 def put_together(
-    coarse: CoarseGraph, strategies: Mapping[str, BlockStrategies], model: CostModel, runs: list[Run], top: Network,
-    blocks: dict[str, dict[str, Compiled]], uniform: bool = False, largest: float | None = None,
-) -> Problem:  # fmt: skip
+    coarse: CoarseGraph,
+    strategies: Mapping[str, BlockStrategies],
+    model: CostModel,
+    runs: list[Run],
+    top: Network,
+    blocks: dict[str, dict[str, Compiled]],
+    uniform: bool = False,
+    largest: float | None = None,
+) -> Problem:
     """The folded network of compiled blocks and of the top network. Raises TooWide if that needs a table of more than
     `largest` entries (default: MAX_TABLE)."""
     problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)

@@ -87,9 +87,12 @@ class UseTraffic:
 
     def __add__(self, other: UseTraffic) -> UseTraffic:
         return UseTraffic(
-            self.gather + other.gather, self.again + other.again, self.scatter + other.scatter,
-            self.forward + other.forward, self.backward + other.backward,
-        )  # fmt: skip
+            self.gather + other.gather,
+            self.again + other.again,
+            self.scatter + other.scatter,
+            self.forward + other.forward,
+            self.backward + other.backward,
+        )
 
 
 def use_traffic(

@@ -152,9 +152,14 @@ def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segmen
 
 
 def _joint(
-    meta: TensorMeta, pairs: tuple[Any, ...], placed: Sequence[tuple[Placement, Placement, Placement]], index: Ints,
-    axes: Axes, segments: Segments, gathered: Bools | None = None,
-) -> TensorStates:  # fmt: skip
+    meta: TensorMeta,
+    pairs: tuple[Any, ...],
+    placed: Sequence[tuple[Placement, Placement, Placement]],
+    index: Ints,
+    axes: Axes,
+    segments: Segments,
+    gathered: Bools | None = None,
+) -> TensorStates:
     """`gathered` [pair]: whether the state shards a weight that operators use whole."""
     even = np.ones(len(index), dtype=bool)
     shares = np.ones((3, len(index)))

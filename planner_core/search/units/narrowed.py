@@ -43,8 +43,12 @@ class Part:
 
     @staticmethod
     def of(
-        compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], others: Sequence[Table] = (), keep: tuple[str, ...] = ()
-    ) -> Part:  # fmt: skip
+        compiled: Compiled,
+        sequence: Sequence[str],
+        at: Mapping[str, int],
+        others: Sequence[Table] = (),
+        keep: tuple[str, ...] = (),
+    ) -> Part:
         """The whole network with the variables in `at` fixed, and those in `keep` left with all of their states. `others` are tables of
         seconds of other units."""
         every = {v: np.array([at[v]]) if v in at else np.arange(n) for v, n in compiled.sizes.items()}

@@ -214,9 +214,15 @@ class UnitCost:
         return self._enumerated(variant, shares, view, entry, best, bound, at_most)
 
     def _enumerated(
-        self, variant: str, shares: Shares, view: View, entry: tuple[int, ...], best: tuple[float, Copy], bound: float,
+        self,
+        variant: str,
+        shares: Shares,
+        view: View,
+        entry: tuple[int, ...],
+        best: tuple[float, Copy],
+        bound: float,
         at_most: float,
-    ) -> Settled:  # fmt: skip
+    ) -> Settled:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
         if self.work.left < 0:

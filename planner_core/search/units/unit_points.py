@@ -91,9 +91,15 @@ class TimeSums:
 
 
 def least_by_points(
-    compiled: Compiled, sequence: Sequence[str], at: Mapping[str, int], objective: Objective, shares: Shares, limit: float,
-    work: PointBudget, others: Sequence[Table] = (),
-) -> tuple[dict[str, int] | None, float]:  # fmt: skip
+    compiled: Compiled,
+    sequence: Sequence[str],
+    at: Mapping[str, int],
+    objective: Objective,
+    shares: Shares,
+    limit: float,
+    work: PointBudget,
+    others: Sequence[Table] = (),
+) -> tuple[dict[str, int] | None, float]:
     """The assignment of least true cost below `limit`, with the variables in `at` fixed; and a lower bound on that cost.
 
     The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `work` ran out. If an

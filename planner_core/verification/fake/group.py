@@ -72,16 +72,26 @@ def _report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) ->
         order = order_of(plan, graph, found["events"], micro_batches=int(plan.workload["accumulate"]))
     fits = apart <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     return {
-        "ok": equal and fits and (order is None or order["ok"]), "ranks": plan.mesh.num_devices, "backend": "fake", "loss": None,
-        "grad": None, "collectives_ok": equal, "collectives": {"predicted": predicted, "measured": measured},
+        "ok": equal and fits and (order is None or order["ok"]),
+        "ranks": plan.mesh.num_devices,
+        "backend": "fake",
+        "loss": None,
+        "grad": None,
+        "collectives_ok": equal,
+        "collectives": {"predicted": predicted, "measured": measured},
         "by_axis": found["by_axis"],
         "memory_bytes": {
-            "predicted": wanted, "measured": peak, "rel_error": apart / peak, "in_flight": ahead, "by_kind": found["memory"],
+            "predicted": wanted,
+            "measured": peak,
+            "rel_error": apart / peak,
+            "in_flight": ahead,
+            "by_kind": found["memory"],
             "results_kept": found.get("peak_of_kept_results", peak),
         },
         "inputs": found.get("inputs"),
-        "seconds": found["seconds"], "order": order,
-    }  # fmt: skip
+        "seconds": found["seconds"],
+        "order": order,
+    }
 
 
 def _as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:

@@ -45,16 +45,25 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
     for row, record in zip(per_rank, found, strict=True):
         wanted, peak = priced.stages[cut.stages_of(row["rank"])[0]].peak_bytes, record["memory"]["peak"]
         row["memory_bytes"] = {
-            "predicted": wanted, "measured": peak, "rel_error": abs(wanted - peak) / peak,
-            "in_flight": record["memory"][IN_FLIGHT], "by_kind": record["memory"],
-        }  # fmt: skip
+            "predicted": wanted,
+            "measured": peak,
+            "rel_error": abs(wanted - peak) / peak,
+            "in_flight": record["memory"][IN_FLIGHT],
+            "by_kind": record["memory"],
+        }
         row["ok"] = row["ok"] and abs(wanted - peak) <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     worst = max(per_rank, key=lambda row: float(row["memory_bytes"]["rel_error"]))
     return {
-        "ok": all(row["ok"] for row in per_rank), "ranks": plan.num_gpus, "backend": "fake", "loss": None, "grad": None,
-        **summary(plan, per_rank), "memory_bytes": worst["memory_bytes"], "stages": per_rank,
+        "ok": all(row["ok"] for row in per_rank),
+        "ranks": plan.num_gpus,
+        "backend": "fake",
+        "loss": None,
+        "grad": None,
+        **summary(plan, per_rank),
+        "memory_bytes": worst["memory_bytes"],
+        "stages": per_rank,
         "seconds": round(sum(record["seconds"] for record in found), 2),
-    }  # fmt: skip
+    }
 
 
 def _every_rank(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,9 +130,14 @@ def _messages_on_meta() -> Iterator[None]:
 
     def one_by_one(ops: list[dist.P2POp]) -> list[Any]:
         return [
-            op.op(op.tensor, group=op.group, tag=op.tag, **{"group_dst" if op.op is dist.isend else "group_src": op.group_peer})
+            op.op(
+                op.tensor,
+                group=op.group,
+                tag=op.tag,
+                **{"group_dst" if op.op is dist.isend else "group_src": op.group_peer},
+            )
             for op in ops
-        ]  # fmt: skip
+        ]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", one_by_one))

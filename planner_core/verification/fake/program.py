@@ -69,10 +69,13 @@ def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         with counting_memory(memory, parallel, trained, {} if offload else optimizer.state), counted:
             step()
     return {
-        "collectives": counted.table(), "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
-        "memory": {**memory.peak, "peak": sum(memory.peak.values())}, "peak_of_kept_results": memory.peak_of_kept_results,
-        "inputs": counted.inputs, "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
-    }  # fmt: skip
+        "collectives": counted.table(),
+        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
+        "peak_of_kept_results": memory.peak_of_kept_results,
+        "inputs": counted.inputs,
+        "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
+    }
 
 
 @contextlib.contextmanager
@@ -85,7 +88,7 @@ def on_meta(memory: TrackMemory) -> Iterator[None]:
 @contextlib.contextmanager
 def counting_memory(
     memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Inside, memory is counted, with what is held between two steps. `states`: those of the optimizer that are on the GPU."""
     _held(memory, parallel, trained, states)
     with flash_kernels(), memory, memory.resizing(), _sent_as_in_flight(memory):
@@ -94,7 +97,7 @@ def counting_memory(
 
 def _held(
     memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
-) -> None:  # fmt: skip
+) -> None:
     """Count what is held between two steps. `states`: those of the optimizer that are on the GPU, by parameter."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")

@@ -139,9 +139,15 @@ def _as(spelling: Callable[..., torch.Tensor]) -> Callable[[Op], Call]:
 
 
 _COUNTABLE: dict[str, Callable[[Op], Call]] = {
-    "mv": _as(lambda a, v: a @ v[:, None]), "dot": _as(lambda a, b: a[None] @ b[:, None]), "vdot": _as(lambda a, b: a[None] @ b[:, None]),
-    "outer": _as(lambda a, b: a[:, None] @ b[None]), "addmv": _as(lambda c, a, v: torch.addmm(c[:, None], a, v[:, None])),
-    "linalg_vecdot": _as(lambda a, b: a[..., None, :] @ b[..., None]), "cdist": _as(lambda a, b: a @ b.mT),
-    "scaled_dot_product_attention": attention_of, "matmul": _matmul, "bilinear": _bilinear,
-}  # fmt: skip
+    "mv": _as(lambda a, v: a @ v[:, None]),
+    "dot": _as(lambda a, b: a[None] @ b[:, None]),
+    "vdot": _as(lambda a, b: a[None] @ b[:, None]),
+    "outer": _as(lambda a, b: a[:, None] @ b[None]),
+    "addmv": _as(lambda c, a, v: torch.addmm(c[:, None], a, v[:, None])),
+    "linalg_vecdot": _as(lambda a, b: a[..., None, :] @ b[..., None]),
+    "cdist": _as(lambda a, b: a @ b.mT),
+    "scaled_dot_product_attention": attention_of,
+    "matmul": _matmul,
+    "bilinear": _bilinear,
+}
 """Calls that torch's counter sees, in place of some that it does not."""

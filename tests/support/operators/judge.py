@@ -318,13 +318,38 @@ LOCAL: dict[str, Callable[[World, Rank, list[torch.Tensor]], list[torch.Tensor]]
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expand),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _new),
     **dict.fromkeys(("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split"), _split),
-    **dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-                     "kl_div", "poisson_nll_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
-                     "cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "ctc_loss"), _mean),
+    **dict.fromkeys(
+        (
+            "mean",
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "kl_div",
+            "poisson_nll_loss",
+            "soft_margin_loss",
+            "hinge_embedding_loss",
+            "margin_ranking_loss",
+            "triplet_margin_loss",
+            "cosine_embedding_loss",
+            "multi_margin_loss",
+            "multilabel_margin_loss",
+            "multilabel_soft_margin_loss",
+            "ctc_loss",
+        ),
+        _mean,
+    ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv),
-    "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy": _cross_entropy, "moe_experts": _experts,
-    "nll_loss": _nll_loss, "as_strided": _as_strided, "scaled_dot_product_attention": _attention,
-}  # fmt: skip
+    "embedding": _embedding,
+    "batch_norm": _batch_norm,
+    "cross_entropy": _cross_entropy,
+    "moe_experts": _experts,
+    "nll_loss": _nll_loss,
+    "as_strided": _as_strided,
+    "scaled_dot_product_attention": _attention,
+}
 
 
 # --- the judgement ----------------------------------------------------------------------------------------
@@ -337,8 +362,10 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
     for r, n in zip(chosen, sizes, strict=True):
         need[r.name] = need.get(r.name, 1) * n
         extents[r.name] = r.divides
-        for k, v, (p, _) in [*((i, v, e) for i, (v, e) in enumerate(zip(op.inputs, r.inputs, strict=True))),
-                             *((-1, v, e) for v, e in zip(op.outputs, r.outputs, strict=True))]:  # fmt: skip
+        for k, v, (p, _) in [
+            *((i, v, e) for i, (v, e) in enumerate(zip(op.inputs, r.inputs, strict=True))),
+            *((-1, v, e) for v, e in zip(op.outputs, r.outputs, strict=True)),
+        ]:
             if isinstance(p, Shard):
                 need[v, p.dim] = need.get((v, p.dim), 1) * n
                 extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))

@@ -112,9 +112,13 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
         operands = {f"x{i}": t.clone() for i, t in enumerate(mine)}
         made = results(eval(text, {**objects, **axes, **operands}))
         live = [i for i in fed if made[i].requires_grad]
-        found = torch.autograd.grad(
-            [made[i] for i in live], [mine[i] for i in wrt], [back[i][rank] for i in live], allow_unused=True
-        ) if wrt else ()  # fmt: skip
+        found = (
+            torch.autograd.grad(
+                [made[i] for i in live], [mine[i] for i in wrt], [back[i][rank] for i in live], allow_unused=True
+            )
+            if wrt
+            else ()
+        )
         return made, list(found)
 
     ranks = list(itertools.product(*map(range, sizes)))

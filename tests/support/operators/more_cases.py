@@ -57,9 +57,21 @@ def picking() -> list[Case]:
         Case("setitem", write, (t(4, 8, 12), (Ellipsis, 0), 2.0), kinds="a", name="setitem a number"),
         Case("setitem", write, (t(4, 8), whole, t(4, 8)), kinds="aa", name="setitem whole"),
         Case("setitem", write, (t(4, 8), (slice(None, None, 2),), t(2, 8)), kinds="aa", name="setitem stepped"),
-        Case("setitem", write, (t(4, 8, 12), (whole, torch.tensor([5, 2])), t(4, 2, 12)), kinds="aca", name="setitem by index"),
+        Case(
+            "setitem",
+            write,
+            (t(4, 8, 12), (whole, torch.tensor([5, 2])), t(4, 2, 12)),
+            kinds="aca",
+            name="setitem by index",
+        ),
         Case("setitem", write, (t(4, 8), (torch.tensor([1, 3]),), 2.0), kinds="ac", name="setitem a number by index"),
-        Case("index_put_", torch.Tensor.index_put_, (t(4, 8), (torch.tensor([1, 1]),), t(2, 8)), {"accumulate": True}, "aca"),
+        Case(
+            "index_put_",
+            torch.Tensor.index_put_,
+            (t(4, 8), (torch.tensor([1, 1]),), t(2, 8)),
+            {"accumulate": True},
+            "aca",
+        ),
         Case("view_as_complex", torch.view_as_complex, (t(4, 8, 2),)),
         Case("view_as_real", torch.view_as_real, (torch.randn(4, 8, dtype=torch.complex128),), kinds="c"),
         Case("masked_scatter", torch.masked_scatter, (t(4, 8), t(4, 8) > 0, t(40)), kinds="aca"),
@@ -70,9 +82,10 @@ def picking() -> list[Case]:
         Case("index_add", torch.index_add, (x, 1, ids(8, 3), t(4, 3, 12)), kinds="aca"),
         Case("index_add_", torch.Tensor.index_add_, (t(4, 8), 0, ids(4, 2), t(2, 8)), {"alpha": 2.0}, "acp"),
         Case("index_select", torch.index_select, (x, 1, ids(8, 3)), kinds="ac"),
-        Case("log_sigmoid", F.logsigmoid, (x,)), Case("GeLUFunction", F.gelu, (x,)),
+        Case("log_sigmoid", F.logsigmoid, (x,)),
+        Case("GeLUFunction", F.gelu, (x,)),
         Case("linalg_vector_norm", torch.linalg.vector_norm, (x, 2, 1)),
-    ]  # fmt: skip
+    ]
 
 
 # --- references of the scans, over the sequence one token at a time ----------------------------------------
@@ -150,17 +163,44 @@ def scanning() -> list[Case]:
     one, many = t(b, s, 1, n), t(b, s, g, n)
     x = t(b, s, h, p)
     return [
-        Case("selective_scan", scans.selective_scan, (u, t(b, d, s), -pos(d, n), t(b, n, s), t(b, n, s), t(d), t(b, d, s), t(d)),
-             {"plain": mamba}, "aaaaaaaa"),
-        *(Case("chunk_scan", scans.chunk_scan, (x, t(b, s, h), -pos(h), m, m.flip(3), 2, t(h), t(h)), {"plain": mamba2}, "aaaaapp", name)
-          for m, name in ((one, "chunk_scan one group"), (many, "chunk_scan"))),
+        Case(
+            "selective_scan",
+            scans.selective_scan,
+            (u, t(b, d, s), -pos(d, n), t(b, n, s), t(b, n, s), t(d), t(b, d, s), t(d)),
+            {"plain": mamba},
+            "aaaaaaaa",
+        ),
+        *(
+            Case(
+                "chunk_scan",
+                scans.chunk_scan,
+                (x, t(b, s, h), -pos(h), m, m.flip(3), 2, t(h), t(h)),
+                {"plain": mamba2},
+                "aaaaapp",
+                name,
+            )
+            for m, name in ((one, "chunk_scan one group"), (many, "chunk_scan"))
+        ),
         Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h), pos(b, s, h)), {"plain": delta}, "aaaaa"),
-        Case("delta_rule", scans.delta_rule, (q, k, v, -pos(b, s, h, p), pos(b, s, h)), {"plain": delta}, "aaaaa", "delta_rule of Kimi"),
+        Case(
+            "delta_rule",
+            scans.delta_rule,
+            (q, k, v, -pos(b, s, h, p), pos(b, s, h)),
+            {"plain": delta},
+            "aaaaa",
+            "delta_rule of Kimi",
+        ),
         Case("wkv", scans.wkv, (t(d), t(d), t(b, s, d), t(b, s, d)), {"plain": rwkv}, "ppaa"),
         Case("linear_scan", scans.linear_scan, (t(b, s, d), pos(b, s, d)), {"plain": griffin}, "aa"),
-        Case("mlstm", scans.mlstm, (t(b, h, s, p), t(b, h, s, p), t(b, h, s, 2), t(b, h, s), t(b, h, s)), {"plain": xlstm}, "aaaaa"),
+        Case(
+            "mlstm",
+            scans.mlstm,
+            (t(b, h, s, p), t(b, h, s, p), t(b, h, s, 2), t(b, h, s), t(b, h, s)),
+            {"plain": xlstm},
+            "aaaaa",
+        ),
         Case("expert_linear", expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
-    ]  # fmt: skip
+    ]
 
 
 def rare() -> list[Case]:
@@ -172,11 +212,21 @@ def rare() -> list[Case]:
         Case("_weight_norm", torch._weight_norm, (t(4, 8, 6), t(1, 1, 6), 2), kinds="pp"),
         Case("_weight_norm", torch._weight_norm, (t(4, 8), t(4, 1)), kinds="pp", name="_weight_norm of rows"),
         *(Case(f"fft_{fn}", getattr(fourier, fn), (x,)) for fn in ("fft", "rfft", "fft2", "rfft2", "rfftn", "fftn")),
-        *(Case(f"fft_{fn}", getattr(fourier, fn), (x.to(torch.complex128),), kinds="c") for fn in ("ifft", "irfft", "ifft2", "irfft2", "ifftn", "irfftn")),
+        *(
+            Case(f"fft_{fn}", getattr(fourier, fn), (x.to(torch.complex128),), kinds="c")
+            for fn in ("ifft", "irfft", "ifft2", "irfft2", "ifftn", "irfftn")
+        ),
         Case("fft_fftn", fourier.fftn, (x,), {"dim": (1, 2)}, name="fft_fftn of dims"),
-        Case("fft_fftn", fourier.fftn, (x, (8,)), name="fft_fftn of sizes"), Case("fft_fft", fourier.fft, (x, None, -2), name="fft_fft of a dim"),
+        Case("fft_fftn", fourier.fftn, (x, (8,)), name="fft_fftn of sizes"),
+        Case("fft_fft", fourier.fft, (x, None, -2), name="fft_fft of a dim"),
         Case("unfold", F.unfold, (t(4, 2, 6, 6), 3), name="patches"),
-        Case("unfold", F.unfold, (t(4, 2, 6, 4),), {"kernel_size": (3, 1), "padding": (1, 0), "stride": (2, 1)}, name="patches padded"),
+        Case(
+            "unfold",
+            F.unfold,
+            (t(4, 2, 6, 4),),
+            {"kernel_size": (3, 1), "padding": (1, 0), "stride": (2, 1)},
+            name="patches padded",
+        ),
         Case("unfold", F.unfold, (t(2, 6, 6), 3), name="patches of one image"),
         Case("unfold", torch.Tensor.unfold, (x, -2, 4, 2), name="windows"),
         Case("as_strided", torch.as_strided, (t(4, 8, 6), *chunks)),
@@ -190,7 +240,7 @@ def rare() -> list[Case]:
         Case("einsum", torch.einsum, ("...d,...d->...", t(2, 4, 8), t(4, 8)), name="einsum aligned at the last"),
         Case("einsum", torch.einsum, ("...d,de->...e", t(4, 1, 8), t(8, 6)), name="einsum with a weight"),
         Case("einsum", torch.einsum, ("b...d,b...d->b...", t(4, 6, 8), t(4, 1, 8)), name="einsum broadcast"),
-    ]  # fmt: skip
+    ]
 
 
 MORE = [*picking(), *scanning(), *rare(), *RARE]

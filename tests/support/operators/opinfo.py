@@ -17,21 +17,31 @@ from tests.support.operators.judge import Case, leaves
 MOST = 6
 """Samples of an operator that are judged."""
 REASONS: tuple[tuple[str, str], ...] = (
-    (r".*_copy(_dense)?|.*_scatter|_unsafe.*|torch\.ops\.aten\..*|_softmax_backward_data|native_.*|_native_.*|_batch_norm_.*|"
-     r"max_pool2d_with_indices_backward|_upsample.*|nn\.functional\.upsample_.*|grid_sampler_.*|_segment_reduce|_chunk_cat|_refs.*",
-     "made by torch's own passes, or deprecated: models call another form"),
-    (r"masked\..*|masked_select|to_sparse|sparse\..*|combinations|geqrf|argwhere|nonzero.*|unique.*|linalg\.lstsq|.*masked\..*|nn\.functional\.gaussian_nll_loss",
-     "sizes of the result, or a check, depend on values"),
-    (r"bernoulli|.*rrelu|.*fractional_max_pool.*|svd_lowrank|pca_lowrank|.*dropout.*|normal.*|.*rand.*|nn\.functional\.scaled_dot_product_attention",
-     "draws random numbers, which every GPU must draw alike"),
-    (r"triangular_solve|lu|lu_unpack|lu_solve|ormqr|renorm|linalg\.(multi_dot|tensorinv|tensorsolve|vander)|corrcoef|cov|trace|"
-     r"block_diag|cartesian_prod|kron|addr|addbmm|tensordot|gradient|trapezoid|trapz|cumulative_trapezoid|dist|"
-     r"nn\.functional\.(pdist|triplet_margin_with_distance_loss|linear_cross_entropy|multi_head_attention_forward)",
-     "rare on large tensors: runs whole, and is said"),
-    (r"quantile|nanquantile|frexp|istft|stft|diag.*|meshgrid|put|take|index_(fill|copy|reduce)|rot90|[hvd]split|[vd]stack|column_stack|"
-     r"atleast_.*|sum_to_size|inner|__rmod__|zero_|nextafter|unbind.*|unfold.*|cross|linalg\.cross",
-     "moves or picks elements in a way of its own: runs whole, and is said"),
-)  # fmt: skip
+    (
+        r".*_copy(_dense)?|.*_scatter|_unsafe.*|torch\.ops\.aten\..*|_softmax_backward_data|native_.*|_native_.*|_batch_norm_.*|"
+        r"max_pool2d_with_indices_backward|_upsample.*|nn\.functional\.upsample_.*|grid_sampler_.*|_segment_reduce|_chunk_cat|_refs.*",
+        "made by torch's own passes, or deprecated: models call another form",
+    ),
+    (
+        r"masked\..*|masked_select|to_sparse|sparse\..*|combinations|geqrf|argwhere|nonzero.*|unique.*|linalg\.lstsq|.*masked\..*|nn\.functional\.gaussian_nll_loss",
+        "sizes of the result, or a check, depend on values",
+    ),
+    (
+        r"bernoulli|.*rrelu|.*fractional_max_pool.*|svd_lowrank|pca_lowrank|.*dropout.*|normal.*|.*rand.*|nn\.functional\.scaled_dot_product_attention",
+        "draws random numbers, which every GPU must draw alike",
+    ),
+    (
+        r"triangular_solve|lu|lu_unpack|lu_solve|ormqr|renorm|linalg\.(multi_dot|tensorinv|tensorsolve|vander)|corrcoef|cov|trace|"
+        r"block_diag|cartesian_prod|kron|addr|addbmm|tensordot|gradient|trapezoid|trapz|cumulative_trapezoid|dist|"
+        r"nn\.functional\.(pdist|triplet_margin_with_distance_loss|linear_cross_entropy|multi_head_attention_forward)",
+        "rare on large tensors: runs whole, and is said",
+    ),
+    (
+        r"quantile|nanquantile|frexp|istft|stft|diag.*|meshgrid|put|take|index_(fill|copy|reduce)|rot90|[hvd]split|[vd]stack|column_stack|"
+        r"atleast_.*|sum_to_size|inner|__rmod__|zero_|nextafter|unbind.*|unfold.*|cross|linalg\.cross",
+        "moves or picks elements in a way of its own: runs whole, and is said",
+    ),
+)
 
 
 @functools.cache

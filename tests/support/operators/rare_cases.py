@@ -45,17 +45,24 @@ def linear_algebra() -> list[Case]:
     lu, pivots = torch.linalg.lu_factor(m)
     return [
         *(Case(fn, _of_matrices(fn), (m,)) for fn in one.split()),
-        Case("linalg_svd", lambda a: torch.linalg.svd(a)[1], (m,)), Case("svd", lambda a: torch.svd(a)[1], (m,)),
-        Case("linalg_eig", lambda a: torch.linalg.eig(a)[0], (m,)), Case("linalg_matrix_power", torch.linalg.matrix_power, (m, 2)),
+        Case("linalg_svd", lambda a: torch.linalg.svd(a)[1], (m,)),
+        Case("svd", lambda a: torch.svd(a)[1], (m,)),
+        Case("linalg_eig", lambda a: torch.linalg.eig(a)[0], (m,)),
+        Case("linalg_matrix_power", torch.linalg.matrix_power, (m, 2)),
         *(Case(fn, _of_matrices(fn), (m, b), kinds="aa") for fn in ("linalg_solve", "linalg_solve_ex")),
         Case("linalg_solve_triangular", torch.linalg.solve_triangular, (m.tril(), b), {"upper": False}, "aa"),
-        Case("linalg_lu_solve", torch.linalg.lu_solve, (lu, pivots, b), kinds="aca"), Case("cholesky_solve", torch.cholesky_solve, (b, m.tril()), kinds="aa"),
+        Case("linalg_lu_solve", torch.linalg.lu_solve, (lu, pivots, b), kinds="aca"),
+        Case("cholesky_solve", torch.cholesky_solve, (b, m.tril()), kinds="aa"),
         Case("linalg_householder_product", torch.linalg.householder_product, (t(4, 3, 2), t(4, 2)), kinds="aa"),
-        Case("mv", torch.mv, (t(4, 8), t(8)), kinds="pa"), Case("dot", torch.dot, (t(8), t(8)), kinds="aa"), Case("vdot", torch.vdot, (t(8), t(8)), kinds="aa"),
-        Case("outer", torch.outer, (t(4), t(8)), kinds="aa"), Case("addmv", torch.addmv, (t(4), t(4, 8), t(8)), kinds="apa"),
+        Case("mv", torch.mv, (t(4, 8), t(8)), kinds="pa"),
+        Case("dot", torch.dot, (t(8), t(8)), kinds="aa"),
+        Case("vdot", torch.vdot, (t(8), t(8)), kinds="aa"),
+        Case("outer", torch.outer, (t(4), t(8)), kinds="aa"),
+        Case("addmv", torch.addmv, (t(4), t(4, 8), t(8)), kinds="apa"),
         Case("linalg_vecdot", torch.linalg.vecdot, (t(4, 8), t(4, 8)), kinds="aa"),
-        Case("cdist", torch.cdist, (t(4, 6, 3), t(4, 8, 3)), kinds="aa"), Case("cdist", torch.cdist, (t(6, 3), t(8, 3), 1.0), kinds="ap", name="cdist of two"),
-    ]  # fmt: skip
+        Case("cdist", torch.cdist, (t(4, 6, 3), t(4, 8, 3)), kinds="aa"),
+        Case("cdist", torch.cdist, (t(6, 3), t(8, 3), 1.0), kinds="ap", name="cdist of two"),
+    ]
 
 
 def losses() -> list[Case]:
@@ -64,15 +71,17 @@ def losses() -> list[Case]:
     for reduction in ("mean", "sum", "none"):
         how = {"reduction": reduction}
         found += [
-            Case("kl_div", F.kl_div, (x.log_softmax(-1), y.softmax(-1)), how, "ac"), Case("poisson_nll_loss", F.poisson_nll_loss, (x, y.abs()), how, "ac"),
-            Case("soft_margin_loss", F.soft_margin_loss, (x, sign), how, "ac"), Case("hinge_embedding_loss", F.hinge_embedding_loss, (x, sign), how, "ac"),
+            Case("kl_div", F.kl_div, (x.log_softmax(-1), y.softmax(-1)), how, "ac"),
+            Case("poisson_nll_loss", F.poisson_nll_loss, (x, y.abs()), how, "ac"),
+            Case("soft_margin_loss", F.soft_margin_loss, (x, sign), how, "ac"),
+            Case("hinge_embedding_loss", F.hinge_embedding_loss, (x, sign), how, "ac"),
             Case("margin_ranking_loss", F.margin_ranking_loss, (x, y, sign), how, "aac"),
             Case("triplet_margin_loss", F.triplet_margin_loss, (x, y, z), how, "aaa"),
             Case("cosine_embedding_loss", F.cosine_embedding_loss, (x, y, torch.ones(4).double()), how, "aac"),
             Case("multi_margin_loss", F.multi_margin_loss, (x, ids(8, 4)), how, "ac"),
             Case("multilabel_margin_loss", F.multilabel_margin_loss, (x, ids(8, 4, 8)), how, "ac"),
             Case("multilabel_soft_margin_loss", F.multilabel_soft_margin_loss, (x, sign), how, "ac"),
-        ]  # fmt: skip
+        ]
     frames = t(6, 4, 5).log_softmax(-1)
     lengths = (torch.full((4,), 6), torch.full((4,), 3))
     found.append(Case("ctc_loss", F.ctc_loss, (frames, ids(4, 4, 3) + 1, *lengths), {"reduction": "sum"}, "accc"))
@@ -89,16 +98,37 @@ def statistics() -> list[Case]:
     return [
         *(Case(fn, getattr(torch, fn), (x, 1)) for fn in ("cummax", "cummin", "median", "nanmedian", "mode")),
         *(Case(fn, getattr(torch, fn), (x,)) for fn in ("msort", "flipud", "fliplr")),
-        Case("kthvalue", torch.kthvalue, (x, 2)), Case("kthvalue", torch.kthvalue, (x, 2, 1, True), name="kthvalue kept"),
-        Case("nansum", torch.nansum, (gap, 1)), Case("nanmean", torch.nanmean, (gap, 1)),
-        Case("aminmax", torch.aminmax, (x,), {"dim": 1}), Case("std_mean", torch.std_mean, (x, 1)),
-        Case("pairwise_distance", F.pairwise_distance, (x, t(4, 8, 6)), kinds="aa"), Case("argsort", torch.argsort, (x, 1)),
-        *(Case("cosine_similarity", F.cosine_similarity, (x, t(4, 8, 6)), {"dim": d}, "aa", f"cosine along {d}") for d in (0, 1, -1)),
-        Case("cosine_similarity", F.cosine_similarity, (t(4, 1, 6), t(1, 8, 6), -1), kinds="aa", name="cosine of all pairs"),
-        Case("cosine_similarity", F.cosine_similarity, (t(4, 8, 6), t(8, 6), -1), kinds="ap", name="cosine with a table"),
-        *(Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,)) for fn in ("fft_hfft", "fft_ihfft", "fft_hfft2", "fft_ihfft2")),
-        *(Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,), {"dim": (1, 2)}) for fn in ("fft_hfftn", "fft_ihfftn", "fft_fftshift", "fft_ifftshift")),
-    ]  # fmt: skip
+        Case("kthvalue", torch.kthvalue, (x, 2)),
+        Case("kthvalue", torch.kthvalue, (x, 2, 1, True), name="kthvalue kept"),
+        Case("nansum", torch.nansum, (gap, 1)),
+        Case("nanmean", torch.nanmean, (gap, 1)),
+        Case("aminmax", torch.aminmax, (x,), {"dim": 1}),
+        Case("std_mean", torch.std_mean, (x, 1)),
+        Case("pairwise_distance", F.pairwise_distance, (x, t(4, 8, 6)), kinds="aa"),
+        Case("argsort", torch.argsort, (x, 1)),
+        *(
+            Case("cosine_similarity", F.cosine_similarity, (x, t(4, 8, 6)), {"dim": d}, "aa", f"cosine along {d}")
+            for d in (0, 1, -1)
+        ),
+        Case(
+            "cosine_similarity",
+            F.cosine_similarity,
+            (t(4, 1, 6), t(1, 8, 6), -1),
+            kinds="aa",
+            name="cosine of all pairs",
+        ),
+        Case(
+            "cosine_similarity", F.cosine_similarity, (t(4, 8, 6), t(8, 6), -1), kinds="ap", name="cosine with a table"
+        ),
+        *(
+            Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,))
+            for fn in ("fft_hfft", "fft_ihfft", "fft_hfft2", "fft_ihfft2")
+        ),
+        *(
+            Case(fn, getattr(torch.fft, fn.removeprefix("fft_")), (x,), {"dim": (1, 2)})
+            for fn in ("fft_hfftn", "fft_ihfftn", "fft_fftshift", "fft_ifftshift")
+        ),
+    ]
 
 
 def elements() -> list[Case]:
@@ -108,28 +138,50 @@ def elements() -> list[Case]:
         *(Case(fn, getattr(torch, fn), (x, y), kinds="aa") for fn in binary.split()),
         Case("special_xlog1py", torch.special.xlog1py, (x, y), kinds="aa"),
         *(Case(fn, getattr(torch, fn), (z,)) for fn in ("conj_physical", "resolve_conj", "resolve_neg")),
-        Case("conj", torch.conj_physical, (z,)), Case("polygamma", torch.polygamma, (1, x)), Case("mvlgamma", torch.mvlgamma, (x + 2, 2)),
-        Case("fill", torch.fill, (x, 2.0)), Case("broadcast_tensors", torch.broadcast_tensors, (t(4, 1), t(8)), kinds="aa"),
-        Case("prelu", F.prelu, (t(4, 8, 6), pos(8)), kinds="ap"), Case("prelu", F.prelu, (t(4, 8), pos(1)), kinds="ap", name="prelu of one"),
+        Case("conj", torch.conj_physical, (z,)),
+        Case("polygamma", torch.polygamma, (1, x)),
+        Case("mvlgamma", torch.mvlgamma, (x + 2, 2)),
+        Case("fill", torch.fill, (x, 2.0)),
+        Case("broadcast_tensors", torch.broadcast_tensors, (t(4, 1), t(8)), kinds="aa"),
+        Case("prelu", F.prelu, (t(4, 8, 6), pos(8)), kinds="ap"),
+        Case("prelu", F.prelu, (t(4, 8), pos(1)), kinds="ap", name="prelu of one"),
         Case("embedding_bag", F.embedding_bag, (ids(9, 4, 3), t(9, 8)), kinds="cp"),
-    ]  # fmt: skip
+    ]
 
 
 def pools() -> list[Case]:
     x, cube = t(4, 8, 4, 4), t(2, 4, 4, 4, 4)
     grid = torch.rand(4, 3, 3, 2, dtype=torch.float64) * 1.6 - 0.8
     return [
-        *(Case(fn, getattr(F, fn), (cube, 2)) for fn in ("max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d")),
-        Case("adaptive_max_pool1d", F.adaptive_max_pool1d, (t(4, 8, 6), 2)), Case("pixel_unshuffle", F.pixel_unshuffle, (x, 2)),
-        Case("channel_shuffle", F.channel_shuffle, (x, 2)), Case("local_response_norm", F.local_response_norm, (x, 3)),
+        *(
+            Case(fn, getattr(F, fn), (cube, 2))
+            for fn in ("max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d")
+        ),
+        Case("adaptive_max_pool1d", F.adaptive_max_pool1d, (t(4, 8, 6), 2)),
+        Case("pixel_unshuffle", F.pixel_unshuffle, (x, 2)),
+        Case("channel_shuffle", F.channel_shuffle, (x, 2)),
+        Case("local_response_norm", F.local_response_norm, (x, 3)),
         Case("grid_sample", F.grid_sample, (x, grid), {"align_corners": False}, "aa"),
         *(Case(f"lp_pool{n}d", getattr(F, f"lp_pool{n}d"), (pos(4, 8, *[4] * n), 2, 2)) for n in (1, 2, 3)),
         *(
-            Case(f"max_unpool{n}d", getattr(F, f"max_unpool{n}d"), (*getattr(F, f"max_pool{n}d")(t(4, 8, *[4] * n), 2, return_indices=True), 2), kinds="ac")
+            Case(
+                f"max_unpool{n}d",
+                getattr(F, f"max_unpool{n}d"),
+                (*getattr(F, f"max_pool{n}d")(t(4, 8, *[4] * n), 2, return_indices=True), 2),
+                kinds="ac",
+            )
             for n in (1, 2, 3)
         ),
-        *(Case(f"max_pool{n}d_with_indices", getattr(F, f"max_pool{n}d"), (t(4, 8, *[4] * n), 2), {"return_indices": True}) for n in (1, 2, 3)),
-    ]  # fmt: skip
+        *(
+            Case(
+                f"max_pool{n}d_with_indices",
+                getattr(F, f"max_pool{n}d"),
+                (t(4, 8, *[4] * n), 2),
+                {"return_indices": True},
+            )
+            for n in (1, 2, 3)
+        ),
+    ]
 
 
 def recurrent() -> list[Case]:
@@ -158,13 +210,17 @@ def recurrent() -> list[Case]:
 
     x, h, c = t(4, 3), t(4, 5), t(4, 5)
     return [
-        layers("lstm", 4, 2, True), layers("lstm", 4, 2, False, ways=2), layers("gru", 3, 1, True, ways=2, bias=False),
-        layers("gru", 3, 1, False), layers("rnn_tanh", 1, 1, True), layers("rnn_relu", 1, 1, False, bias=False),
+        layers("lstm", 4, 2, True),
+        layers("lstm", 4, 2, False, ways=2),
+        layers("gru", 3, 1, True, ways=2, bias=False),
+        layers("gru", 3, 1, False),
+        layers("rnn_tanh", 1, 1, True),
+        layers("rnn_relu", 1, 1, False, bias=False),
         Case("lstm_cell", torch.lstm_cell, (x, (h, c), *weights(4, 5, 3)), kinds="aaapppp"),
         Case("gru_cell", torch.gru_cell, (x, h, *weights(3, 5, 3)), kinds="aapppp"),
         Case("rnn_tanh_cell", torch.rnn_tanh_cell, (x, h, *weights(1, 5, 3)), kinds="aapppp"),
         Case("rnn_relu_cell", torch.rnn_relu_cell, (x, h, *weights(1, 5, 3)[:2]), kinds="aapp"),
-    ]  # fmt: skip
+    ]
 
 
 RARE = [*linear_algebra(), *losses(), *statistics(), *elements(), *pools(), *recurrent()]

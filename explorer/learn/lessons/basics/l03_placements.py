@@ -31,8 +31,16 @@ from planner_core.cost.communication import wire_bytes
 
 SIZE, ITEM = 4, 4
 CASES = (
-    ("P", "R"), ("P", "S(0)"), ("S(0)", "R"), ("R", "S(0)"), ("S(0)", "S(1)"), ("P", "S(1)"), ("S(1)", "R"), ("R", "S(1)"), ("S(1)", "S(0)"),
-)  # fmt: skip
+    ("P", "R"),
+    ("P", "S(0)"),
+    ("S(0)", "R"),
+    ("R", "S(0)"),
+    ("S(0)", "S(1)"),
+    ("P", "S(1)"),
+    ("S(1)", "R"),
+    ("R", "S(1)"),
+    ("S(1)", "S(0)"),
+)
 
 
 @lru_cache(maxsize=64)
@@ -135,10 +143,12 @@ def _owner(n: int, p: Placement, i: int, j: int) -> int | None:
 def _cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
     look: Style = ("R", None) if p == R else ("P" if p == P else "S", rank)
     return [
-        (look, number(float(values[i, j]) if values.shape == (SIZE, SIZE) else 0)) if _owner(n, p, i, j) in (None, rank) else None
+        (look, number(float(values[i, j]) if values.shape == (SIZE, SIZE) else 0))
+        if _owner(n, p, i, j) in (None, rank)
+        else None
         for i in range(SIZE)
         for j in range(SIZE)
-    ]  # fmt: skip
+    ]
 
 
 def _moves_from(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:

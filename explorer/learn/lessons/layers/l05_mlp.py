@@ -59,10 +59,22 @@ def compute(first: str, seed: int) -> dict[str, Any]:
     mended = 0.0 if columns else float((summed - z).detach().abs().max())
     inner, acted, terms, grads = ([t.detach() for t in ts] for ts in (inner, acted, terms, grads))
     return {
-        "x": x.detach(), "a": a, "b": b, "z": z.detach(), "hidden": hidden.detach(), "inner": inner, "acted": acted,
-        "terms": terms, "got": got.detach(), "error": error, "mended": mended, "grad": grad, "grads": grads,
-        "grad_error": float((sum(grads) - grad).abs().max()) if columns else 0.0, "act_whole": gelu(hidden).detach(),
-    }  # fmt: skip
+        "x": x.detach(),
+        "a": a,
+        "b": b,
+        "z": z.detach(),
+        "hidden": hidden.detach(),
+        "inner": inner,
+        "acted": acted,
+        "terms": terms,
+        "got": got.detach(),
+        "error": error,
+        "mended": mended,
+        "grad": grad,
+        "grads": grads,
+        "grad_error": float((sum(grads) - grad).abs().max()) if columns else 0.0,
+        "act_whole": gelu(hidden).detach(),
+    }
 
 
 def live(learner: Learner, values: Values) -> Live:

@@ -68,8 +68,15 @@ def compute(way: str, seed: int) -> dict[str, Any]:
     joined = ((_join(grads_x, cut.grad_x), gx), (_join(grads_w, cut.grad_w), gw))
     error = max(float((got - want).abs().max()) for got, want in joined)
     return {
-        "xs": xs, "ws": ws, "ys": [t.detach() for t in ys], "grads_x": grads_x, "grads_w": grads_w, "gx": gx, "gw": gw, "error": error,
-    }  # fmt: skip
+        "xs": xs,
+        "ws": ws,
+        "ys": [t.detach() for t in ys],
+        "grads_x": grads_x,
+        "grads_w": grads_w,
+        "gx": gx,
+        "gw": gw,
+        "error": error,
+    }
 
 
 def _pieces(tensor: Any, placement: str) -> list[Any]:

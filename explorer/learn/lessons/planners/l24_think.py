@@ -258,7 +258,12 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
         for v in (float(gib.min()), (low + most_x) / 2, float(gib.max()))
     ]
     chart = Drawing(WIDTH, top + height + 24, "".join(parts))
-    return column(text("communication of a layer, ms", 13, muted=True), chart, text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True), gap=6)  # fmt: skip
+    return column(
+        text("communication of a layer, ms", 13, muted=True),
+        chart,
+        text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True),
+        gap=6,
+    )
 
 
 def _marks(

@@ -80,9 +80,11 @@ def contenders(cluster: Cluster) -> dict[str, Layout]:
     tensor = Layout(fsdp=rest, tp=t, sp=True) if rest > 1 else Layout(tp=t, sp=True)
     hybrid = {"HSDP": usual["HSDP"]} if rest > 1 else {}
     return {
-        "ZeRO-1": usual["ZeRO-1"], "FSDP": usual["FSDP (ZeRO-3)"], **hybrid,
+        "ZeRO-1": usual["ZeRO-1"],
+        "FSDP": usual["FSDP (ZeRO-3)"],
+        **hybrid,
         f"tensor parallel {t}": tensor,
-    }  # fmt: skip
+    }
 
 
 @lru_cache(maxsize=64)

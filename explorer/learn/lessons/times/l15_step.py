@@ -26,9 +26,11 @@ from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import band_of
 
 REASONS = {
-    WAITED: ("waited for", COMMUNICATION), CONTENTION: ("compute slowed by traffic", DEVICES[1]),
-    NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]), ENDS: ("first gather, last sum", DEVICES[4]),
-}  # fmt: skip
+    WAITED: ("waited for", COMMUNICATION),
+    CONTENTION: ("compute slowed by traffic", DEVICES[1]),
+    NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]),
+    ENDS: ("first gather, last sum", DEVICES[4]),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,10 @@ def phases(case: Stated) -> tuple[Phase, Phase]:
     found = totals(case, unit)
     return (
         Phase(unit.forward_s, found[c.FORWARD] - unit.forward_s, found[c.FORWARD_TRAFFIC] + found[c.FORWARD_ONCE], k),
-        Phase(unit.backward_s, found[c.BACKWARD] - unit.backward_s, found[c.BACKWARD_TRAFFIC] + found[c.BACKWARD_ONCE], k),
-    )  # fmt: skip
+        Phase(
+            unit.backward_s, found[c.BACKWARD] - unit.backward_s, found[c.BACKWARD_TRAFFIC] + found[c.BACKWARD_ONCE], k
+        ),
+    )
 
 
 def shown(case: Stated) -> dict[str, float]:

@@ -127,9 +127,12 @@ def _curve(made: Stated, upto: int | None) -> Drawing:
     at, peak = fullest(made)
     memory = made.plan.cost.memory_bytes
     kinds = (
-        ("params", [memory["params"]] * len(found)), ("optimizer", [memory["optimizer"]] * len(found)),
-        ("grads", [x.grads for x in found]), ("activations", [x.kept for x in found]), ("buffers", [x.flying + x.ahead for x in found]),
-    )  # fmt: skip
+        ("params", [memory["params"]] * len(found)),
+        ("optimizer", [memory["optimizer"]] * len(found)),
+        ("grads", [x.grads for x in found]),
+        ("activations", [x.kept for x in found]),
+        ("buffers", [x.flying + x.ahead for x in found]),
+    )
     bands = [
         Stratum(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations"))
         for k, h in kinds

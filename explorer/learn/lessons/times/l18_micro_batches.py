@@ -170,10 +170,17 @@ def _buys(learner: Learner, way: str, m: int) -> str:
     for k in MICRO_BATCHES:
         made = case(learner, way, k)
         c = made.plan.cost
-        rows.append((
-            str(k), units.whole(TOKENS // k), units.memory(c.memory_bytes["peak"]), amount(sent(made)), units.seconds(c.exposed_comm_time_s),
-            units.seconds(c.step_time_s), "fits" if made.plan.fits else "does not fit",
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(k),
+                units.whole(TOKENS // k),
+                units.memory(c.memory_bytes["peak"]),
+                amount(sent(made)),
+                units.seconds(c.exposed_comm_time_s),
+                units.seconds(c.step_time_s),
+                "fits" if made.plan.fits else "does not fit",
+            )
+        )
     head = ("micro-batches", "tokens in each", "fullest moment", "sent per GPU", "communication that shows", "step", "")
     return table(head, rows, MICRO_BATCHES.index(m))
 

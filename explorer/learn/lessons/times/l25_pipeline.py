@@ -155,13 +155,21 @@ def live(learner: Learner, values: Values) -> Live:
     near = doubt_between(plan, ways[best][0], rates)
     ahead = took[best] / took[STAGES] - 1
     numbers = {
-        "alone_bubble": alone.bubble_s / alone.step_s, "alone_step": alone.step_s, "hand_step": hand.step_s,
-        "hand_bubble": hand.bubble_s / hand.step_s, "hand_work": m * (FORWARD + BACKWARD), "step_s": plan.cost.step_time_s,
-        "bubble": cost.bubble_s / plan.cost.step_time_s, "formula": share(ranks, m, cut.virtual),
-        "handed": max(s.send_bytes for s in cost.stages), "peak": plan.cost.memory_bytes["peak"], "stages_s": took[STAGES],
-        "fsdp_s": took[best], "held": held(cut_by_hand(order)[0], m)[0] / (2 if order == "interleaved" else 1),
+        "alone_bubble": alone.bubble_s / alone.step_s,
+        "alone_step": alone.step_s,
+        "hand_step": hand.step_s,
+        "hand_bubble": hand.bubble_s / hand.step_s,
+        "hand_work": m * (FORWARD + BACKWARD),
+        "step_s": plan.cost.step_time_s,
+        "bubble": cost.bubble_s / plan.cost.step_time_s,
+        "formula": share(ranks, m, cut.virtual),
+        "handed": max(s.send_bytes for s in cost.stages),
+        "peak": plan.cost.memory_bytes["peak"],
+        "stages_s": took[STAGES],
+        "fsdp_s": took[best],
+        "held": held(cut_by_hand(order)[0], m)[0] / (2 if order == "interleaved" else 1),
         "batch": int(plan.workload["batch"]),
-    }  # fmt: skip
+    }
     facts = numbers | {
         "held": number(numbers["held"]),
         "layers": sum(cut.copies),

@@ -134,9 +134,14 @@ def at_tokens(learner: Learner, tokens: int, micro_batches: int = 1, recompute: 
     load = shown.planner.workload
     batch = samples * shown.cluster.num_gpus * micro_batches
     return {
-        **links.of_model(learner, shown), "batch": str(batch), "seq": str(load.seq), "accumulate": str(micro_batches), "recompute": recompute,
-        "precision": "mixed", "dtype": load.dtype,
-    }  # fmt: skip
+        **links.of_model(learner, shown),
+        "batch": str(batch),
+        "seq": str(load.seq),
+        "accumulate": str(micro_batches),
+        "recompute": recompute,
+        "precision": "mixed",
+        "dtype": load.dtype,
+    }
 
 
 def node(cluster: Cluster) -> int:

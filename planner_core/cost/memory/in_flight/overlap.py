@@ -102,17 +102,26 @@ class UnitMemory:
 
 
 def unit(
-    label: str, block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel, later: frozenset[int] = frozenset(),
+    label: str,
+    block: Block,
+    bp: BlockPlan,
+    ops: Sequence[Op],
+    model: CostModel,
+    later: frozenset[int] = frozenset(),
     shared: frozenset[int] = frozenset(),
-) -> UnitMemory:  # fmt: skip
+) -> UnitMemory:
     """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
     `shared`."""
     uses = uses_of(block, bp, ops, model)
     waits = later & {v for op in ops for v in op.inputs} - {u.value for u in uses.values() if u.apart}
     return UnitMemory(
-        label, uses, tuple(_gathers(block, uses, model)), tuple(_copies(block, bp, uses, model)),
-        tuple(reductions(block, bp, uses, model, later, shared)), waits,
-    )  # fmt: skip
+        label,
+        uses,
+        tuple(_gathers(block, uses, model)),
+        tuple(_copies(block, bp, uses, model)),
+        tuple(reductions(block, bp, uses, model, later, shared)),
+        waits,
+    )
 
 
 def brought_by_caller(whole: UnitMemory) -> UnitMemory:
@@ -166,7 +175,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
 
 def _copies(
     block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel
-) -> Iterator[GatherMemory]:  # fmt: skip
+) -> Iterator[GatherMemory]:
     """Working copies that are made again in the first micro-batch of a step. With several micro-batches, none is in flight in the last."""
     if model.workload.accumulate > 1:
         return

@@ -24,8 +24,13 @@ class ReductionMemory:
 
 
 def reductions(
-    block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel, later: frozenset[int], shared: frozenset[int],
-) -> Iterator[ReductionMemory]:  # fmt: skip
+    block: Block,
+    bp: BlockPlan,
+    uses: Mapping[tuple[str, int], UseMemory],
+    model: CostModel,
+    later: frozenset[int],
+    shared: frozenset[int],
+) -> Iterator[ReductionMemory]:
     """The messages of a unit that uses weights so. Another unit finishes the gradients of the weights `later`, and others also use the
     weights `shared`."""
     groups: dict[object, list[UseMemory]] = {}
@@ -47,7 +52,7 @@ def reductions(
 
 def _reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
-) -> ReductionMemory:  # fmt: skip
+) -> ReductionMemory:
     shared &= {u.value for u in group if u.apart}  # autograd gives the sum of all uses of a weight that is kept
     dtype = model.workload.summed_in(block.values[group[0].value].meta.dtype)
     group = [_sliced(use) for use in group]

@@ -52,9 +52,11 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
     # One gathered copy serves all uses of a unit only if all want it alike. A view that another unit reads would outlive the unit.
     stay = {v for v, way in ways.items() if len(way) > 1 or (v in passed_on and next(iter(way))[0])}
     lasting = {
-        (op.name, position) for op in ops for position, value in enumerate(op.inputs)
+        (op.name, position)
+        for op in ops
+        for position, value in enumerate(op.inputs)
         if bp.recompute == "none" and value in viewed and value in {root(block, v) for v in op.outputs}
-    }  # fmt: skip
+    }
     return {
         at: replace(use, lasting=bool(use.gather) and at in lasting)
         for at, use in found.items()
@@ -101,7 +103,7 @@ def gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Ste
 
 def buffer_bytes(
     members: Iterable[tuple[Block, int, Placements, Steps]], model: CostModel, *, gradients: bool = False
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Bytes of all members together before the first step, and after each: of the buffers that collectives read and write. The
     members are weights in the dtype in which they compute, or their `gradients` in that in which they are summed."""
     total: list[int] = []

@@ -70,9 +70,14 @@ def rank_memory(
     for moment in _moments(mine, memories, order, grads):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
-        "params": params, "grads": peak.grads, "optimizer": moments, "activations": peak.kept,
-        "buffers": peak.flying + peak.ahead, "overlap": peak.ahead, "peak": params + moments + peak.total,
-    }  # fmt: skip
+        "params": params,
+        "grads": peak.grads,
+        "optimizer": moments,
+        "activations": peak.kept,
+        "buffers": peak.flying + peak.ahead,
+        "overlap": peak.ahead,
+        "peak": params + moments + peak.total,
+    }
 
 
 def _moments(mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int) -> Sequence[Moment]:

@@ -76,10 +76,16 @@ def price_pipeline(
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
     optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
     return Cost(
-        step_time_s=time.step_s, compute_time_s=compute, comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer - model.software.outside_s), optimizer_time_s=optimizer,
-        outside_time_s=model.software.outside_s, traffic=traffic, memory_bytes=whole, pipeline=found,
-    )  # fmt: skip
+        step_time_s=time.step_s,
+        compute_time_s=compute,
+        comm_time_s=sum(t.time_s for t in traffic),
+        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer - model.software.outside_s),
+        optimizer_time_s=optimizer,
+        outside_time_s=model.software.outside_s,
+        traffic=traffic,
+        memory_bytes=whole,
+        pipeline=found,
+    )
 
 
 def _busy(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:
@@ -106,10 +112,16 @@ def _stage_cost(
     forward, first = _phase(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
     backward, last = _phase(totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE)
     return StageCost(
-        forward_s=forward, backward_s=backward, weight_s=_weight_seconds(stage, model) if split else 0.0, first_s=first,
-        last_s=last, step_s=sum(n * float(t[Component.STEP]) for n, t in totals),
-        send_s=collective_time("send_recv", link.size * num_bytes, link)[0] + gather_s, send_bytes=num_bytes, peak_bytes=0,
-    )  # fmt: skip
+        forward_s=forward,
+        backward_s=backward,
+        weight_s=_weight_seconds(stage, model) if split else 0.0,
+        first_s=first,
+        last_s=last,
+        step_s=sum(n * float(t[Component.STEP]) for n, t in totals),
+        send_s=collective_time("send_recv", link.size * num_bytes, link)[0] + gather_s,
+        send_bytes=num_bytes,
+        peak_bytes=0,
+    )
 
 
 def _phase(

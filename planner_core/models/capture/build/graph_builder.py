@@ -134,10 +134,18 @@ class Builder:
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
 
         for r in records:
-            rows.append((
-                r.site[len(scope.scope) :] if within(r.site, scope.scope) else r.site, r.fn, plans_alike(r.attrs), r.module,
-                tuple(ref(v) for v in r.inputs), tuple(ref(v) for v in r.outputs), tuple(ref(v) for v in r.saved), r.extra,
-            ))  # fmt: skip
+            rows.append(
+                (
+                    r.site[len(scope.scope) :] if within(r.site, scope.scope) else r.site,
+                    r.fn,
+                    plans_alike(r.attrs),
+                    r.module,
+                    tuple(ref(v) for v in r.inputs),
+                    tuple(ref(v) for v in r.outputs),
+                    tuple(ref(v) for v in r.saved),
+                    r.extra,
+                )
+            )
         body.key = Key(tuple(rows))
         return body
 
@@ -322,9 +330,15 @@ class Builder:
     def _op(self, r: Record, order: dict[int, int], scope: str) -> Op:
         name = r.site[len(scope) :]
         return Op(
-            name.removeprefix("."), r.fn, tuple(order[v] for v in r.inputs), tuple(order[v] for v in r.outputs), r.attrs,
-            r.module, tuple(order[v] for v in r.saved), r.extra,
-        )  # fmt: skip
+            name.removeprefix("."),
+            r.fn,
+            tuple(order[v] for v in r.inputs),
+            tuple(order[v] for v in r.outputs),
+            r.attrs,
+            r.module,
+            tuple(order[v] for v in r.saved),
+            r.extra,
+        )
 
     def _top(
         self, items: list[Record | Body], written: dict[Any, tuple[str, list[int], list[int]]], loss: int

@@ -41,12 +41,12 @@ _BUILT = "let a function of a file build the model and its inputs, and give path
 _KNOWN = {
     "yet support saved tensor hooks": f"{{model}} {TRANSFORM}{{where}}; {TRANSFORM_HELP}",
     "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
-    "no padding token is defined":
-        "{model} looks for the end of each sample{where}, and no padding token is defined; give pad_token_id in the config",
-    "Expected inputs of BF16":
-        "{model} runs its experts by a kernel for bfloat16 alone{where}; cast it to bfloat16, or choose another kernel: "
-        "model.set_experts_implementation('batched_mm')",
-}  # fmt: skip
+    "no padding token is defined": "{model} looks for the end of each sample{where}, and no padding token is defined; "
+    "give pad_token_id in the config",
+    "Expected inputs of BF16": "{model} runs its experts by a kernel for bfloat16 alone{where}; cast it to bfloat16, "
+    "or choose another kernel: "
+    "model.set_experts_implementation('batched_mm')",
+}
 """What torch or transformers say, and what is said in its place."""
 
 
@@ -61,7 +61,7 @@ class Running:
 
 def explain(
     error: BaseException, model: str, running: Running, unknown: int = 0, *, copied: bool = False
-) -> CaptureError:  # fmt: skip
+) -> CaptureError:
     """One sentence: what went wrong, and at which line of the model's code.
 
     `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of

@@ -31,15 +31,17 @@ class InputSizes:
         for mask in masks:
             if not self._answer(self.call(torch.Tensor.all, mask)):
                 raise refuse(
-                    scope, "picks as many elements as the values of its inputs say",
+                    scope,
+                    "picks as many elements as the values of its inputs say",
                     "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
-                )  # fmt: skip
+                )
             self.picked[line()] = "all elements"
         if self.inputs.count(fn, args, kwargs) and not all_equal(self.call, self._answer, fn, args, kwargs):
             raise refuse(
-                scope, f"makes a tensor whose size the values of its inputs say ({fn})",
+                scope,
+                f"makes a tensor whose size the values of its inputs say ({fn})",
                 "give the number as an argument (num_classes=, minlength=), or compute it without that call",
-            )  # fmt: skip
+            )
         return NotImplemented
 
     def _answer(self, asked: torch.Tensor) -> bool:

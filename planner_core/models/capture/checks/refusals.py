@@ -85,16 +85,18 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
     name = str(getattr(getattr(func, "__self__", None) if sets else func, "__name__", "")).rstrip("_")
     if sets and name == "data" and not _converts():
         raise refuse(
-            scope, "gives a tensor other memory in forward (.data = ...)",
+            scope,
+            "gives a tensor other memory in forward (.data = ...)",
             "write into a buffer (self.mean.copy_(...)), and change weights after the optimizer's step, or by a parametrization",
-        )  # fmt: skip
+        )
     if name == "requires_grad" and isinstance(args[0], nn.Parameter):
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if bool(wanted) != args[0].requires_grad:
             raise refuse(
-                scope, "changes in forward which weights are trained",
+                scope,
+                "changes in forward which weights are trained",
                 "set that before it is planned, or call the part with weights that are detached (torch.func.functional_call)",
-            )  # fmt: skip
+            )
 
 
 _AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
@@ -163,9 +165,10 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str
         kwargs.get("max_norm") or (fn == "embedding" and len(args) > 3 and args[3])
     ):
         raise refuse(
-            scope, "looks up a table with max_norm, which writes the table in forward",
+            scope,
+            "looks up a table with max_norm, which writes the table in forward",
             "a plan keeps parameters in parts: scale the rows after the optimizer's step, or the result of the lookup",
-        )  # fmt: skip
+        )
     if fn != "embedding" or len(args) < 2 or args[0].is_meta or not args[0].numel():
         return
     most, rows = int(args[0].max()), args[1].shape[0]
@@ -181,9 +184,10 @@ def check_length(scope: str, calls: int) -> None:
     """Refuse a module that itself makes more calls than a plan can follow."""
     if calls > MOST_CALLS:
         raise refuse(
-            scope, f"runs more than {MOST_CALLS:,} operators in one call, as a loop over tokens does",
+            scope,
+            f"runs more than {MOST_CALLS:,} operators in one call, as a loop over tokens does",
             "write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller --seq",
-        )  # fmt: skip
+        )
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -200,30 +204,36 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str],
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refuse(
-            scope, f"computes with a {kind} tensor, whose sizes depend on its values",
+            scope,
+            f"computes with a {kind} tensor, whose sizes depend on its values",
             f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
-        )  # fmt: skip
+        )
     if name := originals.get(_unwrapped(tensor).untyped_storage()._cdata):
         raise refuse(
-            scope, f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
+            scope,
+            f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
             "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",
-        )  # fmt: skip
+        )
     if name := left.get(_unwrapped(tensor).untyped_storage()._cdata):
         raise refuse(
-            scope, f"reads what the step before has left in {name}",
+            scope,
+            f"reads what the step before has left in {name}",
             "write it into a buffer (register_buffer), or give it to forward as an input and return the next one",
-        )  # fmt: skip
+        )
     if tensor.grad_fn is not None:
         how = type(tensor.grad_fn).__name__
         raise refuse(
-            scope, f"uses a tensor that was made from parameters out of sight ({how})",
+            scope,
+            f"uses a tensor that was made from parameters out of sight ({how})",
             "compute it in forward, by functions of torch that a plan can follow",
-        )  # fmt: skip
+        )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise refuse(
-            scope, f"uses a tensor of shape {list(tensor.shape)} that needs a gradient and is no parameter of the model: each rank "
-            "would have the gradient of its own samples alone", "make it an nn.Parameter of a module, or freeze it: requires_grad_(False)",
-        )  # fmt: skip
+            scope,
+            f"uses a tensor of shape {list(tensor.shape)} that needs a gradient and is no parameter of the model: each rank "
+            "would have the gradient of its own samples alone",
+            "make it an nn.Parameter of a module, or freeze it: requires_grad_(False)",
+        )
 
 
 def check_module(model: nn.Module) -> None:
@@ -291,9 +301,10 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
     def enter(self: Any) -> Any:
         if getattr(self, "_asked", self._enabled):
             raise refuse(
-                scope(), f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
+                scope(),
+                f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
                 "take it out of forward, and give the type of the whole step with --dtype",
-            )  # fmt: skip
+            )
         return plain_enter(self)  # type: ignore[no-untyped-call]
 
     def asking(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,21 +340,24 @@ def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None
     """Refuse to write what is computed into a weight, and into what outlives a step and is `no_buffer`: an input (`given`), say."""
     if value.kind == "parameter":
         raise refuse(
-            scope, f"writes into the parameter {value.name} in place",
+            scope,
+            f"writes into the parameter {value.name} in place",
             "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
-        )  # fmt: skip
+        )
     if no_buffer:
         what = f"the input {value.name}" if given else "a tensor that is no buffer"
         raise refuse(
-            scope, f"writes what it computes in place into {what}",
+            scope,
+            f"writes what it computes in place into {what}",
             "write into a copy, or into a buffer (register_buffer), which the next step reads",
-        )  # fmt: skip
+        )
 
 
 def check_used(scope: str, fn: str, used: bool) -> None:
     """Refuse to write into a constant that an operator has `used`."""
     if used:
         raise refuse(
-            scope, f"writes in place into a constant that it has used before ({fn})",
+            scope,
+            f"writes in place into a constant that it has used before ({fn})",
             "write first, or into a copy: a step makes its constants before it runs its operators",
-        )  # fmt: skip
+        )

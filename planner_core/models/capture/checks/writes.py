@@ -93,9 +93,10 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
 def stale(scope: str) -> CaptureError:
     """The error for a read that would miss a write."""
     return refuse(
-        scope, "reads a tensor of which a part, or a view, was written in place before",
+        scope,
+        "reads a tensor of which a part, or a view, was written in place before",
         "write into the tensor itself (h[:, 0] = ...), not into its .detach(), or make a new one",
-    )  # fmt: skip
+    )
 
 
 class RunningStatistics:
@@ -114,9 +115,10 @@ class RunningStatistics:
         keys = set(map(memory, buffers))
         if keys & others:
             raise refuse(
-                scope, "reads the running statistics that a norm updates in the same pass",
+                scope,
+                "reads the running statistics that a norm updates in the same pass",
                 "keep statistics of its own (a buffer that forward writes), or take those of the batch",
-            )  # fmt: skip
+            )
         into |= keys
 
 

@@ -30,8 +30,17 @@ from planner_core.models.hooks.callsites import parts_of
 if TYPE_CHECKING:
     from planner_core.models.capture.recorder import Recorder
 
-_OWN = frozenset(nn.Module().__dict__) | {"__class__", "__dict__", "forward", "_call_impl", "_wrapped_call_impl", "_slow_forward",
-                                          "_compiled_call_impl", "_get_name", "__call__"}  # fmt: skip
+_OWN = frozenset(nn.Module().__dict__) | {
+    "__class__",
+    "__dict__",
+    "forward",
+    "_call_impl",
+    "_wrapped_call_impl",
+    "_slow_forward",
+    "_compiled_call_impl",
+    "_get_name",
+    "__call__",
+}
 
 Read = tuple[str | nn.Module, str]
 """A part of the module that is called, by its path there, or a module outside of it; and the name of the attribute."""
@@ -89,10 +98,14 @@ class Replayer:
             return known
         children = [(n, self._structure(c)) for n, c in module._modules.items() if c is not None]
         key = (
-            type(module), module.__dict__.get("forward"), module.training, tuple(children), self._shared(module),
+            type(module),
+            module.__dict__.get("forward"),
+            module.training,
+            tuple(children),
+            self._shared(module),
             tuple((n, signature(p)) for n, p in module._parameters.items() if p is not None),
             tuple((n, signature(b)) for n, b in module._buffers.items() if b is not None),
-        )  # fmt: skip
+        )
         number = self.numbers.setdefault(key, len(self.numbers))
         self.shapes[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
@@ -246,11 +259,18 @@ class Replayer:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 store = leaf.untyped_storage()._cdata
-                found.append((
-                    "t", seen.setdefault(id(leaf), len(seen)), stores.setdefault(store, len(stores)), leaf.is_meta,
-                    id(leaf) in self.recorder.tracked, isinstance(leaf, nn.Parameter), signature(leaf),
-                    self._own(leaf, base),
-                ))  # fmt: skip
+                found.append(
+                    (
+                        "t",
+                        seen.setdefault(id(leaf), len(seen)),
+                        stores.setdefault(store, len(stores)),
+                        leaf.is_meta,
+                        id(leaf) in self.recorder.tracked,
+                        isinstance(leaf, nn.Parameter),
+                        signature(leaf),
+                        self._own(leaf, base),
+                    )
+                )
             else:
                 found.append(relative(self.token(leaf), base, given))
         return tuple(found)

@@ -103,8 +103,11 @@ def from_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = H
             raise InputError(
                 f"{gpu.name} has no peak for {row.dtype}, which a product was timed in; there are {', '.join(there)}"
             )
-    start = {"flops_efficiency": min(1.0, gpu.flops_efficiency * hot), "ramp_k": max(1.0, gpu.products.ramp_k),
-             "fixed_s": max(1e-7, gpu.products.fixed_s)}  # fmt: skip
+    start = {
+        "flops_efficiency": min(1.0, gpu.flops_efficiency * hot),
+        "ramp_k": max(1.0, gpu.products.ramp_k),
+        "fixed_s": max(1e-7, gpu.products.fixed_s),
+    }
 
     def predict(constants: Mapping[str, float]) -> Floats:
         made = _with_products(gpu, constants)
@@ -122,15 +125,21 @@ def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
 
 
 def _told(
-    gpu: Gpu, group: str, source: str, start: Mapping[str, float], found: Mapping[str, float], predict: Predict, measured: Floats
-) -> Calibrated:  # fmt: skip
+    gpu: Gpu,
+    group: str,
+    source: str,
+    start: Mapping[str, float],
+    found: Mapping[str, float],
+    predict: Predict,
+    measured: Floats,
+) -> Calibrated:
     fit = Fit.of(group, source, measured, predict(start), predict(found))
     return Calibrated(gpu, fit, {name: (start[name], found[name]) for name in start})
 
 
 def from_step(
     step: MeasuredStep, source: str, say: Progress = lambda text: None, known: Gpu | None = None
-) -> Calibrated:  # fmt: skip
+) -> Calibrated:
     """Fit the share of the peak that products reach in a run, so that the predicted speed of one whole run is the measured speed.
     `known`: a GPU with other constants that were calibrated before."""
     cluster = load_cluster(step.cluster)

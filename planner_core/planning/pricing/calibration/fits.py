@@ -45,8 +45,11 @@ class Fit:
         """Plain data, as a hardware file keeps it."""
         timings = [[float(f"{x:.4g}") for x in timing] for timing in self.timings]
         return {
-            "source": self.source, "before": self.before.to_json(), "after": self.after.to_json(), "timings": timings,
-        }  # fmt: skip
+            "source": self.source,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "timings": timings,
+        }
 
 
 def fits_of(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
@@ -57,8 +60,12 @@ def fits_of(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
         try:
             rows = [Timed(*map(float, row)) for row in said["timings"][:MOST_TIMINGS]]
             fit = Fit(
-                str(group)[:40], str(said["source"])[:80], _residual(said["before"]), _residual(said["after"]), tuple(rows)
-            )  # fmt: skip
+                str(group)[:40],
+                str(said["source"])[:80],
+                _residual(said["before"]),
+                _residual(said["after"]),
+                tuple(rows),
+            )
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
         if all(math.isfinite(x) and x > 0 for row in rows for x in row):

@@ -82,11 +82,21 @@ def machine_of(data: Any, where: str) -> Machine:
     try:
         ranks, nodes = int(data["ranks"]), int(data["nodes"])
         machine = Machine(
-            str(data["device"])[:80], ranks, nodes,
-            tuple(Collective(str(r["kind"]), int(r["num_bytes"]), ranks, nodes, float(r["seconds"])) for r in data["collectives"]),
-            tuple(Product(int(r["m"]), int(r["n"]), int(r["k"]), str(r["dtype"]), float(r["seconds"])) for r in data["products"]),
-            int(data["memory_bytes"]), float(data["memory_bytes_per_s"]), float(data.get("launch_s", 0.0)),
-        )  # fmt: skip
+            str(data["device"])[:80],
+            ranks,
+            nodes,
+            tuple(
+                Collective(str(r["kind"]), int(r["num_bytes"]), ranks, nodes, float(r["seconds"]))
+                for r in data["collectives"]
+            ),
+            tuple(
+                Product(int(r["m"]), int(r["n"]), int(r["k"]), str(r["dtype"]), float(r["seconds"]))
+                for r in data["products"]
+            ),
+            int(data["memory_bytes"]),
+            float(data["memory_bytes_per_s"]),
+            float(data.get("launch_s", 0.0)),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{where} is not what measure.py writes ({type(error).__name__}: {error}); run it again"

@@ -121,7 +121,9 @@ class Axis:
         out = torch.empty_like(x)
         return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
 
-    def _issue(self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any) -> Finish:  # fmt: skip
+    def _issue(
+        self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
+    ) -> Finish:
         """Issue a collective of `packed` weights, or add it to a launch. Its bytes are those of `counted`; `args` begin with its result."""
         if replaying():
             out: torch.Tensor = args[0]

@@ -12,11 +12,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-KINDS = {"all_reduce": "all_reduce", "allreduce_": "all_reduce", "all_gather_into_tensor": "all_gather",
-         "_allgather_base_": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
-         "_reduce_scatter_base_": "reduce_scatter", "all_to_all_single": "all_to_all", "alltoall_base_": "all_to_all",
-         "allreduce_coalesced_": "all_reduce", "allgather_into_tensor_coalesced_": "all_gather",
-         "reduce_scatter_tensor_coalesced_": "reduce_scatter", "broadcast": "broadcast", "broadcast_": "broadcast"}  # fmt: skip
+KINDS = {
+    "all_reduce": "all_reduce",
+    "allreduce_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "_allgather_base_": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "allreduce_coalesced_": "all_reduce",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+}
 RESULT_FIRST = ("_base_", "tensor_coalesced_")
 """Ends of the names of operators that take what they send second, after their result."""
 

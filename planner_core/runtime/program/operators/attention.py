@@ -17,8 +17,14 @@ Kernel = Callable[..., torch.Tensor]
 
 
 def causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, queries: Axes, kernel: Kernel | None = None, **options: Any
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    queries: Axes,
+    kernel: Kernel | None = None,
+    **options: Any,
+) -> torch.Tensor:
     """Causal attention of this rank's queries [sample, head, token, width]; the axes `queries` shard the tokens of all queries.
 
     Of 2n blocks of queries this rank holds 2i and 2i+1, and computes 2i and 2n-1-2i: each rank then has equally many pairs of a query

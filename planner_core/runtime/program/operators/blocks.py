@@ -54,9 +54,15 @@ def block(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
 
 
 def block_backward(
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, sums: torch.Tensor,
-    causal: bool, scale: float | None,
-) -> Three:  # fmt: skip
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+) -> Three:
     """The gradients of the queries, and what these queries add to those of the keys and values of one block.
 
     `out` and `sums` are the result and the log-sum-exp over all blocks, and `gradient` is that of the result.
@@ -67,8 +73,22 @@ def block_backward(
     if flash_can_run(query, key, value, 0.0, key.shape[1] != query.shape[1]):
         chance = torch.empty(2, dtype=torch.uint64, device=query.device)  # is not read without dropout
         flash: Three = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, out, sums, None, None, query.shape[2], key.shape[2], 0.0, causal, chance, chance, scale=scale,
-        )  # fmt: skip
+            gradient,
+            query,
+            key,
+            value,
+            out,
+            sums,
+            None,
+            None,
+            query.shape[2],
+            key.shape[2],
+            0.0,
+            causal,
+            chance,
+            chance,
+            scale=scale,
+        )
         return flash
     heads = key.shape[1]
     key, value = _each_head(key, query), _each_head(value, query)
@@ -82,9 +102,15 @@ def block_backward(
 
 
 def _written_out(
-    gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, sums: torch.Tensor,
-    causal: bool, scale: float | None,
-) -> Three:  # fmt: skip
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+) -> Three:
     weights = (_scores(query, key, causal, scale) - sums[..., None]).exp()
     q, k, v, out, d = (t.to(weights.dtype) for t in (query, key, value, out, gradient))
     share = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _scale(query, scale)

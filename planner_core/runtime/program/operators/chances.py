@@ -82,9 +82,17 @@ def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", spli
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, *, dropout_p: float, seed: int,
-    split: Sequence[Axis] = (), queries: Sequence[Axis] = (), **options: Any,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    dropout_p: float,
+    seed: int,
+    split: Sequence[Axis] = (),
+    queries: Sequence[Axis] = (),
+    **options: Any,
+) -> torch.Tensor:
     """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call alone.
 
     `queries`: the axes that shard causal queries.

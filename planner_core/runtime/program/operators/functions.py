@@ -30,9 +30,16 @@ def _wide(x: torch.Tensor) -> torch.dtype:
 
 
 def cross_entropy(
-    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
-    label_smoothing: float = 0.0, samples: Axes = (), classes: Axes = (),
-) -> torch.Tensor:  # fmt: skip
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    samples: Axes = (),
+    classes: Axes = (),
+) -> torch.Tensor:
     """This rank's term of the loss. `logits` are [token, class, ...]; the axes `samples` shard any dim but that of the classes, the axes
     `classes` that one."""
     if classes:
@@ -40,17 +47,27 @@ def cross_entropy(
         total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
     else:
         total = F.cross_entropy(
-            logits, target, weight, ignore_index=ignore_index, reduction=_summed(reduction), label_smoothing=label_smoothing
-        )  # fmt: skip
+            logits,
+            target,
+            weight,
+            ignore_index=ignore_index,
+            reduction=_summed(reduction),
+            label_smoothing=label_smoothing,
+        )
     if target.is_floating_point() and reduction == "mean":  # weights of all classes for each token, which counts as one
         return total / (target.numel() // target.shape[1] * parts(samples))
     return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
 
 
 def nll_loss(
-    logs: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean",
+    logs: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
     samples: Axes = (),
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """This rank's term of the loss; the axes `samples` shard the tokens."""
     total = F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=_summed(reduction))
     return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
@@ -108,9 +125,14 @@ class _ClassParallel(torch.autograd.Function):
 
 
 def embedding(
-    ids: torch.Tensor, weight: torch.Tensor, *, padding_idx: int | None = None, scale_grad_by_freq: bool = False,
-    sparse: bool = False, rows: Axes = (),
-) -> torch.Tensor:  # fmt: skip
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    rows: Axes = (),
+) -> torch.Tensor:
     """Look up ids in this rank's rows of the table; the axes `rows` shard the rows. Ids in other ranks' rows give zeros."""
     start = part(rows) * len(weight)
     index = ids - start
@@ -123,9 +145,16 @@ def embedding(
 
 
 def batch_norm(
-    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-5, samples: Axes = (),
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    samples: Axes = (),
+) -> torch.Tensor:
     """Batch normalisation in training; the axes `samples` shard the samples. Statistics are those of all samples."""
     out, mean, var, count = _SyncBatchNorm.apply(x, weight, bias, eps, samples)
     if running_mean is not None and running_var is not None:

@@ -27,9 +27,16 @@ LOW, HIGH = 0, 1
 
 
 def ring_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, ring: Axes, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, dropout_p: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    ring: Axes,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
     """Attention of this rank's queries [sample, head, token, width]. The axis `ring` shards queries, keys and values by token.
 
     Heads of keys and values may be fewer than those of queries. Raises NotImplementedError for dropout, and on two axes.
@@ -50,8 +57,14 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        axis: RankAxis,
+        causal: bool,
+        scale: float | None,
+    ) -> torch.Tensor:
         if causal:
             query, key, value = (_to_ends(t, axis, -2) for t in (query, key, value))
         with passing():
@@ -104,8 +117,13 @@ def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_su
 
 
 def _around_again(
-    gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], axis: RankAxis, causal: bool, scale: float | None, summed: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    gradient: torch.Tensor,
+    saved: tuple[torch.Tensor, ...],
+    axis: RankAxis,
+    causal: bool,
+    scale: float | None,
+    summed: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of queries, keys and values. Without `summed` those of keys and values are not sent, and mean nothing."""
     query, key, value, out, sums = saved
     held = _packed(key, value)

@@ -28,13 +28,45 @@ from planner_core.runtime.program.weights.orders import (
 )
 
 _ATEN = torch.ops.aten
-_DRAWING = (_ATEN.uniform_.default, _ATEN.normal_.default, _ATEN.bernoulli_.float, _ATEN.rand_like.default, _ATEN.randn_like.default,
-            _ATEN.randint_like.default, _ATEN.randint_like.low_dtype)  # fmt: skip
-_NUMBER_BY_NUMBER = frozenset({
-    "detach", "alias", "clone", "_to_copy", "copy_", "zero_", "fill_", "empty_like", "zeros_like", "ones_like", "full_like", "new_empty",
-    "new_zeros", "new_ones", "new_full", "new_empty_strided", "lift_fresh", "equal", "is_same_size", "is_pinned", "_pin_memory", "lerp",
-    "lerp_", "isnan", "isfinite", "native_dropout",
-})  # fmt: skip
+_DRAWING = (
+    _ATEN.uniform_.default,
+    _ATEN.normal_.default,
+    _ATEN.bernoulli_.float,
+    _ATEN.rand_like.default,
+    _ATEN.randn_like.default,
+    _ATEN.randint_like.default,
+    _ATEN.randint_like.low_dtype,
+)
+_NUMBER_BY_NUMBER = frozenset(
+    {
+        "detach",
+        "alias",
+        "clone",
+        "_to_copy",
+        "copy_",
+        "zero_",
+        "fill_",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty_strided",
+        "lift_fresh",
+        "equal",
+        "is_same_size",
+        "is_pinned",
+        "_pin_memory",
+        "lerp",
+        "lerp_",
+        "isnan",
+        "isfinite",
+        "native_dropout",
+    }
+)
 """Operators that neither torch's tag of pointwise ones has nor a name that says so."""
 _REDUCTIONS = frozenset(
     {"sum", "mean", "prod", "norm", "linalg_vector_norm", "max", "min", "amax", "amin", "any", "all", "std", "var"}

@@ -79,10 +79,12 @@ class PlanTensor(DTensor):
         properties = TensorProperties.create_from_tensor(self._local_tensor)
         return [
             WriteItem(
-                MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=TensorWriteData(chunk, properties, self.size())
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.size()),
             )
             for chunk, _ in self._pieces()
-        ]  # fmt: skip
+        ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [chunk for chunk, _ in self._pieces()]

@@ -154,9 +154,14 @@ def adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[dict[s
 
 
 ADAMW = {
-    "adamw": "fused", "adam": "fused", "adamw_torch": "foreach", "adamw_torch_fused": "fused", "adamw_hf": "for-loop",
-    "adamw_apex_fused": "fused", "adamw_torch_xla": "for-loop",
-}  # fmt: skip
+    "adamw": "fused",
+    "adam": "fused",
+    "adamw_torch": "foreach",
+    "adamw_torch_fused": "fused",
+    "adamw_hf": "for-loop",
+    "adamw_apex_fused": "fused",
+    "adamw_torch_xla": "for-loop",
+}
 """How the Trainer's kinds of AdamW update weights. torch's own runs over lists of tensors if nothing else is asked for."""
 
 

@@ -14,8 +14,10 @@ from planner_core.core import InputError
 from planner_core.planning.pricing.configs.fields import Fields
 
 FIRST, LAST, LAYOUT = (
-    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--pipeline-model-parallel-layout",
-)  # fmt: skip
+    "--decoder-first-pipeline-num-layers",
+    "--decoder-last-pipeline-num-layers",
+    "--pipeline-model-parallel-layout",
+)
 EACH = "--num-layers-per-virtual-pipeline-stage"
 MOST_LAYERS = 10_000
 """A layout with more layers is refused before it is written out."""

@@ -11,8 +11,18 @@ MARKS = ("tp_plan", "base_model_tp_plan")
 WITHOUT_EFFECT = """
     model_type architectures *_token_id
 """
-SPLIT = ("colwise", "rowwise", "colwise_rep", "colwise_gather_output", "packed_colwise", "packed_rowwise", "embedding_rowwise",
-         "embedding_colwise", "rowwise_split_input", "auto")  # fmt: skip
+SPLIT = (
+    "colwise",
+    "rowwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "packed_colwise",
+    "packed_rowwise",
+    "embedding_rowwise",
+    "embedding_colwise",
+    "rowwise_split_input",
+    "auto",
+)
 WHOLE = ("replicated_with_grad_allreduce", "gather", "local", "moe_tp_experts", "ep_router", "replicate", "isolated")
 BY_TOKENS = ("sequence_parallel",)
 
