@@ -12,8 +12,8 @@ import pytest
 
 from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json
 from planner_core.cost import even_copies, simulated_pipeline, stage_plans
+from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.cost.schedule.pipeline import (
-    RECEIVE,
     bound_s,
     boundary_states,
     in_flight,

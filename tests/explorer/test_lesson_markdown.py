@@ -15,6 +15,7 @@ from planner_core.planning import Request
 
 FRONT = """+++
 number = 1
+minutes = 5
 key = "small"
 title = "A small lesson"
 idea = "One idea."

@@ -109,7 +109,7 @@ def test_a_slider_plans_again_and_the_settings_stay() -> None:
     assert not at.exception
     assert at.query_params["whatif"] == "batch:64"
     assert "batch" not in at.query_params
-    assert {m.label for m in at.metric} == {"step", "communication", "memory per GPU", "mesh"}
+    assert {m.label for m in at.metric} == {"step", "communication", "memory per GPU", "plan"}
     assert "samples a second" in words(at)
     at.selectbox(key="wi_recompute").set_value("full").run()
     assert at.query_params["whatif"] == "batch:64,recompute:full"
