@@ -258,8 +258,7 @@ def first(place: Place) -> Iterator[Figure]:
     cases = (
         ("Overview: the graph", "/", "g.node"),
         ("Overview: the table of plans", "/", ".plans tbody tr"),
-        ("Plans: the first picture of the chart", "/plans", ".sketch img, .js-plotly-plot .scatterlayer"),
-        ("Plans: the chart by plotly", "/plans", ".js-plotly-plot .scatterlayer"),
+        ("Plans: the chart", "/plans", ".js-plotly-plot .scatterlayer"),
     )
     with place.page("/"):
         pass

@@ -147,19 +147,6 @@ def some_of(known: Sequence[str], least: int) -> Parse:
     return parse
 
 
-def factors(text: str) -> tuple[str, ...]:
-    """`1,0.25`: a factor per level of links."""
-    parts = text.split(",")
-    for part in parts:
-        try:
-            factor = float(part)
-        except ValueError:
-            raise Unreadable("is not a list of factors such as 1,0.25") from None
-        if not 1e-3 <= factor <= 1e3:
-            raise Unreadable("has a factor that is not between 0.001 and 1000")
-    return tuple(parts)
-
-
 def edit(text: str) -> tuple[str, ...]:
     """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
     head, *rest = texts(text) or ("",)

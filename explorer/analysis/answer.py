@@ -53,11 +53,6 @@ def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
     return sorted(others, key=lambda n: (plans[n].method != OWN, not plans[n].fits, plans[n].cost.step_time_s))
 
 
-def strongest(plans: Mapping[str, Plan], chosen: str) -> str | None:
-    """The fastest usual layout that fits."""
-    return next((n for n in rivals(plans, chosen) if plans[n].fits and plans[n].method != OWN), None)
-
-
 def fastest(shown: Mapping[str, Plan], first: str) -> str:
     """The shown plan that the first one is measured against: the fastest of the others that fits, else the fastest."""
     return min((n for n in shown if n != first), key=lambda n: (not shown[n].fits, shown[n].cost.step_time_s))

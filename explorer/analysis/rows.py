@@ -98,9 +98,6 @@ def rungs(found: Sequence[AblationStep]) -> list[Row]:
 
 # --- every method beside the exact search ------------------------------------------------------------
 
-TOGETHER = "baselines"
-"""The part of the planner's times that is the search of all usual layouts together."""
-
 
 @dataclass(frozen=True, slots=True)
 class Compared:

@@ -136,22 +136,3 @@ def _both(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) 
         words, changes = _recomputed()
         for way in _nodes(values, cluster, 2, need):
             yield Way(f"{words}, and {way.words}", {**changes, **way.changes})
-
-
-def machines(values: Mapping[str, Any], cluster: Cluster) -> list[Way]:
-    """The same GPUs in other numbers, rising: parts of a node, then nodes; named by how many GPUs there are."""
-    node, base = cluster.levels[0].size, _base(values, cluster)
-    alone = {"nodes": 1} if len(cluster.levels) > 1 else {}
-    counts = [2**k for k in range(node.bit_length()) if 2**k < node]
-    wanted = [{**alone, "gpus": n} for n in counts] + [{**alone, "gpus": node}]
-    wanted += (
-        [{**base, "gpus": node, "nodes": 2**k} for k in range(1, MOST_NODES.bit_length())] if base is not None else []
-    )
-    found = []
-    for changes in wanted:
-        try:
-            there = load_cluster(settings.cluster({**values, **changes}))
-        except InputError:
-            continue
-        found.append(Way(f"{there.num_gpus} GPU{'s' * (there.num_gpus > 1)}", {**changes, "mesh": None}))
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import streamlit as st
 
@@ -100,43 +99,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "")
 
 def _nowrap(cell: str) -> str:
     return ' class="short"' if len(cell) < SHORT_CELL else ""
-
-
-def follower(
-    label: str,
-    options: Sequence[str],
-    setting: str,
-    current: str,
-    names: Callable[[str], str],
-    placeholder: str | None = None,
-    help: str | None = None,
-    width: int | Literal["stretch"] = "stretch",
-) -> None:
-    """A selectbox for a setting that is also changed elsewhere (a click in the graph, in a chart).
-
-    Each value has a widget of its own: else the browser, a moment behind, would send the old choice back as if it had
-    just been made.
-    """
-    widget = _fresh(f"w_{setting}:{current}", tuple(map(names, options)))
-    st.selectbox(
-        label,
-        options,
-        index=options.index(current) if current in options else None,
-        format_func=names,
-        key=widget,
-        placeholder=placeholder,
-        help=help,
-        width=width,
-        on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
-    )
-
-
-def _fresh(widget: str, labels: tuple[str, ...]) -> str:
-    """The widget's key; another one once its labels changed, since the browser keeps showing the label that was chosen."""
-    known = st.session_state.setdefault("labels", {})
-    number, before = known.get(widget, (0, labels))
-    known[widget] = number + (before != labels), labels
-    return f"{widget}~{known[widget][0]}" if known[widget][0] else widget
 
 
 def absent(what: str, asked: Sequence[str], known: Sequence[str], then: str = "") -> None:

@@ -52,9 +52,9 @@ def theme_of(name: str | None) -> Theme:
     return DARK if name == "dark" else LIGHT
 
 
-def device_colour(rank: int, per_node: int = 8) -> str:
-    """The colour of a device: its place in the node, so that it keeps it on every page."""
-    return DEVICES[rank % per_node % len(DEVICES)]
+def device_colour(rank: int) -> str:
+    """Return the colour of a device; it is the same on every page."""
+    return DEVICES[rank % len(DEVICES)]
 
 
 _DARK, _LIGHT = "#000000", "#ffffff"

@@ -13,8 +13,6 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import LIMIT, style
 from explorer.text import recipe, units
 
-COLOURS = (COMPUTE, COMMUNICATION, "#009E73", "#CC79A7", "#8C8C8C", "#56B4E9")
-SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x")
 UNORDERED = ("cluster", "model")
 """Quantities whose values have no order, so that no line joins them."""
 WIDE = 30.0

@@ -204,11 +204,12 @@ def candidates_scatter(
     region: Sequence[str] = (),
     same: int | None = None,
     by: str = "",
-    like: Sequence[int] = (),
 ) -> go.Figure:
-    """Every assignment of a block's matrices as a plan of the whole model (those in `keep`), the front of those that no
-    other beats in both, and the GPU's memory. `region` is the marked one, `same` what the chosen plan does, `like` what plans do
-    that are marked in their own chart. `by` names a weight: colours and symbols then tell how each candidate places it."""
+    """Draw every assignment of a block's matrices as a plan of the whole model, their Pareto front, and the GPU's memory.
+
+    `keep` selects the candidates that are drawn, `region` is the marked region, `same` the candidate that the chosen plan
+    equals. `by` names a weight: colours and symbols show how each candidate places it.
+    """
     keep = np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes) if keep is None else keep
     x, y = found.model_comm_s * 1e3, found.model_memory_bytes / GIB
     front = np.flatnonzero(found.on_front & keep)
@@ -227,9 +228,6 @@ def candidates_scatter(
     )
     if same is not None and keep[same]:
         _mark(figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme)
-    others = [i for i in dict.fromkeys(like) if keep[i]]
-    if others:
-        _mark(figure, (x[others], y[others]), "as the marked plans do", {"symbol": "square-open", "size": 16}, theme)
     if picked is not None and 0 <= picked < len(x) and keep[picked]:
         _mark(figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme)
     if region:
@@ -302,11 +300,10 @@ def _of_letter(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
 
 
 def _mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
-    """Open marks around one candidate or several."""
-    x, y = np.atleast_1d(at[0]), np.atleast_1d(at[1])
+    """Draw an open mark around one candidate."""
     figure.add_scatter(
-        x=x,
-        y=y,
+        x=[at[0]],
+        y=[at[1]],
         mode="markers",
         name=name,
         hoverinfo="skip",

@@ -49,11 +49,6 @@ def cluster_of(plan: Plan) -> Cluster:
     return Cluster.from_json(plan.cluster)
 
 
-def capacity(plan: Plan) -> int:
-    """Bytes of memory of one GPU of the plan's cluster."""
-    return int(plan.cluster["gpu"]["memory_bytes"])
-
-
 def loads(plan: Plan) -> list[Load]:
     """Every load that is not zero."""
     cluster = cluster_of(plan)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from explorer.graph.overlay import variant
+from explorer.graph.overlay import most_common_variant
 from explorer.graph.scene import Node, Scene
 from explorer.text import units
 from planner_core.core import Block, BlockPlan, Call, Graph, Op, Plan
@@ -24,14 +24,14 @@ SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Steps of the scale that the legend shows: shades of a node go with the square root of its share of the largest."""
 
 
-def loads(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> Loads:
-    """Every node; `way` as in `overlay.variant`."""
+def loads(plan: Plan, drawing: Scene, graph: Graph) -> Loads:
+    """Compute the load of every node of a drawing."""
     model = cost_model_of(plan)
     made = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
     found: Loads = {}
     for scope, content in drawing.scopes.items():
-        one = variant(plan, drawing, scope, way)
+        one = most_common_variant(plan, scope)
         if one is None:
             continue
         label, bp = one

@@ -11,42 +11,24 @@ from planner_core.core import BlockPlan, Graph, Plan
 from planner_core.cost import Message, MessageSource, cost_model_of, messages
 
 
-def variant(plan: Plan, drawing: Scene, scope: str, way: str = "") -> tuple[str, BlockPlan] | None:
-    """(label, plan) of the way in which most copies of a block run, or of `way` (a label) where it is one of the block's;
-    the top block for scope ""."""
+def most_common_variant(plan: Plan, scope: str) -> tuple[str, BlockPlan] | None:
+    """Return (label, block plan) of the variant that most copies of a block run; scope "" is the top of the model."""
     if not scope:
         return ("", plan.blocks[""]) if "" in plan.blocks else None
-    found = ways(plan, scope)
-    if way in found:
-        return way, found[way]
-    return max(found.items(), key=lambda pair: len(pair[1].prefixes), default=None)
+    return max(variants(plan, scope).items(), key=lambda pair: len(pair[1].prefixes), default=None)
 
 
-def ways(plan: Plan, scope: str) -> dict[str, BlockPlan]:
-    """The ways in which copies of a block run, by label."""
+def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
+    """Return the different plans of the copies of a block, by label (`Block#0`, `Block#1`)."""
     return {label: bp for label, bp in plan.blocks.items() if scope and label.partition("#")[0] == scope}
 
 
-def copies(prefixes: tuple[str, ...], drawing: Scene, scope: str) -> str:
-    """Which copies of a block run so: `12 of 32 copies: 1–8, 21–24`, counted from 1 in the order in which they run."""
-    order = [c.prefix for run in drawing.runs if run.block == scope for c in run.calls]
-    places = sorted(order.index(p) + 1 for p in prefixes if p in order)
-    spans: list[list[int]] = []
-    for k in places:
-        if spans and spans[-1][1] == k - 1:
-            spans[-1][1] = k
-        else:
-            spans.append([k, k])
-    told = ", ".join(f"{a}–{b}" if b > a else f"{a}" for a, b in spans)
-    return f"{len(places)} of {len(order)} copies: {told}"
-
-
-def communication(plan: Plan, drawing: Scene, graph: Graph, way: str = "") -> dict[str, list[dict[str, Any]]]:
+def communication(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:
     """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
     model = cost_model_of(plan)
     found: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
-        which = variant(plan, drawing, scope, way)
+        which = most_common_variant(plan, scope)
         if which is None:
             continue
         label, block = which

@@ -54,11 +54,6 @@ class Node:
         """Elements of the node's weights."""
         return sum(math.prod(m.shape) for _, m in self.weights)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the node's weights."""
-        return sum(m.num_bytes for _, m in self.weights)
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -107,24 +102,15 @@ class Scene:
         )
         return next(found, None)
 
-    def node_ids(self) -> list[str]:
-        """Ids of everything that can be selected."""
-        return [p.node.id for s in self.scopes.values() for p in s.nodes if p.node.kind != "port"]
 
-
-def scene(coarse: CoarseGraph, least: int = 2, *, brief: bool = False) -> Scene:
-    """The drawing of a model: every unique block laid out once; runs of fewer than `least` copies stand copy by copy. `brief`: nodes
+def scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
+    """The drawing of a model: every unique block laid out once. `brief`: nodes
     have names alone, and sums are small."""
     runs, _ = find_runs(coarse.graph.top)
-    runs = [one for run in runs for one in ([run] if len(run.calls) >= least else _singly(run))]
     titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
     scopes = {name: _scope(name, block, [], titles, brief) for name, block in coarse.blocks.items()}
     scopes[""] = _scope("", coarse.top, runs, titles, brief)
     return Scene(coarse.graph.name, scopes, tuple(runs), titles)
-
-
-def _singly(run: Run) -> list[Run]:
-    return [Run(run.block, (call,)) for call in run.calls]
 
 
 def block_title(name: str, calls: Any) -> str:

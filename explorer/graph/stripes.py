@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.graph.overlay import variant
+from explorer.graph.overlay import most_common_variant
 from explorer.graph.scene import Node, Scene
 from planner_core.core import BlockPlan, DeviceMesh, ParamPlan, Plan, Shard
 
@@ -68,12 +68,12 @@ def weight_of(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
     return (name[0], block.params[name[0]]) if name else None
 
 
-def stripes(plan: Plan, drawing: Scene, way: str = "") -> dict[str, dict[str, Any]]:
+def stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
     """Node -> the stripe that the component draws; of a run of blocks, what most of its weights do."""
     found: dict[str, dict[str, Any]] = {}
     common: dict[str, Lie] = {}
     for scope, content in drawing.scopes.items():
-        one = variant(plan, drawing, scope, way)
+        one = most_common_variant(plan, scope)
         if one is None:
             continue
         lies: list[Lie] = []

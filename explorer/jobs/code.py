@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from explorer.jobs.export import printed
-from planner_core.core import Plan, PlannerError
-
-PROGRAM = "planner_core.runtime.training.lines"
 
 Line = tuple[str, str, Sequence[str]]
 """Of a generated program: its text, the label of its block, and its operators."""
@@ -30,28 +24,6 @@ class Function:
     name: str
     block: str
     lines: tuple[CodeLine, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """The functions in order, those of operators only; or why there are none."""
-
-    functions: tuple[Function, ...]
-    problem: str = ""
-
-
-def code(plan: Plan) -> Code:
-    """The generated code of a plan. A plan of a user's own code is not generated here, since that would run the code."""
-    if (plan.model.get("config") or {}).get("callable"):
-        return Code(
-            (), "the blocks of a model of your own are written when the script runs, since an export runs no code"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            told = printed(plan, folder, "writing the code", PROGRAM)
-        except PlannerError as error:
-            return Code((), str(error))
-    return Code(functions_of(told["lines"]), told["why"])
 
 
 def functions_of(lines: Sequence[Line]) -> tuple[Function, ...]:

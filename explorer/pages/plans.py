@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.address import settings
 from explorer.analysis.filters import REFERENCE
 from explorer.components import comparing, frame, opened
-from explorer.components.plans import candidates, choice, edit_panel, first_picture, methods_panel
+from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import state, stated
 from explorer.text import recipe, units
 from planner_core.core import Plan
@@ -17,7 +17,6 @@ from planner_core.planning import Result
 def page() -> None:
     """The page."""
     result = frame.open_page("plans")
-    first_picture.begin()
     found = methods_panel.found()
     plans = {**stated.beside(state.with_pinned(state.plan_ids(result.plans)), result), **found}
     widget = state.shown("w_tab", state.value("tab"))
@@ -42,7 +41,6 @@ def page() -> None:
         edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
     else:
         _every(result, plans, chosen, plan)
-    first_picture.rest()
     methods_panel.rest()
 
 

@@ -22,10 +22,6 @@ class Pace:
         self.began = time.monotonic()
         self.said = 0.0
 
-    def begin(self) -> None:
-        """The search at another point begins."""
-        self.began = time.monotonic()
-
     def __call__(self, text: str) -> None:
         """Tell what is under way. Raises TimeoutError where the search takes too long."""
         now = time.monotonic()

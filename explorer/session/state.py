@@ -285,9 +285,7 @@ def _planned(short: Callable[[], None]) -> Result:
     return found
 
 
-def waiting(
-    place: Any, stop: Callable[[], None], patience_s: float = PATIENCE_S, key: str = "stop_planning"
-) -> Progress:
+def waiting(place: Any, stop: Callable[[], None], key: str = "stop_planning") -> Progress:
     """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
 
     A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
@@ -301,7 +299,7 @@ def waiting(
         nonlocal last
         now = time.perf_counter()
         taken = now - start
-        if taken < patience_s or now - last < SAY_S:
+        if taken < PATIENCE_S or now - last < SAY_S:
             return
         last = now
         if not line:

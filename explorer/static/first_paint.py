@@ -8,7 +8,7 @@ server's HTML holds the styles, and asks for the scripts, from its first byte.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ def markup(scripts: Path) -> bytes:
     return f"{hints}<style>{''.join(map(style, STYLES))}</style>".encode()
 
 
-def needed(scripts: Path, elements: Iterable[str] = NEEDED) -> list[str]:
+def needed(scripts: Path) -> list[str]:
     """The files that draw these elements, with all that they import; an element that this Streamlit does not have is left out."""
     found: list[str] = []
-    waiting = [path.name for name in elements for path in sorted(scripts.glob(f"{name}.*.js"))]
+    waiting = [path.name for name in NEEDED for path in sorted(scripts.glob(f"{name}.*.js"))]
     while waiting:
         name = waiting.pop(0)
         if name not in found and (scripts / name).is_file():

@@ -22,11 +22,3 @@ def cells(budget: Budget | None, speed: Speed, num_gpus: int) -> list[str]:
     days, cost = run["days"], run["cost"]
     assert days is not None
     return [f"{units.significant(days)} days", *([] if cost is None else [units.count(cost)])]
-
-
-def sentence(budget: Budget | None, speed: Speed, num_gpus: int) -> str:
-    """`1T tokens take 12.5 days and cost 300 k.`, or nothing where their number is not known."""
-    if budget is None:
-        return ""
-    days, *cost = cells(budget, speed, num_gpus)
-    return f"{units.count(budget.tokens)} tokens take {days}" + "".join(f" and cost {c}" for c in cost) + "."

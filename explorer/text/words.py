@@ -175,11 +175,6 @@ def tied(a: Plan, b: Plan) -> bool:
     return high <= low * (1 + doubt(a, b))
 
 
-def simulated(plan: Plan, seconds: float) -> str:
-    """`544 ms (+0.3 %)`: a simulated step beside the plan's own."""
-    return f"{units.seconds(seconds)} ({units.change(seconds / plan.cost.step_time_s - 1)})"
-
-
 def headline(a: Plan, b: Plan) -> str:
     """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
     samples of other lengths by the token."""
@@ -231,11 +226,6 @@ def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
     if not all(p.fits for _, p in known):
         text += " Where no plan fits the memory, a row is the plan that needs least of it, not the fastest."
     return text + ("" if last.fits else " It does not fit the memory.")
-
-
-def times(value: float, least: float) -> str:
-    """`2.3 times`; where the other is nothing, `infinitely many times`."""
-    return f"{units.significant(value / least, 2)} times" if least else "infinitely many times"
 
 
 def _ratio(value: float, before: float, what: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from base64 import b64decode
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,10 @@ from explorer.address import parse, pins, settings
 from explorer.address.settings import Unreadable
 from explorer.analysis import breakdown as parts
 from explorer.analysis import filters as choosing
-from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.figures.palette import LIGHT, MEMORY_KINDS
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
-from explorer.text import words
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.search.candidates.scoring import Candidates
@@ -204,17 +200,6 @@ def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
     figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT, marked=marked)
     sizes = {t.name: len(t.x) for t in figure.data if t.showlegend}
     assert sizes["marked"] == 2
-
-
-def test_the_sketch_of_a_chart_holds_its_marks_names_and_ticks(result: Result, plans: dict[str, Any]) -> None:
-    figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT, marked=("fsdp",))
-    text = first_picture.sketch(figure)
-    drawn = b64decode(re.findall("base64,([^']*)", text)[0]).decode()
-    assert drawn.count("<circle") + drawn.count("<rect") == sum(len(t.x) for t in figure.data if len(t.x))
-    assert all(f">{words.title(p)}<" in text for p in plans.values()) and "memory per GPU, GiB" in text
-    assert all(0 <= float(x) <= 100 for x in re.findall(r"(?:cx|[^r]x)='([\d.-]+)%", drawn))
-    many = first_picture.sketch(scatter.candidates_scatter(result.candidates[0], None, 80 * 2**30, LIGHT))
-    assert len(many) < 120_000, "thinned to what a picture shows"
 
 
 # --- pins ------------------------------------------------------------------------------------------------

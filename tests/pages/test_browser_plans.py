@@ -38,26 +38,6 @@ def chart_of(visit: Visit) -> Locator:
     return found
 
 
-@pytest.mark.parametrize(
-    ("path", "said"), [("plans", "Megatron-LM + sequence parallel"), ("plans?tab=block", "2\u202f187 candidates")]
-)
-def test_the_first_picture_does_not_wait_for_the_plotting_library(visit: Visit, path: str, said: str) -> None:
-    page, held, freed = visit.page, [], []
-    # a part that is asked for late, when the others have been let go, is not held
-    page.route("**/PlotlyChart*", lambda route: route.continue_() if freed else held.append(route))
-    with page.expect_request("**/PlotlyChart*"):
-        page.goto(f"{visit.base}/{path}")
-    first = page.locator(".sketch")
-    first.wait_for()
-    expect(first).to_contain_text(said)
-    assert held and page.locator(".js-plotly-plot").count() == 0
-    freed.append(True)
-    for request in held:
-        request.continue_()
-    chart_of(visit)
-    expect(page.locator(".sketch:visible")).to_have_count(0)
-
-
 @pytest.mark.slow
 def test_a_lasso_among_plans_shortens_the_table(visit: Visit) -> None:
     page = visit.page

@@ -49,12 +49,11 @@ class Form:
         options: Sequence[Any],
         names: Callable[[Any], str],
         help: str | None = None,
-        take: Take | None = None,
     ) -> None:
         """A choice of one."""
         known = list(options) if value in options else [value, *options]
         st.selectbox(
-            label, known, index=known.index(value), format_func=names, key=self._key(field, value, take), help=help
+            label, known, index=known.index(value), format_func=names, key=self._key(field, value, None), help=help
         )
 
     def whole(

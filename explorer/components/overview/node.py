@@ -44,7 +44,7 @@ def _block(result: Result, drawing: graph_view.Scene, node: graph_view.Node, pla
     st.markdown(
         f"**{frame.text(node.name)}**: {len(run.calls)} equal copies of {frame.text(run.block)}, {ops} operations each"
     )
-    ways = overlay.ways(plan, run.block)
+    ways = overlay.variants(plan, run.block)
     if len(ways) > 1:
         kinds = Counter({recipe.RECOMPUTED[b.recompute]: 0 for b in ways.values()})
         for b in ways.values():
@@ -66,7 +66,7 @@ def apart(request: Request, one: str, other: str) -> list[str]:
 
 def _node(result: Result, drawing: graph_view.Scene, node: graph_view.Node, name: str, plan: Plan) -> None:
     scope = node.id.rpartition(":")[0]
-    way = overlay.variant(plan, drawing, scope if scope in drawing.scopes else "")
+    way = overlay.most_common_variant(plan, scope if scope in drawing.scopes else "")
     held = weight_of(node, way[1]) if way else None
     title = f"**{frame.text(node.name)}** {frame.text(node.module)}"
     if held:

@@ -11,7 +11,6 @@ from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
 from explorer.analysis.filters import LETTERS
 from explorer.components import frame
-from explorer.components.plans import first_picture
 from explorer.components.plans.choice import CHOOSING, current, data_of, figure, generation, unmark
 from explorer.figures import scatter
 from explorer.session import state
@@ -51,7 +50,7 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
         elif selection["points"]:
             state.change(candidate=int(data_of(selection["points"][0])), block=one.block)
 
-    first_picture.chart(
+    st.plotly_chart(
         scatter.candidates_scatter(
             one,
             index,
@@ -62,7 +61,7 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
             same=choosing.of_plan(one, plan),
             by=by,
         ),
-        key,
+        key=key,
         theme=None,
         on_select=pick,
         selection_mode=("points", "box", "lasso"),

@@ -11,7 +11,6 @@ from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.components import frame
-from explorer.components.plans import first_picture
 from explorer.figures import scatter
 from explorer.session import state, stated
 from explorer.text import glossary, recipe, units, words
@@ -127,9 +126,9 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         elif names:
             state.change(plan=names[0])
 
-    first_picture.chart(
+    st.plotly_chart(
         figure,
-        key,
+        key=key,
         theme=None,
         on_select=pick,
         selection_mode=("points", "box", "lasso"),
