@@ -16,7 +16,7 @@ from planner_core.models import graph_of
 from planner_core.planning.pricing import model_flops
 from planner_core.runtime.stages import check_schedule
 from planner_core.runtime.training import Blocks, blocks_of
-from planner_core.runtime.write import wrapped
+from planner_core.runtime.write import wrap_lines
 
 WIDTH = 120
 BODY = ("options", "loss_of", "train_step", "evaluate", "main")
@@ -168,7 +168,7 @@ def _imports(blocks: Blocks) -> str:
     )
     line = f"from planner_core.runtime.program import {', '.join(names)}"
     if len(line) > WIDTH:
-        line = wrapped(f"from planner_core.runtime.program import ({', '.join(names)})")
+        line = wrap_lines(f"from planner_core.runtime.program import ({', '.join(names)})")
     return f"{IMPORTS}\n{line}\nfrom planner_core.verification import scaled"
 
 
@@ -177,7 +177,7 @@ def _written_for(blocks: Blocks) -> list[str]:
     if not blocks.source:
         return ["WRITTEN_FOR = {}  # no blocks: they are made when the script runs"]
     shapes = ", ".join(f'"{name}": {shape}' for name, shape in blocks.inputs.items())
-    return wrapped(f'WRITTEN_FOR = {{"plan": "{blocks.plan}", "inputs": {{{shapes}}}}}').split("\n")
+    return wrap_lines(f'WRITTEN_FOR = {{"plan": "{blocks.plan}", "inputs": {{{shapes}}}}}').split("\n")
 
 
 def _constants(plan: Plan, blocks: Blocks, flops: int) -> str:

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from planner_core.runtime.mismatch import PlanMismatch
     from planner_core.runtime.parallel import Parallel
     from planner_core.runtime.program.collectives import Trace
-    from planner_core.runtime.program.collectives.counter import CountCollectives, sent_in_exchange, table_of
-    from planner_core.runtime.program.operators.chances import drawing, seed_of
+    from planner_core.runtime.program.collectives.counter import (
+        CountCollectives,
+        all_to_all_wire_bytes,
+        collective_table,
+    )
+    from planner_core.runtime.program.operators.dropout import seed_generators, unit_seed
     from planner_core.runtime.record import CannotRewrite
-    from planner_core.runtime.record.batch import changed, with_samples
+    from planner_core.runtime.record.batch import map_marked_leaves, map_sample_leaves
     from planner_core.runtime.stages import StagedParallel
     from planner_core.runtime.training.checkpoints import load, save
     from planner_core.runtime.training.clipping import clip_grad_norm_
@@ -39,38 +43,38 @@ __all__ = [
     "PlanMismatch",
     "StagedParallel",
     "Trace",
+    "all_to_all_wire_bytes",
     "apply",
-    "changed",
     "clip_grad_norm_",
-    "drawing",
+    "collective_table",
     "initializer",
     "load",
     "make_optimizer",
+    "map_marked_leaves",
+    "map_sample_leaves",
     "mesh_of",
     "save",
-    "seed_of",
-    "sent_in_exchange",
-    "table_of",
-    "with_samples",
+    "seed_generators",
+    "unit_seed",
 ]
 _HOME = {
     "CannotRewrite": "planner_core.runtime.record",
-    "changed": "planner_core.runtime.record.batch",
-    "with_samples": "planner_core.runtime.record.batch",
+    "map_marked_leaves": "planner_core.runtime.record.batch",
+    "map_sample_leaves": "planner_core.runtime.record.batch",
     "clip_grad_norm_": "planner_core.runtime.training.clipping",
     "HostStates": "planner_core.runtime.training.host_states",
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
     "Trace": "planner_core.runtime.program.collectives",
-    "drawing": "planner_core.runtime.program.operators.chances",
-    "seed_of": "planner_core.runtime.program.operators.chances",
+    "seed_generators": "planner_core.runtime.program.operators.dropout",
+    "unit_seed": "planner_core.runtime.program.operators.dropout",
     "Parallel": "planner_core.runtime.parallel",
     "apply": "planner_core.runtime.library",
     "mesh_of": "planner_core.runtime.library",
     "StagedParallel": "planner_core.runtime.stages",
     "CountCollectives": "planner_core.runtime.program.collectives.counter",
-    "sent_in_exchange": "planner_core.runtime.program.collectives.counter",
-    "table_of": "planner_core.runtime.program.collectives.counter",
+    "all_to_all_wire_bytes": "planner_core.runtime.program.collectives.counter",
+    "collective_table": "planner_core.runtime.program.collectives.counter",
     "initializer": "planner_core.runtime.initialize",
     "make_optimizer": "planner_core.runtime.training.optimizers",
     "Init": "planner_core.runtime.initialize",

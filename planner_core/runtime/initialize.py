@@ -33,7 +33,7 @@ def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
             )
         if meta:
             params = dict(module._parameters)
-            _values(model, module, name, seed, "cpu")
+            _initialize_module(model, module, name, seed, "cpu")
             module._parameters.update(params)
 
     def init(name: str, param: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
         path, _, short = name.rpartition(".")
         module = model.get_submodule(path)
         params = dict(module._parameters)
-        _values(model, module, name, seed, device)
+        _initialize_module(model, module, name, seed, device)
         made = module._parameters[short]
         module._parameters.update(params)
         assert made is not None
@@ -51,7 +51,7 @@ def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
     return init
 
 
-def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: str) -> None:
+def _initialize_module(model: nn.Module, module: nn.Module, name: str, seed: int, device: str) -> None:
     """Give the module's own parameters new values."""
     for short, param in module._parameters.items():
         if param is not None:
@@ -63,7 +63,7 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
         own: Any = getattr(model, "_init_weights", None)
         plain: Any = getattr(module, "reset_parameters", None)
         if isinstance(module, ParametrizationList):
-            _originals(module)
+            _initialize_originals(module)
         elif own is not None:
             module.__dict__.pop("_is_hf_initialized", None)
             try:
@@ -81,7 +81,7 @@ def _values(model: nn.Module, module: nn.Module, name: str, seed: int, device: s
                     param.normal_(std=0.02)
 
 
-def _originals(module: ParametrizationList) -> None:
+def _initialize_originals(module: ParametrizationList) -> None:
     """Give a weight that a module computes (weight norm: a direction and its lengths) originals from which a usual weight follows. A
     model's own `_init_weights` writes into the computed weight, which nothing keeps."""
     *_, last = module.parameters()

@@ -15,10 +15,10 @@ from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.collectives import check_torch
-from planner_core.runtime.program.gradients import forget
+from planner_core.runtime.program.gradients import discard_pending
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.program.weights.model_order import show_in_model_order
-from planner_core.runtime.stages import STAGES, StagedParallel, check_schedule
+from planner_core.runtime.program.weights.model_order import register_model_order_hooks
+from planner_core.runtime.stages import PIPELINE_AXIS, StagedParallel, check_schedule
 
 
 def apply(
@@ -72,13 +72,13 @@ def apply(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> model(x, y, global_batch=True).backward()
     """
-    parallel = _parallel(module, plan, init, seed, written)
+    parallel = _make_parallel(module, plan, init, seed, written)
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
-    return _guarded(module, parallel)
+    return _install(module, parallel)
 
 
-def _parallel(
+def _make_parallel(
     module: nn.Module, plan: Plan, init: Init | None, seed: int, written: EditableFunctions | None
 ) -> Parallel:
     if plan.pipeline:
@@ -89,16 +89,16 @@ def _parallel(
     return Parallel(module, plan, mesh, init=init, seed=seed, written=written)
 
 
-def _guarded(module: nn.Module, parallel: Parallel) -> nn.Module:
+def _install(module: nn.Module, parallel: Parallel) -> nn.Module:
     """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
     check_torch(compiled=parallel.engine.compile is not None)
-    show_in_model_order(parallel)
+    register_model_order_hooks(parallel)
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
-        forget(module.parameters())
+        discard_pending(module.parameters())
         type(module).zero_grad(module, *args, **kwargs)
 
-    module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_stay)
+    module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_refuse_move)
     if isinstance(parallel, StagedParallel):
         module.__dict__["step"] = parallel.step
     module.__dict__["__reduce_ex__"] = _refuse_copy
@@ -112,7 +112,7 @@ def _refuse_copy(protocol: int) -> Any:
     )
 
 
-def _stay(*args: Any, **kwargs: Any) -> Any:
+def _refuse_move(*args: Any, **kwargs: Any) -> Any:
     raise PlanMismatch(
         "a model under a plan cannot be moved or cast: its working copies would be left behind; do it before apply"
     )
@@ -139,7 +139,7 @@ def mesh_of(plan: Plan, device: str) -> DeviceMesh:
             f"the plan is for {needed} devices ({stages}{mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
             f"{needed}, or plan for a cluster of {ranks} GPUs"
         )
-    outer = ((plan.pipeline.ranks,), (STAGES,)) if plan.pipeline else ((), ())
+    outer = ((plan.pipeline.ranks,), (PIPELINE_AXIS,)) if plan.pipeline else ((), ())
     return init_device_mesh(device, (*outer[0], *mesh.axis_sizes), mesh_dim_names=(*outer[1], *mesh.axis_names))
 
 

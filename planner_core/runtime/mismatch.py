@@ -13,8 +13,8 @@ class PlanMismatch(PlannerError, RuntimeError):
     """The running model is not the one for which the plan was made. The message names the operator."""
 
 
-def other_model(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
-    """The error for an operator that is not as it was planned. `line`: the place in the model's code; `versions`: see `other_versions`."""
+def other_model_error(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
+    """The error for an operator that differs from the plan. `line`: its place in the model's code; `versions`: the libraries that differ."""
     at = f" at {line.rpartition('/')[2]}" if line else ""
     return PlanMismatch(
         f"{site}{at} {what}: the model does other operations than when it was planned (in eval mode, with other attributes, lengths, "
@@ -22,7 +22,7 @@ def other_model(site: str, what: str, versions: str, line: str = "") -> PlanMism
     )
 
 
-def refuse_gradient(name: str) -> None:
+def refuse_planned_gradient(name: str) -> None:
     """Raise PlanMismatch: nothing would sum the gradient over ranks."""
     raise PlanMismatch(
         f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
@@ -30,7 +30,7 @@ def refuse_gradient(name: str) -> None:
     )
 
 
-def unplanned(name: str) -> PlanMismatch:
+def unplanned_gradient_error(name: str) -> PlanMismatch:
     """The error for a gradient of a weight in a unit that has no use for it."""
     return PlanMismatch(
         f"{name} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
@@ -38,7 +38,7 @@ def unplanned(name: str) -> PlanMismatch:
     )
 
 
-def other_versions(plan: Plan) -> str:
+def describe_other_versions(plan: Plan) -> str:
     """The end of a sentence: which libraries have another version now than when the plan was made. Empty if none has."""
     planned = plan.model.get("versions", {})
     here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}

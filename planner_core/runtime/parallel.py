@@ -22,21 +22,21 @@ from torch.utils import _pytree as pytree
 from planner_core.core import Placements, Plan, Replicate, Shard, leading
 from planner_core.models.hooks import makes_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
+from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement
-from planner_core.runtime.mismatch import PlanMismatch, other_versions
-from planner_core.runtime.program.collectives import check_torch, take
+from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
+from planner_core.runtime.program.collectives import apply_moves, check_torch
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
-from planner_core.runtime.program.setup import axes_of, place, shard_model, steps_of
-from planner_core.runtime.program.weights import Weight, owner_of
-from planner_core.runtime.ready import Ready, script_of
-from planner_core.runtime.record.frozen import hooked_parameter, refuse_gradient_hooks
-from planner_core.runtime.write.planned import Bring, PlannedForward
+from planner_core.runtime.program.setup import make_axes, make_moves, shard_model, shard_tensor
+from planner_core.runtime.program.weights import Weight, find_weight
+from planner_core.runtime.record.frozen import find_gradient_hook, refuse_gradient_hooks
+from planner_core.runtime.write.planned import InputSource, PlannedForward
 
-CHANGES = 8
+WARN_AFTER_CHANGES = 8
 """After so many recordings for other numbers among the arguments a warning says so."""
-MOST_VARIANTS = 8
+MAX_VARIANTS = 8
 """At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
 
@@ -58,7 +58,7 @@ class Parallel:
     ) -> None:
         check_torch()
         refuse_gradient_hooks(model)
-        if name := next((n for n, p in model.named_parameters() if owner_of(p)), ""):
+        if name := next((n for n, p in model.named_parameters() if find_weight(p)), ""):
             raise PlanMismatch(
                 f"{name} is under a plan already; apply a plan once, to a module that holds all that is trained together"
             )
@@ -67,10 +67,10 @@ class Parallel:
                 f"the plan is for a mesh of sizes {plan.mesh.axis_sizes}, the mesh here has {tuple(mesh.shape)}"
             )
         self.model, self.plan, self.mesh = model, plan, mesh
-        self.axes = [written.adopt(a) if written else a for a in axes_of(mesh)]
+        self.axes = [written.adopt(a) if written else a for a in make_axes(mesh)]
         self.planned = self.planned_forward()
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
-        self.device = _device(mesh)
+        self.device = _device_of_mesh(mesh)
         self.agreement = Agreement(
             mesh, self.data_axes, self.planned.names, exchanges=any(t.phase == "forward" for t in plan.cost.traffic)
         )
@@ -87,8 +87,8 @@ class Parallel:
         if written:
             written.check(plan)
         self.frozen.keep_parameters()
-        self.shells = {name: _shell(w.parameter) for name, w in self.engine.weights.items()}
-        self.programs: dict[tuple[Any, int], Ready] = {}
+        self.shells = {name: _shell_storage(w.parameter) for name, w in self.engine.weights.items()}
+        self.programs: dict[tuple[Any, int], BoundCall] = {}
         self.recorded = self.changes = 0
         self.last: Any = None
         self.caches = makes_cache(model, self.frozen.twin.forward)
@@ -114,14 +114,14 @@ class Parallel:
         if unread := unread_argument(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         key = self._key(leaves, spec, whole)
-        for variant in range(MOST_VARIANTS):
+        for variant in range(MAX_VARIANTS):
             if (key, variant) in self.programs:
                 try:
                     return self._run(self.programs[key, variant], leaves)
                 except GuardFailed as failed:
                     self._leave_script(self.programs[key, variant], failed)
-        free = (v for v in range(MOST_VARIANTS) if (key, v) not in self.programs)
-        variant = next(free, self.recorded % MOST_VARIANTS)
+        free = (v for v in range(MAX_VARIANTS) if (key, v) not in self.programs)
+        variant = next(free, self.recorded % MAX_VARIANTS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         with torch.inference_mode(False):
             self.programs[key, variant] = self._prepare(args, kwargs, whole)
@@ -140,7 +140,7 @@ class Parallel:
         """Takes the place of the model's `forward`."""
         return self(args, kwargs, whole=global_batch)
 
-    def _leave_script(self, ready: Ready, failed: GuardFailed) -> bool:
+    def _leave_script(self, ready: BoundCall, failed: GuardFailed) -> bool:
         """Go on without the script's blocks if `ready` runs them: they were written where the model's code went another way."""
         if ready.bound.script is None or self.engine.written is None:
             return False
@@ -163,7 +163,7 @@ class Parallel:
         if isinstance(leaf, torch.Tensor):
             return
         self.changes += 1
-        if self.changes == CHANGES:
+        if self.changes == WARN_AFTER_CHANGES:
             warnings.warn(
                 f"{spelled(path, self.planned.names)} is a number or a word that changes from call to call, and each value is recorded "
                 "anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward "
@@ -171,8 +171,8 @@ class Parallel:
                 stacklevel=4,
             )
 
-    def _run(self, ready: Ready, leaves: Sequence[Any]) -> Any:
-        brought = ready.brought or [Bring.AS_IT_IS] * len(leaves)
+    def _run(self, ready: BoundCall, leaves: Sequence[Any]) -> Any:
+        brought = ready.brought or [InputSource.AS_IT_IS] * len(leaves)
         return ready([self._brought(x, how) for x, how in zip(leaves, brought, strict=True)])
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
@@ -198,16 +198,18 @@ class Parallel:
                 own = self.axes[axis].all_gather(own, 0)
         return own
 
-    def _brought(self, own: Any, how: Bring) -> Any:
+    def _brought(self, own: Any, how: InputSource) -> Any:
         """A leaf of a call as the program takes it."""
-        if how is Bring.GATHERED_INDICES:  # what is in no table stays so: it becomes the largest number of 32 bits
+        if (
+            how is InputSource.GATHERED_INDICES
+        ):  # what is in no table stays so: it becomes the largest number of 32 bits
             limits = torch.iinfo(torch.int32)
             return self._gathered(own.clamp(limits.min, limits.max).to(torch.int32)).to(own.dtype)
-        if how is Bring.PLACED:
+        if how is InputSource.PLACED:
             for axis in reversed(self.data_axes):
                 own = self.axes[axis].pad(own, 0)
             return own
-        return self._gathered(own) if how is Bring.GATHERED else own
+        return self._gathered(own) if how is InputSource.GATHERED else own
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -232,15 +234,15 @@ class Parallel:
         """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = weight.parameter.detach() if part is None else part
         own = held._local_tensor if isinstance(held, DTensor) else held
-        return take(own, steps_of(leading(self.stored_as(weight), self.whole), self.axes), weight.segments)
+        return apply_moves(own, make_moves(leading(self.stored_as(weight), self.whole), self.axes), weight.segments)
 
     @torch.no_grad()
     def gather_buffers(self) -> None:
         """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels)."""
         for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
-            own = place(buffer, placements, self.axes).contiguous()
-            buffer.copy_(take(own, steps_of(leading(placements, self.whole), self.axes)))
+            own = shard_tensor(buffer, placements, self.axes).contiguous()
+            buffer.copy_(apply_moves(own, make_moves(leading(placements, self.whole), self.axes)))
 
     def split_buffers(self) -> dict[str, Placements]:
         """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""
@@ -270,7 +272,7 @@ class Parallel:
                 raise PlanMismatch(
                     f"requires_grad of {name} was changed after the plan was applied; freeze weights before apply"
                 )
-        param = hooked_parameter((n, w.parameter) for n, w in self.engine.weights.items())
+        param = find_gradient_hook((n, w.parameter) for n, w in self.engine.weights.items())
         if param:
             raise PlanMismatch(
                 f"{param} has a gradient hook, which would never run; use register_post_accumulate_grad_hook instead"
@@ -278,7 +280,7 @@ class Parallel:
 
     def _check_data(self) -> None:
         for name, weight in self.engine.weights.items():
-            if self.shells[name] != _shell(weight.parameter):
+            if self.shells[name] != _shell_storage(weight.parameter):
                 raise PlanMismatch(
                     f"the data of {name} was set (param.data = ..., as torch.nn.utils.vector_to_parameters does), but this rank holds a "
                     "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
@@ -295,17 +297,17 @@ class Parallel:
         # the text of a form: torch 2.6 has no hash of it
         return shapes, str(spec), whole, torch.is_grad_enabled(), self.frozen.training(), wanted
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Ready:
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> BoundCall:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
         used = {b.buffer for unit in made.program.units for b in unit.buffers}
         self.agreement.reads(used.union(made.program.buffers))
         training = torch.is_grad_enabled() and self.model.training
-        script = script_of(made, self.engine.written if training else None, other_versions(self.plan))
-        return Ready(made, self.engine, self.mesh, self.data_axes, script)
+        script = adopt_script(made, self.engine.written if training else None, describe_other_versions(self.plan))
+        return BoundCall(made, self.engine, self.mesh, self.data_axes, script)
 
 
-def _device(mesh: DeviceMesh) -> torch.device:
+def _device_of_mesh(mesh: DeviceMesh) -> torch.device:
     return (
         torch.device("cuda", torch.cuda.current_device())
         if mesh.device_type == "cuda"
@@ -313,6 +315,6 @@ def _device(mesh: DeviceMesh) -> torch.device:
     )
 
 
-def _shell(param: torch.Tensor) -> int | None:
+def _shell_storage(param: torch.Tensor) -> int | None:
     """The memory that stands for a DTensor. Setting its data replaces this, and not its local tensor."""
     return param.untyped_storage()._cdata if isinstance(param, DTensor) else None

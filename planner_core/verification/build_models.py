@@ -16,8 +16,8 @@ from planner_core.core import InputError
 from planner_core.models.capture import own_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
 from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
-from planner_core.runtime import Init, Parallel, PlanMismatch, changed, initializer
-from planner_core.runtime.training import own_hooks, place_along
+from planner_core.runtime import Init, Parallel, PlanMismatch, initializer, map_marked_leaves
+from planner_core.runtime.training import has_hooks, position_along
 
 SPREAD = 0.05
 ARGS = "*"
@@ -96,7 +96,7 @@ def materialise(model: nn.Module, init: Init) -> nn.Module:
 
 def called_as_in_a_loop(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> Any:
     """What a model under a plan returns to a training loop on this rank, which gives it the rank's own samples of a global batch."""
-    call = None if own_hooks(parallel.model) else own_call(parallel, inputs, rank)
+    call = None if has_hooks(parallel.model) else own_call(parallel, inputs, rank)
     if call is None:
         return call_model(functools.partial(parallel.model, global_batch=True), inputs)
     return parallel.model(*call[0], **call[1])
@@ -106,7 +106,7 @@ def own_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> tuple[
     """A global batch as this rank's call of the model: its own samples, as a training loop reads them. None if the samples are not along
     dim 0 of the inputs, do not divide, or nothing says what has some, so that a loop has to give the whole batch (`global_batch=True`)."""
     args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
-    place, places = place_along(parallel.mesh.shape, parallel.data_axes, rank)
+    place, places = position_along(parallel.mesh.shape, parallel.data_axes, rank)
     try:
         held = parallel.planned.held(args, kwargs, whole=False)
     except PlanMismatch:
@@ -114,7 +114,9 @@ def own_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> tuple[
     leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), held, strict=True) if own]
     if any(len(x) % places for x in leaves) or (places > 1 and not leaves):
         return None
-    own: tuple[tuple[Any, ...], dict[str, Any]] = changed((args, kwargs), held, lambda x: x.chunk(places)[place])
+    own: tuple[tuple[Any, ...], dict[str, Any]] = map_marked_leaves(
+        (args, kwargs), held, lambda x: x.chunk(places)[place]
+    )
     return own
 
 

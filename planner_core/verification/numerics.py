@@ -22,11 +22,11 @@ from planner_core.runtime import (
     Parallel,
     PlanMismatch,
     Trace,
-    drawing,
-    seed_of,
-    sent_in_exchange,
-    table_of,
-    with_samples,
+    all_to_all_wire_bytes,
+    collective_table,
+    map_sample_leaves,
+    seed_generators,
+    unit_seed,
 )
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import (
@@ -91,8 +91,8 @@ def over_ranks(found: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict
         mean = sum(c[2] for c in same) // len(same)
         row = rows[phase, "all_to_all", axis]
         row[1] += mean - mine
-        row[2] += sent_in_exchange(mean, n) - sent_in_exchange(mine, n)
-    return {**first, "collectives": table_of(rows), "by_axis": [[*key, *row] for key, row in rows.items()]}
+        row[2] += all_to_all_wire_bytes(mean, n) - all_to_all_wire_bytes(mine, n)
+    return {**first, "collectives": collective_table(rows), "by_axis": [[*key, *row] for key, row in rows.items()]}
 
 
 def report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _alone(plan: Plan, seed: int, dtype: str, nudge: float = 0.0) -> tuple[nn.Mo
     inputs = example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, seed)
     chance = DropNothing()
     # a model that draws numbers draws those of the plan's first step
-    with drawing(seed_of(0, 0), torch.device("cpu")), chance:
+    with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
         loss = single_loss(model, inputs)
         loss.backward()
     return model, loss, chance
@@ -270,7 +270,7 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
 
 def turned_samples(inputs: Any) -> Any:
     """A copy of the same samples, the last one first."""
-    return with_samples(pytree.tree_map_only(torch.Tensor, torch.clone, inputs), lambda x: x.flip(0))
+    return map_sample_leaves(pytree.tree_map_only(torch.Tensor, torch.clone, inputs), lambda x: x.flip(0))
 
 
 def _loss(parallel: Parallel, inputs: Any) -> torch.Tensor:
@@ -286,7 +286,7 @@ def _next_loss(whole: nn.Module, parallel: Parallel, inputs: Any, chance: DropNo
         loss = _loss(parallel, own)
     except PlanMismatch:
         return 0.0, 0.0
-    with drawing(seed_of(0, 1), torch.device("cpu")), chance:
+    with seed_generators(unit_seed(0, 1), torch.device("cpu")), chance:
         return float(single_loss(whole, inputs).detach()), float(loss.detach())
 
 

@@ -21,13 +21,13 @@ from planner_core.runtime import (
     PlanMismatch,
     StagedParallel,
     Trace,
-    changed,
-    drawing,
+    collective_table,
+    map_marked_leaves,
     mesh_of,
-    seed_of,
-    table_of,
+    seed_generators,
+    unit_seed,
 )
-from planner_core.runtime.training import place_along, with_planned_loss
+from planner_core.runtime.training import position_along, with_planned_loss
 from planner_core.verification.build_models import (
     ARGS,
     DropNothing,
@@ -70,7 +70,7 @@ class Record:
         inside = {key: row for key, row in counted.rows.items() if key[2] != OUTSIDE}
         events = [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.trace.events]
         return {
-            "collectives": table_of(inside),
+            "collectives": collective_table(inside),
             "by_axis": [[*key, *row] for key, row in sorted(inside.items())],
             "summed": [row[1] for key, row in counted.rows.items() if key[2] == OUTSIDE],
             "sent": counted.sent,
@@ -276,7 +276,7 @@ def _alone(whole: nn.Module, batches: Sequence[Any], chance: DropNothing) -> flo
     """The loss of one process that accumulates gradients over micro-batches."""
     total = 0.0
     for batch in batches:
-        with drawing(seed_of(0, 0), torch.device("cpu")), chance:
+        with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
             loss = single_loss(whole, batch) / len(batches)
             loss.backward()
         total += float(loss.detach())
@@ -321,14 +321,14 @@ def _each(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> d
     """The same inputs with other samples."""
     args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
     held = parallel.planned.held(args, kwargs, whole=True)
-    args, kwargs = changed((args, kwargs), held, change)
+    args, kwargs = map_marked_leaves((args, kwargs), held, change)
     return {ARGS: args, **kwargs} if args else kwargs
 
 
 def _calls(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """A step's call on this rank, with its own samples if that can be; and the same micro-batches for one process."""
     num, own = parallel.micro_batches, own_call(parallel, inputs, dist.get_rank()) is not None
-    places = place_along(parallel.mesh.shape, parallel.data_axes, dist.get_rank())[1] if own else 1
+    places = position_along(parallel.mesh.shape, parallel.data_axes, dist.get_rank())[1] if own else 1
 
     def part(number: int) -> Any:
         return lambda x: torch.cat([mine.chunk(num)[number] for mine in x.chunk(places)])

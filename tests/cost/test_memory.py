@@ -62,17 +62,17 @@ def _ways(shape: tuple[int, ...], segments: dict[int, tuple[int, ...]]) -> list[
 
 def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
     """Bytes that `take` ends with and uses at most, beside the tensor it is given, of every job."""
-    from planner_core.runtime.program.collectives import take
-    from planner_core.runtime.program.setup import axes_of, steps_of
+    from planner_core.runtime.program.collectives import apply_moves
+    from planner_core.runtime.program.setup import make_axes, make_moves
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    axes = axes_of(init_device_mesh("cpu", SIZES, mesh_dim_names=("a", "b")))
+    axes = make_axes(init_device_mesh("cpu", SIZES, mesh_dim_names=("a", "b")))
     found = []
     for local, steps, segments in jobs:
         memory = TrackMemory()
         x = torch.empty(local, device="meta")
         with memory:
-            y = take(x, steps_of(steps, axes), segments)
+            y = apply_moves(x, make_moves(steps, axes), segments)
         found.append(
             (
                 0

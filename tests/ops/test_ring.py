@@ -14,7 +14,7 @@ from planner_core.core import Shard
 from planner_core.ops import Attention, Merge, together, work_of
 from planner_core.ops.catalog.attention import ALONG, RING
 from planner_core.ops.rules import Row
-from planner_core.runtime.program.operators import blocks
+from planner_core.runtime.program.operators import attention_block
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
 from tests.support.operators.local_judge import judge_local
@@ -77,13 +77,13 @@ def test_it_goes_together_with_every_other_row_that_leaves_the_sequence(case: Ca
 
 def test_blocks_that_are_merged_without_weights_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: every block is merged as if its sums of exponentials were 1."""
-    whole = blocks.block
+    whole = attention_block.attend_block
 
     def alike(*args: object) -> object:
         out, sums = whole(*args)  # type: ignore[arg-type]
         return out, torch.zeros_like(sums)
 
-    monkeypatch.setattr("planner_core.runtime.program.operators.ring.block", alike)
+    monkeypatch.setattr("planner_core.runtime.program.operators.ring.attend_block", alike)
     assert judge_local(causal(), (ring(causal()),), (2,)).startswith("result 0")
 
 
@@ -111,9 +111,9 @@ def test_the_kernel_for_cpus_makes_the_same_as_the_block_that_is_written_out(mon
     for is_causal in (True, False):
         found = []
         for kernel in (True, False):
-            monkeypatch.setattr(blocks, "_cpu_kernel", lambda *given, kernel=kernel: kernel)
-            out, sums = blocks.block(q, k, v, is_causal, 0.3)
-            found.append((out, sums, *blocks.block_backward(d, q, k, v, out, sums, is_causal, 0.3)))
+            monkeypatch.setattr(attention_block, "_cpu_flash_can_run", lambda *given, kernel=kernel: kernel)
+            out, sums = attention_block.attend_block(q, k, v, is_causal, 0.3)
+            found.append((out, sums, *attention_block.attend_block_backward(d, q, k, v, out, sums, is_causal, 0.3)))
         assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(*found, strict=True))
 
 

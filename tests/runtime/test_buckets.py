@@ -15,9 +15,17 @@ from planner_core.core import Graph, Plan
 from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.runtime.program.buckets import NOTHING, Member, aligned, alike, pack_by_rank, start, unpack_by_rank
+from planner_core.runtime.program.buckets import (
+    NO_MOVE,
+    BucketMember,
+    align_chains,
+    message_key,
+    pack_by_rank,
+    start_move,
+    unpack_by_rank,
+)
 from planner_core.runtime.program.collectives import Axis, AxisMove
-from planner_core.runtime.write.operators import reshaped
+from planner_core.runtime.write.operators import write_reshape
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -70,10 +78,10 @@ def exchanged() -> list[bool | int]:
     axis = Axis("tensor", dist.group.WORLD, dist.get_world_size(), dist.get_rank())
     torch.manual_seed(dist.get_rank())
     members = [
-        Member((4, 6), {}, AxisMove(axis, "all_to_all", 0, 1)),
-        Member((6, 2, 5), {}, AxisMove(axis, "all_to_all", 2, 0)),
-        Member((12, 3), {0: (4, 8)}, AxisMove(axis, "all_to_all", 1, 0)),  # two fused parts
-        Member((4, 6), {0: (2, 6)}, AxisMove(axis, "all_to_all", 0, 1)),
+        BucketMember((4, 6), {}, AxisMove(axis, "all_to_all", 0, 1)),
+        BucketMember((6, 2, 5), {}, AxisMove(axis, "all_to_all", 2, 0)),
+        BucketMember((12, 3), {0: (4, 8)}, AxisMove(axis, "all_to_all", 1, 0)),  # two fused parts
+        BucketMember((4, 6), {0: (2, 6)}, AxisMove(axis, "all_to_all", 0, 1)),
     ]
     tensors = [torch.randn(m.shape) for m in members]
     alone = [m.step.take(t, m.segments) for m, t in zip(members, tensors, strict=True)]
@@ -87,8 +95,8 @@ def exchanged() -> list[bool | int]:
         return send(*args, **named)
 
     dist.all_to_all_single = counted
-    together = start(members, tensors)()
-    start(members, tensors, into=into)()
+    together = start_move(members, tensors)()
+    start_move(members, tensors, into=into)()
     return [*(bool(torch.equal(a, b)) for found in (together, into) for a, b in zip(alone, found, strict=True)), sent]
 
 
@@ -102,12 +110,12 @@ def test_chains_with_the_same_messages_are_aligned_at_these() -> None:
     axis, alone = Axis("tensor", None, 2, 0), Axis("data", None, 1, 0)
     cut, summed, sent = AxisMove(axis, "slice", None, 0), AxisMove(axis, "all_reduce"), AxisMove(alone, "all_reduce")
     chains = [(cut, summed), (summed, sent, cut), (summed,)]
-    assert len(set(map(alike, chains))) == 1 and alike((cut, cut)) == () != alike((summed,))
-    first, second, third = aligned(chains)
-    assert first == (cut, summed, NOTHING, NOTHING)
-    assert second == (NOTHING, summed, sent, cut)
-    assert third == (NOTHING, summed, NOTHING, NOTHING)
-    assert aligned([(summed, cut)] * 2) == [(summed, cut)] * 2
+    assert len(set(map(message_key, chains))) == 1 and message_key((cut, cut)) == () != message_key((summed,))
+    first, second, third = align_chains(chains)
+    assert first == (cut, summed, NO_MOVE, NO_MOVE)
+    assert second == (NO_MOVE, summed, sent, cut)
+    assert third == (NO_MOVE, summed, NO_MOVE, NO_MOVE)
+    assert align_chains([(summed, cut)] * 2) == [(summed, cut)] * 2
 
 
 @cache
@@ -148,8 +156,8 @@ def test_what_a_unit_does_not_wait_for_or_keeps(name: str, tmp_path: Path) -> No
 
 
 def test_a_collective_is_written_once_in_a_reshape() -> None:
-    assert reshaped("w.weight", (6, 1, 3), (6, 3)) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
-    assert reshaped("gather(w.weight)", (6, 1, 3), (6, 3)) == "gather(w.weight).reshape(-1, 3)"
+    assert write_reshape("w.weight", (6, 1, 3), (6, 3)) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
+    assert write_reshape("gather(w.weight)", (6, 1, 3), (6, 3)) == "gather(w.weight).reshape(-1, 3)"
 
 
 # --- kernels ------------------------------------------------------------------------------------------
@@ -175,9 +183,11 @@ def test_what_is_cut_by_rows_is_packed_and_unpacked_by_one_kernel(dims: tuple[in
     """Each rank's rows, one weight after the other; a weight that is cut along another dim makes it a copy for each weight."""
     axis, shapes = Axis("world", None, 4, 0), [(8, 3), (4, 8), (16,)]
     wholes = [torch.randn(shape) for shape in shapes]
-    scatter = [Member(s, {}, AxisMove(axis, "reduce_scatter", None, d)) for s, d in zip(shapes, dims, strict=True)]
+    scatter = [
+        BucketMember(s, {}, AxisMove(axis, "reduce_scatter", None, d)) for s, d in zip(shapes, dims, strict=True)
+    ]
     parts = [tuple(n // 4 if i == d else n for i, n in enumerate(s)) for s, d in zip(shapes, dims, strict=True)]
-    gather = [Member(s, {}, AxisMove(axis, "all_gather", d)) for s, d in zip(parts, dims, strict=True)]
+    gather = [BucketMember(s, {}, AxisMove(axis, "all_gather", d)) for s, d in zip(parts, dims, strict=True)]
     wanted = torch.stack(
         [torch.cat([w.chunk(4, d)[r].flatten() for w, d in zip(wholes, dims, strict=True)]) for r in range(4)]
     )

@@ -26,8 +26,8 @@ from planner_core.ops.catalog.attention import CONTEXT
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.operators.chances import attention, shard_seed
-from planner_core.runtime.program.setup import axes_of
+from planner_core.runtime.program.operators.dropout import attention, shard_seed
+from planner_core.runtime.program.setup import make_axes
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
@@ -177,7 +177,7 @@ def _inputs() -> list[torch.Tensor]:
 
 def _dropped() -> list[Any]:
     """On a rank: its part of the result, and the gradients of its queries, of all keys and of all values."""
-    (axis,) = axes_of(init_device_mesh("cpu", (2,)))
+    (axis,) = make_axes(init_device_mesh("cpu", (2,)))
     query, key, value, gradient = _inputs()
     mine = query.detach().chunk(2, -2)[axis.rank].requires_grad_()
     out = attention(mine, key, value, dropout_p=DROPPED, seed=SEED, split=[axis], queries=[axis])

@@ -39,8 +39,8 @@ def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         here.discard(state.data_ptr())
         return state.clone()
 
-    monkeypatch.setattr(host_states, "on_gpu", comes)
-    monkeypatch.setattr(host_states, "on_host", goes)
+    monkeypatch.setattr(host_states, "to_device", comes)
+    monkeypatch.setattr(host_states, "to_host", goes)
     yield seen
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from planner_core.runtime import CountCollectives
-from planner_core.runtime.program.collectives import Axis, one_launch
+from planner_core.runtime.program.collectives import Axis, coalesced_launch
 from tests.support.ranks import run_ranks
 
 MERGED = ("allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_")
@@ -42,10 +42,10 @@ def issued() -> list[Any]:
     with Counted(mesh, packed) as alone:
         wanted = [finish() for finish in all_of()]
     with Counted(mesh, packed) as merged:
-        with one_launch():
+        with coalesced_launch():
             finishes = all_of()
         found = [finish() for finish in finishes]
-        with one_launch():
+        with coalesced_launch():
             first = axis.start_all_reduce(tensors[0], packed=1)
             early = first()  # it leaves when it is waited for
     same = [bool(torch.equal(a, b)) for a, b in zip(wanted, found, strict=True)]

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import planner_core as shardscope
 from planner_core.core import Plan
 from planner_core.runtime import Parallel
-from planner_core.runtime.training.data import own_place
+from planner_core.runtime.training.data import batch_position
 from planner_core.verification import scaled, verify
 from planner_core.verification.build_models import example_inputs, whole_model
 from tests.runtime.test_own_loop import mixed_alone
@@ -81,7 +81,7 @@ def _step(plan: Plan) -> dict[str, int]:
         model, parsed = whole_model(plan.model["config"], "float32", 0)
         inputs = example_inputs(model, parsed, plan.workload, 0)
         model = shardscope.apply(model, plan)
-        own = BATCH // own_place(plan, 0)[1]
+        own = BATCH // batch_position(plan, 0)[1]
         for _ in range(2):
             with _Sent() as sent:
                 out = model(**{name: x[:own] for name, x in inputs.items()})
@@ -145,7 +145,7 @@ def _logits(plan: Plan) -> float:
     wanted = single(**inputs).logits.detach()
     mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
     model.__dict__["forward"] = Parallel(model, plan, mesh).forward
-    place, places = own_place(plan, dist.get_rank())
+    place, places = batch_position(plan, dist.get_rank())
     logits = model(**{name: x.chunk(places)[place] for name, x in inputs.items()}).logits
     if isinstance(logits, DTensor):
         return float((logits.full_tensor() - wanted).abs().max())

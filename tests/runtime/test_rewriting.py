@@ -22,7 +22,7 @@ from planner_core.runtime import Parallel
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Trace
 from planner_core.runtime.program.collectives.torch_names import OLDEST_COMPILED
-from planner_core.runtime.write.operators import _RULES, MEANS, WRITTEN_AS_THEY_ARE
+from planner_core.runtime.write.operators import _RULES, MEANS, UNCHANGED_KINDS
 from planner_core.verification.numerics import verify_all
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
@@ -132,7 +132,7 @@ def test_a_block_is_written_once_and_reads_like_the_model(tmp_path: Any) -> None
 
 def test_every_operator_that_needs_a_form_for_parts_has_one() -> None:
     """One that has none is refused where it is written, never run as if its tensors were whole."""
-    wanted = {o.name for o in OPERATORS if o.local not in WRITTEN_AS_THEY_ARE}
+    wanted = {o.name for o in OPERATORS if o.local not in UNCHANGED_KINDS}
     assert wanted - {"to"} <= set(_RULES)
     assert {o.name for o in OPERATORS if o.local == Local.MEAN} <= set(MEANS)
 

@@ -18,10 +18,10 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import InputError, Plan
 from planner_core.runtime import training
-from planner_core.runtime.training.data import Noise, TokenFile, own_place
-from planner_core.runtime.training.keeping import Checkpoints, whole
+from planner_core.runtime.training.checkpoint_folder import Checkpoints, complete_checkpoints
+from planner_core.runtime.training.data import Noise, TokenFile, batch_position
 from planner_core.runtime.training.start import ALLOCATOR, from_safetensors, grow_segments
-from planner_core.runtime.write import wrapped
+from planner_core.runtime.write import wrap_lines
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -79,7 +79,7 @@ def rows_of(reader: training.Reader, step: int) -> list[list[int]]:
 
 def reader_at(plan: Plan, start: training.Start, path: Path, rank: int, **options: Any) -> training.Reader:
     reader = training.open_data(plan, start, path, CPU, **options)
-    reader.place, reader.places = own_place(plan, rank)
+    reader.place, reader.places = batch_position(plan, rank)
     return reader
 
 
@@ -267,12 +267,12 @@ def test_long_lines_are_broken_where_brackets_allow_it() -> None:
     ]
     for line in lines:
         source = f"def function():\n    {line}"
-        text = wrapped(source)
+        text = wrap_lines(source)
         assert ast.unparse(ast.parse(text)).replace("del (", "del ").replace(")", "") == ast.unparse(
             ast.parse(source)
         ).replace(")", "")
         assert all(len(row) <= 120 or "word word" in row for row in text.splitlines())
-    assert wrapped(lines[-1]) == lines[-1]
+    assert wrap_lines(lines[-1]) == lines[-1]
 
 
 # --- rates ------------------------------------------------------------------------------------------------
@@ -308,9 +308,13 @@ def test_only_whole_checkpoints_count_and_the_newest_stay(tmp_path: Path) -> Non
         (tmp_path / "run" / f"step-{step:08}").mkdir(parents=True)
         (tmp_path / "run" / f"step-{step:08}" / ".metadata").touch()
     (tmp_path / "run" / "step-00000900").mkdir()  # was being written when its run failed
-    assert [p.name for p in whole(tmp_path / "run")] == ["step-00000003", "step-00000020", "step-00000100"]
+    assert [p.name for p in complete_checkpoints(tmp_path / "run")] == [
+        "step-00000003",
+        "step-00000020",
+        "step-00000100",
+    ]
     kept.finish()
-    assert [p.name for p in whole(tmp_path / "run")] == ["step-00000020", "step-00000100"]
+    assert [p.name for p in complete_checkpoints(tmp_path / "run")] == ["step-00000020", "step-00000100"]
 
 
 @pytest.mark.usefixtures("group")

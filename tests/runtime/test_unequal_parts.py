@@ -10,7 +10,7 @@ import torch
 import planner_core as shardscope
 from planner_core.core import Shard, largest_part, parts_differ
 from planner_core.models import graph_of
-from planner_core.runtime.program.collectives import cut
+from planner_core.runtime.program.collectives import split_unevenly
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.static import check_rules
@@ -32,7 +32,7 @@ CASES = (
 @pytest.mark.parametrize("extent", range(1, 30))
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 12])
 def test_parts_are_those_of_torch(extent: int, size: int) -> None:
-    parts, own = torch.arange(extent).chunk(size), cut(torch.arange(extent), 0, size)
+    parts, own = torch.arange(extent).chunk(size), split_unevenly(torch.arange(extent), 0, size)
     assert [part.tolist() for part in own] == [p.tolist() for p in parts] + [[]] * (size - len(parts))
     assert largest_part((extent,), (Shard(0),), (size,)) == (len(parts[0]),)
     assert parts_differ((extent,), {}, 0, size) == (extent > size and extent % size > 0)

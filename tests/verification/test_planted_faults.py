@@ -83,12 +83,12 @@ def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
 def _dealt_right_and_as_one(plan: Plan) -> list[dict[str, Any]]:
     """The second run deals fused weights as if q, k and v were one: what each rank stores is another part of them."""
     right = numerics.compare(plan, 0, "float32")
-    share = setup.own_share
-    setup.own_share = lambda x, dim, size, rank, segments=None: share(x, dim, size, rank)  # type: ignore[assignment]
+    share = setup.local_shard
+    setup.local_shard = lambda x, dim, size, rank, segments=None: share(x, dim, size, rank)  # type: ignore[assignment]
     try:
         return [right, numerics.compare(plan, 0, "float32")]
     finally:
-        setup.own_share = share
+        setup.local_shard = share
 
 
 def test_a_fused_weight_dealt_in_the_wrong_order_is_found() -> None:

@@ -24,7 +24,7 @@ from planner_core.models import graph_of
 from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.engine import Bound
+from planner_core.runtime.program.engine import BoundProgram
 from planner_core.verification.api import scaled, verify, verify_text
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.schedule import difference
@@ -130,7 +130,7 @@ def plant(fault: str) -> None:
     if fault == "waits at once":
         Axis._issue = at_once  # type: ignore[method-assign]
     elif fault == "gathers nothing ahead":
-        Bound._chain = lambda self: None  # type: ignore[method-assign]
+        BoundProgram._chain = lambda self: None  # type: ignore[method-assign]
 
 
 # --- the order ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.runtime.mismatch import PlanMismatch, other_versions
+from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
 from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake.group import verify_fake
@@ -450,8 +450,8 @@ def test_another_torch_is_told() -> None:
     plan = small("llama-3-8b", "Megatron-LM")
     assert plan.model["versions"]["torch"].startswith("2.")
     old = replace(plan, model={**plan.model, "versions": {"torch": "1.2.3"}})
-    assert other_versions(plan) == ""
-    assert "planned with torch 1.2.3, here is" in other_versions(old)
+    assert describe_other_versions(plan) == ""
+    assert "planned with torch 1.2.3, here is" in describe_other_versions(old)
     for version in ("2.6.0+cu124", "2.13.0", "3.0.0a0"):
         check_torch(version)
     with pytest.raises(PlanMismatch, match=r"torch 2\.5\.1 is older than 2\.6, the oldest"):

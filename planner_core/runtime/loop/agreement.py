@@ -30,20 +30,20 @@ from planner_core.models.sources import spelled
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 
-_PATIENCE_S, _BRIEFLY_S = 1800, 60
+_DEFAULT_TIMEOUT_S, _EVALUATION_TIMEOUT_S = 1800, 60
 """So long a rank may be late where all ranks must come, if their group does not say; and where one may come alone."""
-_BEFORE = 0.8
+_TIMEOUT_SHARE = 0.8
 """Of the time after which a collective of the group fails, the part after which a rank that waits says who is missing."""
-_SAMPLED, _SOME = 1024, 64
-_TELLING, _TOLD = 16, 1 << 24
+_DIGEST_ELEMENTS, _COMPARED_ELEMENTS = 1024, 64
+_MIN_ROWS_NUMEL, _MAX_ROWS_NUMEL = 16, 1 << 24
 """Inputs of so many elements are compared in full: fewer may be alike by chance."""
 _REL_TOLERANCE = 0.05
 """Inputs differ if samples of them lie further apart than this share of their length."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
-_START = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
-_MODELS: Counter[tuple[int, ...]] = Counter()
+_START_HINTS = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
+_NUM_MODELS: Counter[tuple[int, ...]] = Counter()
 """How many models each set of ranks has put under plans in this process: all of its ranks count the same."""
-Apart = dict[str, tuple[int, int]]
+Mismatches = dict[str, tuple[int, int]]
 """The names of what differs, with two ranks that have it."""
 
 
@@ -61,11 +61,11 @@ class Agreement:
         whether ranks exchange tensors in forward, so that none can run it alone."""
         self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
         everyone = self._ranks_with_same(())
-        _MODELS[everyone] += 1
-        self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_MODELS[everyone]:06}"
+        _NUM_MODELS[everyone] += 1
+        self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_NUM_MODELS[everyone]:06}"
         self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.exchanges = exchanges
-        self.patience_s = _BEFORE * _timeout_s()
+        self.patience_s = _TIMEOUT_SHARE * _group_timeout_s()
         self.rounds: Counter[str] = Counter()
         self.meetings: Counter[str] = Counter()
         self.calls: set[Any] = set()
@@ -73,7 +73,7 @@ class Agreement:
         """What was loaded since the plan was applied, whole: each rank takes its part."""
         self.buffers: set[str] = set()
         self.values: dict[str, int] = {}
-        self.apart: Apart = {}
+        self.apart: Mismatches = {}
         """Weights and buffers that were not the same on all ranks, until they are loaded."""
 
     def noting(self, init: Init | None) -> Init | None:
@@ -99,22 +99,22 @@ class Agreement:
     def note(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Remember first values by name. Up to 1 024 elements of each are compared: what was drawn or loaded apart differs in those."""
         if not self.alone:
-            self.values |= {n: _digest(_sampled(x)) for n, x in values if _readable(x)}
+            self.values |= {n: _digest(_sample(x)) for n, x in values if _is_readable(x)}
 
     def start(self, plan: Plan, seed: int) -> None:
         """All ranks start from one plan and seed. Values that differ may be loaded until the first call."""
         said = zlib.crc32(json.dumps(plan_to_json(plan), sort_keys=True, default=str).encode())
         self.apart = self._differ("start", (), {_PLAN: said, _SEED: seed, **self.values})
-        for name, what in _START.items():
+        for name, what in _START_HINTS.items():
             if name in self.apart:
-                raise PlanMismatch(_not_the_same(name, *self.apart[name]) + what)
+                raise PlanMismatch(_describe_difference(name, *self.apart[name]) + what)
 
     def loaded(self, state: Mapping[str, Any]) -> None:
         """These were loaded, which all ranks must do alike: compared when the model is called."""
         for name, value in state.items():
             self.apart.pop(name, None)
-            if not self.alone and isinstance(value, torch.Tensor) and _readable(value):
-                self.given[name] = _digest(_sampled(value))
+            if not self.alone and isinstance(value, torch.Tensor) and _is_readable(value):
+                self.given[name] = _digest(_sample(value))
 
     def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, is_table: Callable[[str], bool]) -> None:
         """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
@@ -134,11 +134,11 @@ class Agreement:
         for name in (n for n in self.apart if n not in self.buffers):
             self._refuse(name)
         trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
-        found = {spelled(path, self.names): _of_leaf(x) for path, x in leaves}
-        patience_s = self.patience_s if trains else _BRIEFLY_S
+        found = {spelled(path, self.names): _fingerprint(x) for path, x in leaves}
+        patience_s = self.patience_s if trains else _EVALUATION_TIMEOUT_S
         for name, ranks in self._differ(f"batch {mode}", () if whole else self.data_axes, found, patience_s).items():
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
-            raise PlanMismatch(_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
+            raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
         self.calls.add(mode)
         if trains and not whole:
             told = self._tables({n: (found[n], leaf) for n, (_, leaf) in zip(found, leaves, strict=True)}, is_table)
@@ -162,7 +162,7 @@ class Agreement:
             store.wait([f"{key}/all"], datetime.timedelta(seconds=self.patience_s))
         except RuntimeError:
             missing = [rank for rank in everyone if not store.check([f"{key}/{rank}"])]
-            raise PlanMismatch(_missing(what, missing, self.patience_s)) from None
+            raise PlanMismatch(_describe_missing(what, missing, self.patience_s)) from None
 
     def reads(self, buffers: Iterable[str]) -> None:
         """A program reads these, or writes them: they must be the same on all ranks."""
@@ -171,20 +171,20 @@ class Agreement:
 
     def _refuse(self, name: str) -> None:
         raise PlanMismatch(
-            _not_the_same(name, *self.apart[name])
+            _describe_difference(name, *self.apart[name])
             + ", but each rank holds a part of one model; call torch.manual_seed before the model is built; where that does not help "
             "(torch.linalg.lstsq and other solvers may round otherwise in each process), load one state_dict on all ranks"
         )
 
     def _tables(self, given: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
         """Says that ranks with samples of their own were given other numbers or tables beside them, or a table for samples."""
-        beside = {n: seen for n, (seen, x) in given.items() if is_table(n) or _number(x)}
-        samples = {n: _digest(x) for n, (_, x) in given.items() if n not in beside and _own_rows(x)}
+        beside = {n: seen for n, (seen, x) in given.items() if is_table(n) or _is_number(x)}
+        samples = {n: _digest(x) for n, (_, x) in given.items() if n not in beside and _has_distinct_rows(x)}
         apart = self._differ("tables", (), beside | samples)
         for name in (n for n in beside if n in apart):
-            return _other_table(name, *apart[name])
+            return _describe_other_table(name, *apart[name])
         others = any(n in apart for n in samples)
-        return next((_same_rows(n) for n in samples if others and n not in apart), "")
+        return next((_describe_same_rows(n) for n in samples if others and n not in apart), "")
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that are where this one is along some axes."""
@@ -195,7 +195,7 @@ class Agreement:
 
     def _differ(
         self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None
-    ) -> Apart:
+    ) -> Mismatches:
         """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
         patience_s = self.patience_s if patience_s is None else patience_s
         ranks = self._ranks_with_same(axes)
@@ -207,12 +207,12 @@ class Agreement:
         try:
             if own != first:
                 store.set(f"{key}/{own}", json.dumps(list(found.items())))
-                told = json.loads(_awaited(store, f"{key}/of {first}", first, patience_s))
+                told = json.loads(_wait_for_key(store, f"{key}/of {first}", first, patience_s))
                 return {n: (a, b) for n, (a, b) in told.items()}
-            apart: Apart = {}
+            apart: Mismatches = {}
             for rank in ranks[1:]:
-                given = dict(json.loads(_awaited(store, f"{key}/{rank}", rank, patience_s)))
-                names = (n for n in {**found, **given} if not _nearly(found.get(n), given.get(n)))
+                given = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, patience_s)))
+                names = (n for n in {**found, **given} if not _nearly_equal(found.get(n), given.get(n)))
                 apart = {**dict.fromkeys(names, (own, rank)), **apart}
         except PlanMismatch:
             if patience_s == self.patience_s:
@@ -223,7 +223,7 @@ class Agreement:
         return apart
 
 
-def _missing(what: str, ranks: Sequence[int], patience_s: float) -> str:
+def _describe_missing(what: str, ranks: Sequence[int], patience_s: float) -> str:
     """Says which ranks did not come to a call."""
     some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank{'s' * (len(ranks) != 1)} {some}" if ranks else "another rank"
@@ -233,17 +233,17 @@ def _missing(what: str, ranks: Sequence[int], patience_s: float) -> str:
     )
 
 
-def _timeout_s() -> float:
+def _group_timeout_s() -> float:
     """The seconds after which a collective of the default group fails."""
     group = dist.group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError, AttributeError):
             found = group._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
             return float(found.total_seconds())
-    return _PATIENCE_S
+    return _DEFAULT_TIMEOUT_S
 
 
-def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
+def _wait_for_key(store: Any, key: str, rank: int, patience_s: float) -> str:
     try:
         store.wait([key], datetime.timedelta(seconds=patience_s))
     except RuntimeError:
@@ -253,16 +253,16 @@ def _awaited(store: Any, key: str, rank: int, patience_s: float) -> str:
     return bytes(store.get(key)).decode()
 
 
-def _of_leaf(x: Any) -> Any:
+def _fingerprint(x: Any) -> Any:
     """What is compared of an argument: some elements of real numbers, which may differ in the last digits; else all; 0 of the rest."""
     if isinstance(x, torch.Tensor):
-        if _readable(x) and x.is_floating_point() and x.numel():
-            return [zlib.crc32(repr(tuple(x.shape)).encode()), _few(x)]
-        return _digest(x) if _readable(x) else 0
+        if _is_readable(x) and x.is_floating_point() and x.numel():
+            return [zlib.crc32(repr(tuple(x.shape)).encode()), _sampled_values(x)]
+        return _digest(x) if _is_readable(x) else 0
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
 
-def _number(x: Any) -> bool:
+def _is_number(x: Any) -> bool:
     return (isinstance(x, (int, float)) and not isinstance(x, bool)) or (isinstance(x, torch.Tensor) and not x.dim())
 
 
@@ -272,34 +272,34 @@ def _digest(x: torch.Tensor) -> int:
     return zlib.crc32(plain.view(torch.uint8).numpy().tobytes(), zlib.crc32(f"{tuple(x.shape)} {x.dtype}".encode()))
 
 
-def _readable(x: torch.Tensor) -> bool:
+def _is_readable(x: torch.Tensor) -> bool:
     return not x.is_meta and x.layout is torch.strided and not x.is_nested and not isinstance(x, DTensor)
 
 
-def _sampled(x: torch.Tensor, most: int = _SAMPLED) -> torch.Tensor:
+def _sample(x: torch.Tensor, most: int = _DIGEST_ELEMENTS) -> torch.Tensor:
     flat = x.detach().flatten()
     return flat[:: max(1, len(flat) // most)][:most]
 
 
-def _few(x: torch.Tensor | None, most: int = _SOME) -> list[float]:
+def _sampled_values(x: torch.Tensor | None, most: int = _COMPARED_ELEMENTS) -> list[float]:
     """Some elements of a tensor; none if there is none."""
     if x is None:
         return []
     real = torch.view_as_real(x) if x.is_complex() else x
-    return [float(v) for v in _sampled(real, most).double().tolist()]
+    return [float(v) for v in _sample(real, most).double().tolist()]
 
 
-def _nearly(a: Any, b: Any) -> bool:
+def _nearly_equal(a: Any, b: Any) -> bool:
     """Whether two values are equal, or two lists of numbers but for last digits."""
     if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
         return bool(a == b)
     if a and isinstance(a[-1], list):
-        return a[0] == b[0] and _nearly(a[-1], b[-1])
+        return a[0] == b[0] and _nearly_equal(a[-1], b[-1])
     apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
     return not apart > _REL_TOLERANCE * size or not math.isfinite(size)
 
 
-def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
+def _describe_other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
     """Says that ranks which must be given the same samples were not."""
     own = (
         f"only ranks along {' and '.join(data_axes)} bring their own"
@@ -313,7 +313,7 @@ def _other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, oth
     )
 
 
-def _other_table(name: str, one: int, other: int) -> str:
+def _describe_other_table(name: str, one: int, other: int) -> str:
     """Says that ranks with samples of their own were given other tensors or numbers beside them."""
     return (
         f"{name} has other values on rank {other} than on rank {one}, and holds no samples: a plan takes it for what all samples share. A "
@@ -321,19 +321,19 @@ def _other_table(name: str, one: int, other: int) -> str:
     )
 
 
-def _own_rows(x: Any) -> bool:
+def _has_distinct_rows(x: Any) -> bool:
     """Whether a tensor has rows that are unlikely to be those of other samples by chance."""
     return (
         isinstance(x, torch.Tensor)
-        and _readable(x)
+        and _is_readable(x)
         and x.dim() > 0
         and x.dtype is not torch.bool
-        and _TELLING <= x.numel() <= _TOLD
+        and _MIN_ROWS_NUMEL <= x.numel() <= _MAX_ROWS_NUMEL
         and bool((x != x[:1]).any())
     )
 
 
-def _same_rows(name: str) -> str:
+def _describe_same_rows(name: str) -> str:
     """Says that what was taken for samples may be a table that all samples share."""
     return (
         f"{name} is the same on all ranks, which have other samples beside it: the plan was made with as many of its rows as samples, and "
@@ -342,5 +342,5 @@ def _same_rows(name: str) -> str:
     )
 
 
-def _not_the_same(name: str, one: int, other: int) -> str:
+def _describe_difference(name: str, one: int, other: int) -> str:
     return f"{name} is not the same on rank {one} and rank {other}"

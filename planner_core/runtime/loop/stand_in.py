@@ -24,7 +24,7 @@ class StandInLoss(nn.Module):
         return standin_loss(out, lambda t: t.is_meta or t.requires_grad)
 
 
-def own_hooks(model: nn.Module) -> bool:
+def has_hooks(model: nn.Module) -> bool:
     """Whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so around the plan."""
     return bool(model._forward_hooks or model._forward_pre_hooks)
 
@@ -32,7 +32,7 @@ def own_hooks(model: nn.Module) -> bool:
 def with_planned_loss(model: nn.Module, planned: Mapping[str, Any]) -> nn.Module:
     """The model as a plan describes it: with the stand-in loss in its forward, if it was planned with one. `planned` is the plan's
     `model`. Of a model with hooks of its own, which see what forward returns, the loss stays outside."""
-    stand_in = str(planned.get("loss", "")).startswith("stand-in") and not own_hooks(model)
+    stand_in = str(planned.get("loss", "")).startswith("stand-in") and not has_hooks(model)
     return add_stand_in_loss(model) if stand_in else model
 
 

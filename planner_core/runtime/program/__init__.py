@@ -3,7 +3,7 @@
 Exported scripts import from here the functions that their blocks call. Nothing but torch is imported.
 """
 
-from planner_core.runtime.program.gradients import GradientBucket, Pipeline
+from planner_core.runtime.program.gradients import GradientBucket, ReductionQueue
 from planner_core.runtime.program.names import (
     Axis,
     EditableFunctions,
@@ -43,8 +43,8 @@ IN_FLIGHT = (
     (WeightBucket, "issue"),
     (WeightBucket, "wait"),
     (GradientBucket, "put"),
-    (Pipeline, "push"),
-    (Pipeline, "advance"),
+    (ReductionQueue, "push"),
+    (ReductionQueue, "advance"),
 )
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 

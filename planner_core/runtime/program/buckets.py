@@ -24,27 +24,27 @@ from planner_core.runtime.program.collectives import (
     Axis,
     AxisMove,
     Segments,
-    cut,
-    joined,
-    own_length,
-    padded,
-    part_of,
-    parts,
-    sharded,
-    shares,
-    uneven,
+    join_shards,
+    longest_part,
+    pad_dim,
+    require_dim,
+    shard_length,
+    split_by_rank,
+    split_segments,
+    split_unevenly,
+    uneven_length,
 )
 
-Flow = Callable[[], list[torch.Tensor]]
+FinishBucket = Callable[[], list[torch.Tensor]]
 """Waits for a bucket, and returns its tensors."""
-Way = Iterator[None]
-"""A bucket on its way through its collectives (see `moved`)."""
-NOTHING = AxisMove(Axis(""), "divide")
+CollectiveSteps = Iterator[None]
+"""A bucket on its way through its collectives (see `advance_steps`)."""
+NO_MOVE = AxisMove(Axis(""), "divide")
 """A step of a member that has none where others have one."""
 
 
 @dataclass(frozen=True)
-class Member:
+class BucketMember:
     """One tensor of a bucket: its shape before the step, the fused segments of its dims, and its step, of the bucket's kind."""
 
     shape: tuple[int, ...]
@@ -59,19 +59,19 @@ class Member:
     @property
     def dim(self) -> int:
         """The dim that the step shards or gathers."""
-        return sharded(self.step.dst if self.step.kind in ("reduce_scatter", "slice") else self.step.src)
+        return require_dim(self.step.dst if self.step.kind in ("reduce_scatter", "slice") else self.step.src)
 
     @property
     def uneven(self) -> int | None:
         """The whole length of that dim if its parts differ in length."""
-        return None if self.step.src is None and self.step.dst is None else uneven(self.segments, self.dim)
+        return None if self.step.src is None and self.step.dst is None else uneven_length(self.segments, self.dim)
 
     @property
     def piece(self) -> tuple[int, ...]:
         """Shape of a rank's piece in the flat tensor of an all_gather or reduce_scatter."""
         shape, n = list(self.shape), self.step.axis.size
         if self.uneven is not None:
-            shape[self.dim] = part_of(self.uneven, n)
+            shape[self.dim] = longest_part(self.uneven, n)
         elif self.step.kind == "reduce_scatter":
             shape[self.dim] //= n
         return tuple(shape)
@@ -93,26 +93,26 @@ class Member:
             shape[self.dim] = (
                 shape[self.dim] // step.axis.size
                 if whole is None
-                else own_length(whole, step.axis.size, step.axis.rank)
+                else shard_length(whole, step.axis.size, step.axis.rank)
             )
         elif step.kind in ("all_to_all", "pad") and whole is None:
             shape[self.dim] *= step.axis.size
             if step.kind == "all_to_all":
-                shape[sharded(step.dst)] //= step.axis.size
+                shape[require_dim(step.dst)] //= step.axis.size
         return tuple(shape)
 
 
-def bucketed(step: AxisMove) -> bool:
+def can_bucket(step: AxisMove) -> bool:
     """Whether the members of a bucket take such a step in one collective."""
     return step.axis.size > 1 and step.kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
-def talks(step: AxisMove) -> bool:
+def communicates(step: AxisMove) -> bool:
     """Whether a step sends a message. One that does not is taken at once: nothing is waited for."""
     return step.collective and step.axis.size > 1
 
 
-def moved(way: Way) -> bool:
+def advance_steps(way: CollectiveSteps) -> bool:
     """Wait for the collective in flight of a bucket on its way, and issue its next one. Whether there was one."""
     with torch.no_grad():
         for _ in way:
@@ -120,61 +120,61 @@ def moved(way: Way) -> bool:
     return False
 
 
-def alike(steps: Sequence[AxisMove]) -> tuple[tuple[str, str], ...]:
+def message_key(steps: Sequence[AxisMove]) -> tuple[tuple[str, str], ...]:
     """A key: two members may be in one bucket if the keys of their steps are equal. They send the same messages."""
-    return tuple((s.axis.name, s.kind) for s in steps if talks(s))
+    return tuple((s.axis.name, s.kind) for s in steps if communicates(s))
 
 
-def aligned(chains: Sequence[Sequence[AxisMove]]) -> list[tuple[AxisMove, ...]]:
+def align_chains(chains: Sequence[Sequence[AxisMove]]) -> list[tuple[AxisMove, ...]]:
     """Chains that are alike, with steps that do nothing, so that their messages stand at the same places.
 
     Example: (slice, all_reduce) and (all_reduce, slice) become (slice, all_reduce, nothing) and (nothing, all_reduce, slice).
     """
-    runs = [_runs(chain) for chain in chains]
+    runs = [_split_at_messages(chain) for chain in chains]
     lengths = [max(map(len, run)) for run in zip(*runs, strict=True)]
     return [
-        tuple(s for run, n in zip(one, lengths, strict=True) for s in (*run, *[NOTHING] * (n - len(run))))
+        tuple(s for run, n in zip(one, lengths, strict=True) for s in (*run, *[NO_MOVE] * (n - len(run))))
         for one in runs
     ]
 
 
-def _runs(chain: Sequence[AxisMove]) -> list[list[AxisMove]]:
+def _split_at_messages(chain: Sequence[AxisMove]) -> list[list[AxisMove]]:
     """The steps up to the first message, then each message with the steps after it."""
     found: list[list[AxisMove]] = [[]]
     for step in chain:
-        if talks(step):
+        if communicates(step):
             found.append([])
         found[-1].append(step)
     return found
 
 
-def start(
-    members: Sequence[Member],
+def start_move(
+    members: Sequence[BucketMember],
     tensors: Sequence[torch.Tensor],
     *,
     flat: torch.Tensor | None = None,
     into: Sequence[torch.Tensor] | None = None,
-) -> Flow:
+) -> FinishBucket:
     """Issue one step for all tensors, which have one dtype.
 
     `flat` holds the tensors packed already; it may be overwritten. `into`: tensors that receive what is gathered. If a flat tensor
     cannot serve the step, it is taken at once, tensor by tensor.
     """
     step = members[0].step
-    if not bucketed(step):
+    if not can_bucket(step):
         moved = [m.step.take(t, m.segments) for m, t in zip(members, tensors, strict=True)]
-        return lambda: copied(moved, into)
+        return lambda: copy_into(moved, into)
     if step.kind == "all_reduce":
         packed = pack(tensors) if flat is None else flat
         finish = step.axis.start_all_reduce(packed, owned=flat is not None or len(tensors) > 1, packed=len(members))
         return lambda: unpack(finish(), [m.shape for m in members])
     if step.kind == "reduce_scatter":
         finish = step.axis.start_reduce_scatter(pack_by_rank(members, tensors) if flat is None else flat, len(members))
-        return lambda: trimmed(members, unpack(finish(), [m.piece for m in members]))
+        return lambda: trim_padding(members, unpack(finish(), [m.piece for m in members]))
     if step.kind == "all_to_all":
-        swapping = step.axis.start_all_to_all(pack_pieces(members, tensors), packed=len(members))
-        return lambda: copied(unpack_pieces(members, swapping()), into)
-    gathering = step.axis.start_all_gather(pack_pieces_of(members, tensors) if flat is None else flat, len(members))
+        swapping = step.axis.start_all_to_all(pack_rank_rows(members, tensors), packed=len(members))
+        return lambda: copy_into(unpack_rank_rows(members, swapping()), into)
+    gathering = step.axis.start_all_gather(pack_own_pieces(members, tensors) if flat is None else flat, len(members))
 
     def whole() -> list[torch.Tensor]:
         gathered = gathering()
@@ -185,37 +185,37 @@ def start(
     return whole
 
 
-def through(
-    stages: Sequence[Sequence[Member]],
+def move_through(
+    stages: Sequence[Sequence[BucketMember]],
     tensors: list[torch.Tensor],
     into: Sequence[torch.Tensor],
     *,
     flat: torch.Tensor | None = None,
     ready: Callable[[], None] = lambda: None,
-) -> Way:
+) -> CollectiveSteps:
     """Take tensors through all stages, the last of which writes `into`. `ready` is called before it writes. The list is emptied: what a
     collective needs, it holds itself."""
     for members in stages[:-1]:
         tensors, flat = (yield from _one_stage(members, tensors, flat)), None
-    finish = start(stages[-1], tensors, flat=flat, into=into)
+    finish = start_move(stages[-1], tensors, flat=flat, into=into)
     tensors.clear()
-    if talks(stages[-1][0].step):
+    if communicates(stages[-1][0].step):
         yield
     ready()
     finish()
 
 
 def _one_stage(
-    members: Sequence[Member], tensors: list[torch.Tensor], flat: torch.Tensor | None
+    members: Sequence[BucketMember], tensors: list[torch.Tensor], flat: torch.Tensor | None
 ) -> Generator[None, None, list[torch.Tensor]]:
-    finish = start(members, tensors, flat=flat)
+    finish = start_move(members, tensors, flat=flat)
     tensors.clear()
-    if talks(members[0].step):
+    if communicates(members[0].step):
         yield
     return finish()
 
 
-def copied(tensors: list[torch.Tensor], into: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+def copy_into(tensors: list[torch.Tensor], into: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
     """Copy the tensors into others, if there are others, and return these."""
     if into is None:
         return tensors
@@ -237,14 +237,14 @@ def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Te
     return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def pack_pieces_of(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def pack_own_pieces(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """This rank's pieces one after the other, each as long as the longest rank's."""
     return pack(
-        [t if m.uneven is None else padded(t, m.dim, m.piece[m.dim]) for m, t in zip(members, tensors, strict=True)]
+        [t if m.uneven is None else pad_dim(t, m.dim, m.piece[m.dim]) for m, t in zip(members, tensors, strict=True)]
     )
 
 
-def trimmed(members: Sequence[Member], pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+def trim_padding(members: Sequence[BucketMember], pieces: list[torch.Tensor]) -> list[torch.Tensor]:
     """The own parts of pieces that may be longer."""
     return [
         x if tuple(x.shape) == m.shape_after else x.narrow(m.dim, 0, m.shape_after[m.dim]).contiguous()
@@ -252,41 +252,43 @@ def trimmed(members: Sequence[Member], pieces: list[torch.Tensor]) -> list[torch
     ]
 
 
-def pack_pieces(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def pack_rank_rows(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """[ranks, total]: in row r the pieces, along the dim that is to be sharded, that rank r gets."""
     n = members[0].step.axis.size
     pairs = zip(members, tensors, strict=True)
-    return torch.cat([torch.stack(shares(t, sharded(m.step.dst), n, m.segments)).view(n, -1) for m, t in pairs], 1)
+    return torch.cat(
+        [torch.stack(split_by_rank(t, require_dim(m.step.dst), n, m.segments)).view(n, -1) for m, t in pairs], 1
+    )
 
 
-def unpack_pieces(members: Sequence[Member], rows: torch.Tensor) -> list[torch.Tensor]:
+def unpack_rank_rows(members: Sequence[BucketMember], rows: torch.Tensor) -> list[torch.Tensor]:
     """The tensors whose pieces came in `rows` [ranks, total], joined along the dim that was sharded before."""
     found, n = [], len(rows)
     for m, part in zip(members, rows.split([m.numel // n for m in members], 1), strict=True):
         piece = list(m.shape)
-        piece[sharded(m.step.dst)] //= n
-        found.append(joined(part.reshape(n, *piece).unbind(0), sharded(m.step.src), m.segments))
+        piece[require_dim(m.step.dst)] //= n
+        found.append(join_shards(part.reshape(n, *piece).unbind(0), require_dim(m.step.src), m.segments))
     return found
 
 
-def pack_by_rank(members: Sequence[Member], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def pack_by_rank(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The flat tensor [ranks, total] of what each rank is to get."""
     flat = tensors[0].new_empty(sum(m.sent for m in members))
-    if by_rows(members):
+    if is_row_sharded(members):
         torch._chunk_cat(list(tensors), 0, (n := members[0].step.axis.size), out=flat.view(n, -1))
         return flat
     for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
-        fill(member, slots, tensor)
+        copy_to_slots(member, slots, tensor)
     return flat
 
 
-def by_rows(members: Sequence[Member]) -> bool:
+def is_row_sharded(members: Sequence[BucketMember]) -> bool:
     """Whether each rank's piece of every member is its own rows, as they lie: cut along dim 0 into equal parts, without fused segments.
     Then one kernel packs or unpacks all of them, as FSDP2 does (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
     return all(m.dim == 0 and m.uneven is None and len(m.segments.get(0, ())) < 2 for m in members)
 
 
-def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tensor]:
+def rank_slots(members: Sequence[BucketMember], flat: torch.Tensor) -> list[torch.Tensor]:
     """For each member its view [ranks, *piece] of a flat tensor [ranks, total], which is to be scattered or was gathered."""
     n = members[0].step.axis.size
     rows, at, found = flat.view(n, -1), 0, []
@@ -297,31 +299,33 @@ def rank_slots(members: Sequence[Member], flat: torch.Tensor) -> list[torch.Tens
     return found
 
 
-def fill(member: Member, slots: torch.Tensor, whole: torch.Tensor, *, add: bool = False) -> None:
+def copy_to_slots(member: BucketMember, slots: torch.Tensor, whole: torch.Tensor, *, add: bool = False) -> None:
     """Copy a whole tensor into its slots [ranks, *piece], or `add` it to them."""
-    for there, here in _pairs(whole, slots, member):
+    for there, here in _matching_views(whole, slots, member):
         here.add_(there) if add else here.copy_(there)
 
 
-def unpack_by_rank(members: Sequence[Member], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:
+def unpack_by_rank(members: Sequence[BucketMember], flat: torch.Tensor, wholes: Sequence[torch.Tensor]) -> None:
     """Copy every rank's pieces into the whole tensors `wholes`, in one kernel if all are cut by rows."""
-    if by_rows(members) and all(whole.is_contiguous() for whole in wholes):
+    if is_row_sharded(members) and all(whole.is_contiguous() for whole in wholes):
         rows = flat.view(members[0].step.axis.size, -1)
         sizes, out = [math.prod(m.piece) for m in members], [w.view(len(rows), -1) for w in wholes]
         torch.split_with_sizes_copy(rows, sizes, 1, out=out)
         return
     for member, slots, whole in zip(members, rank_slots(members, flat), wholes, strict=True):
-        for there, here in _pairs(whole, slots, member):
+        for there, here in _matching_views(whole, slots, member):
             there.copy_(here)
 
 
-def _pairs(whole: torch.Tensor, slots: torch.Tensor, member: Member) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _matching_views(
+    whole: torch.Tensor, slots: torch.Tensor, member: BucketMember
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Views [ranks, *piece] of a whole tensor and of its slots that hold the same elements, segment by segment."""
     dim, n, fused = member.dim, member.step.axis.size, member.segments
     if member.uneven is not None:
-        for there, here in zip(cut(whole, dim, n), slots, strict=True):
+        for there, here in zip(split_unevenly(whole, dim, n), slots, strict=True):
             yield there, here.narrow(dim, 0, there.size(dim))
         return
-    own = parts(slots, dim + 1, {dim + 1: fused[dim]} if dim in fused else NO_SEGMENTS)
-    for there, here in zip(parts(whole, dim, fused), own, strict=True):
+    own = split_segments(slots, dim + 1, {dim + 1: fused[dim]} if dim in fused else NO_SEGMENTS)
+    for there, here in zip(split_segments(whole, dim, fused), own, strict=True):
         yield there.unflatten(dim, (n, -1)).movedim(dim, 0), here

@@ -24,12 +24,12 @@ from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.collectives.counter import CountCollectives
-from planner_core.runtime.program.operators.chances import seed_of
-from planner_core.runtime.program.setup import steps_of
-from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UsedWeight
+from planner_core.runtime.program.operators.dropout import unit_seed
+from planner_core.runtime.program.setup import make_moves
+from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitWeight
 from planner_core.runtime.program.weights import Weight
 
-_COUNT = itertools.count()
+_PROGRAM_NUMBERS = itertools.count()
 
 
 class Engine:
@@ -63,11 +63,11 @@ class Engine:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
 
-    def _use(self, u: Any) -> UsedWeight:
-        weight, gather = self.by_name[u.parameter], steps_of(u.gather, self.axes)
+    def _use(self, u: Any) -> UnitWeight:
+        weight, gather = self.by_name[u.parameter], make_moves(u.gather, self.axes)
         copied = bool(gather) or weight.casts
-        return UsedWeight(
-            u.argument, weight, gather, steps_of(u.reduce, self.axes), u.again, u.lasting, u.trained, copied
+        return UnitWeight(
+            u.argument, weight, gather, make_moves(u.reduce, self.axes), u.again, u.lasting, u.trained, copied
         )
 
     def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Engine:
 
     def seed_of(self, unit: str) -> int:
         """The seed of a unit in this forward pass."""
-        return seed_of(self.seed, self.forwards, unit)
+        return unit_seed(self.seed, self.forwards, unit)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -122,17 +122,17 @@ class Engine:
 
 
 @functools.cache
-def _weights(names: tuple[str, ...]) -> Callable[..., Any]:
+def _weights_class(names: tuple[str, ...]) -> Callable[..., Any]:
     """One class for the weights of all copies of a block, so that a compiler sees one case."""
     return collections.namedtuple("Weights", names)
 
 
-def buffers_of(source: str) -> tuple[str, ...]:
+def read_buffers(source: str) -> tuple[str, ...]:
     """The buffers that a piece of generated code reads."""
     return tuple(dict.fromkeys(re.findall(r"buffers\[['\"]([^'\"]+)['\"]\]", source)))
 
 
-class Bound:
+class BoundProgram:
     """One program, ready to run on this rank."""
 
     def __init__(self, program: Any, engine: Engine, script: names.EditableFunctions | None = None) -> None:
@@ -140,7 +140,7 @@ class Bound:
         self.program, self.engine, self.script = program, engine, script
         own = {n: x.to(engine.device) if isinstance(x, torch.Tensor) else x for n, x in program.foreign.items()}
         self.names = {**engine.names(), **own}
-        self.filename = f"<shardscope program {next(_COUNT)}>"
+        self.filename = f"<shardscope program {next(_PROGRAM_NUMBERS)}>"
         source = program.source
         linecache.cache[self.filename] = (
             len(source),
@@ -183,8 +183,8 @@ class Bound:
         # Constants may be made another way here than where the script was written, so the script says which buffers they need.
         texts = {n: inspect.getsource(own[n]) for n in ("tables", "constants", "forward") if n in own}
         self.has_tables = "tables" in own
-        self.buffers = buffers_of("".join(texts.values()))
-        self.table_buffers = buffers_of(texts.get("tables", ""))
+        self.buffers = read_buffers("".join(texts.values()))
+        self.table_buffers = read_buffers(texts.get("tables", ""))
         self.names |= {n: own[n] for n in texts}
         for name, value in self.names.items():
             own = script.names.setdefault(name, value)
@@ -202,7 +202,7 @@ class Bound:
                 )
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
-        weights = _weights(tuple(arguments)) if arguments else None
+        weights = _weights_class(tuple(arguments)) if arguments else None
         call = UnitCall(unit, function, weights, spec.recompute, self.engine.seed_of if spec.seeded else None)
         call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]
         call.buffer = self.engine.share

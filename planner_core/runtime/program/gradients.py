@@ -18,19 +18,19 @@ from torch.utils import _pytree as pytree
 from planner_core.cost import SMALL_BYTES
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.buckets import (
-    Member,
-    Way,
-    alike,
-    bucketed,
-    fill,
-    moved,
+    BucketMember,
+    CollectiveSteps,
+    advance_steps,
+    can_bucket,
+    communicates,
+    copy_to_slots,
+    message_key,
     rank_slots,
-    start,
-    talks,
+    start_move,
     unpack,
 )
-from planner_core.runtime.program.collectives import AxisMove, one_launch, take
-from planner_core.runtime.program.weights import Weight, owner_of, staged
+from planner_core.runtime.program.collectives import AxisMove, apply_moves, coalesced_launch
+from planner_core.runtime.program.weights import Weight, bucket_stages, find_weight
 
 
 class GradientBucket:
@@ -51,15 +51,15 @@ class GradientBucket:
     ) -> None:
         self.weights, self.holds = list(weights), holds
         self.dtype, self.device = weights[0].gradient_dtype, weights[0].local.device
-        local = [next((n for n, step in enumerate(chain) if talks(step)), len(chain)) for chain in micro]
+        local = [next((n for n, step in enumerate(chain) if communicates(step)), len(chain)) for chain in micro]
         self.at_once = [chain[:n] for chain, n in zip(micro, local, strict=True)]
-        self.shapes = _landed(staged(weights, shapes, self.at_once), shapes)
+        self.shapes = _reduced_shapes(bucket_stages(weights, shapes, self.at_once), shapes)
         self.num_bytes = sum(map(math.prod, self.shapes)) * self.dtype.itemsize
-        self.micro = staged(weights, self.shapes, [chain[n:] for chain, n in zip(micro, local, strict=True)])
-        landed = _landed(self.micro, self.shapes)
-        self.final = staged(weights, landed, [() if holds else w.final for w in weights])
-        self.packs = _scatters(self.micro)
-        self.ranked = not self.micro and not self.small and _scatters(self.final)
+        self.micro = bucket_stages(weights, self.shapes, [chain[n:] for chain, n in zip(micro, local, strict=True)])
+        landed = _reduced_shapes(self.micro, self.shapes)
+        self.final = bucket_stages(weights, landed, [() if holds else w.final for w in weights])
+        self.packs = _begins_with_reduce_scatter(self.micro)
+        self.ranked = not self.micro and not self.small and _begins_with_reduce_scatter(self.final)
         """Whether the terms of `final` are packed rank by rank as they come, so that they are not copied to be sent."""
         self.direct = not self.micro and not self.final and not any(self.at_once)
         """Whether nothing is sent or cut: a gradient goes to its parameter as it comes."""
@@ -84,12 +84,12 @@ class GradientBucket:
             return
         self.arrived.add(at)
         if self.at_once[at]:
-            gradient = take(gradient, self.at_once[at], self.weights[at].segments)
+            gradient = apply_moves(gradient, self.at_once[at], self.weights[at].segments)
         if not self.micro:
             self._add(at, gradient)
         elif self.packs:  # rank by rank, as the reduce_scatter sends it
             self._allocate()
-            fill(self.micro[0][at], self.places[at], gradient)
+            copy_to_slots(self.micro[0][at], self.places[at], gradient)
         else:
             self.given[at] = gradient.to(self.dtype)
 
@@ -106,7 +106,7 @@ class GradientBucket:
             gradient, weight.terms = weight.terms.add_(gradient), None
         if weight.packing is not None:
             assert weight.terms is not None
-            fill(weight.packing, weight.terms, gradient, add=True)
+            copy_to_slots(weight.packing, weight.terms, gradient, add=True)
         elif weight.terms is not None:
             weight.terms.add_(gradient)
         elif not self.final:
@@ -116,13 +116,13 @@ class GradientBucket:
             weight.terms = self.places[at]
             if self.ranked:
                 weight.packing = self.by_rank[at]
-                fill(weight.packing, weight.terms, gradient)
+                copy_to_slots(weight.packing, weight.terms, gradient)
             else:
                 weight.terms.copy_(gradient)
 
     # --- reducing -------------------------------------------------------------------------------------
 
-    def flow(self, sync: bool) -> Way:
+    def flow(self, sync: bool) -> CollectiveSteps:
         """Take the bucket through its collectives. The result is added to the parameters' gradients."""
         here = sorted(self.arrived)
         if self.micro:
@@ -141,20 +141,22 @@ class GradientBucket:
     @property
     def in_place(self) -> bool:
         """Whether what has arrived is summed where it lies, so that no memory becomes free when the sum is there."""
-        kinds = [kind for _, kind in alike(self.weights[0].final)]
+        kinds = [kind for _, kind in message_key(self.weights[0].final)]
         if self.micro or not self.final or kinds != ["all_reduce"]:
             return False
         return self._packed([self._terms(i) for i in sorted(self.arrived)]) is not None
 
-    def finish(self, here: Sequence[int]) -> Way:
+    def finish(self, here: Sequence[int]) -> CollectiveSteps:
         """Take the chain `final`, and give the gradients to the parameters."""
         if self.ranked:
-            return _summed(self.weights, self.final, self._all_by_rank(), self.flat)
+            return _reduce_and_publish(self.weights, self.final, self._all_by_rank(), self.flat)
         here = [i for i in here if self.weights[i].terms is not None]  # else another use's bucket has taken them along
         tensors = [self._terms(i) for i in here]
         stages = [[stage[i] for i in here] for stage in self.final]
         in_place = bool(stages) and stages[0][0].step.kind == "all_reduce"
-        return _summed([self.weights[i] for i in here], stages, tensors, self._packed(tensors) if in_place else None)
+        return _reduce_and_publish(
+            [self.weights[i] for i in here], stages, tensors, self._packed(tensors) if in_place else None
+        )
 
     def _all_by_rank(self) -> list[torch.Tensor]:
         """The terms of all weights, packed rank by rank. Those that never came are zero."""
@@ -163,7 +165,7 @@ class GradientBucket:
             if weight.terms is None:
                 place.zero_()
             elif weight.packing is None:
-                fill(member, place, weight.terms)
+                copy_to_slots(member, place, weight.terms)
             elif weight.terms is not place:
                 place.copy_(weight.terms)
         return self.places
@@ -173,7 +175,7 @@ class GradientBucket:
         assert terms is not None
         return terms
 
-    def _scatter(self, here: list[int]) -> Way:
+    def _scatter(self, here: list[int]) -> CollectiveSteps:
         """Take the chain `micro`, and add the result to the terms of the micro-batches before."""
         whole = len(here) == len(self.weights)
         if self.packs and not whole:  # a gradient that did not come counts as zero
@@ -182,10 +184,10 @@ class GradientBucket:
         members = range(len(self.weights)) if self.packs else here
         stages = [[stage[i] for i in members] for stage in self.micro]
         flat = self.flat if self.packs else None
-        tensors = yield from _taken(stages, [self.given.get(i, self.flat) for i in members], flat)  # type: ignore[misc]
+        tensors = yield from _run_stages(stages, [self.given.get(i, self.flat) for i in members], flat)  # type: ignore[misc]
         weights = [self.weights[i] for i in members]
         for i, weight, tensor in zip(
-            members, weights, _apart(tensors, [w.terms is None for w in weights]), strict=True
+            members, weights, _copy_if_mixed(tensors, [w.terms is None for w in weights]), strict=True
         ):
             if i in self.arrived:
                 weight.terms = tensor if weight.terms is None else weight.terms.add_(tensor)
@@ -198,97 +200,99 @@ class GradientBucket:
         return self.flat if same else None
 
 
-def _scatters(stages: Sequence[Sequence[Member]]) -> bool:
+def _begins_with_reduce_scatter(stages: Sequence[Sequence[BucketMember]]) -> bool:
     """Whether the first step is a reduce_scatter of all members in one message."""
-    return bool(stages) and stages[0][0].step.kind == "reduce_scatter" and bucketed(stages[0][0].step)
+    return bool(stages) and stages[0][0].step.kind == "reduce_scatter" and can_bucket(stages[0][0].step)
 
 
-def _landed(stages: Sequence[Sequence[Member]], shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _reduced_shapes(
+    stages: Sequence[Sequence[BucketMember]], shapes: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
     """The shapes after all stages."""
     return [m.shape_after for m in stages[-1]] if stages else list(shapes)
 
 
-def _taken(
-    stages: Sequence[Sequence[Member]], tensors: Sequence[torch.Tensor], flat: torch.Tensor | None
+def _run_stages(
+    stages: Sequence[Sequence[BucketMember]], tensors: Sequence[torch.Tensor], flat: torch.Tensor | None
 ) -> Generator[None, None, Sequence[torch.Tensor]]:
     """Take the tensors through the stages; it stops while a collective is on its way. `flat`: the tensors as the first stage sends
     them."""
     for stage in stages:
-        finish = start(stage, tensors, flat=flat)
+        finish = start_move(stage, tensors, flat=flat)
         flat = None
-        if talks(stage[0].step):
+        if communicates(stage[0].step):
             yield
         tensors = finish()
     return tensors
 
 
-def _summed(
+def _reduce_and_publish(
     weights: Sequence[Weight],
-    stages: Sequence[Sequence[Member]],
+    stages: Sequence[Sequence[BucketMember]],
     tensors: list[torch.Tensor],
     flat: torch.Tensor | None,
-) -> Way:
-    tensors = yield from _taken(stages, tensors, flat)  # type: ignore[assignment]
-    for weight, tensor in zip(weights, _apart(tensors, [w.gradient is None for w in weights]), strict=True):
+) -> CollectiveSteps:
+    tensors = yield from _run_stages(stages, tensors, flat)  # type: ignore[assignment]
+    for weight, tensor in zip(weights, _copy_if_mixed(tensors, [w.gradient is None for w in weights]), strict=True):
         if weight.terms is not None:
             weight.terms = weight.packing = None
             weight.publish(tensor)
 
 
-def _apart(tensors: Sequence[torch.Tensor], stay: Sequence[bool]) -> list[torch.Tensor]:
+def _copy_if_mixed(tensors: Sequence[torch.Tensor], stay: Sequence[bool]) -> list[torch.Tensor]:
     """The results of one message, which are views of one tensor. If some are added to others, those that `stay` are copied, since each
     view would keep the memory of all."""
     mixed = any(stay) and not all(stay)
     return [x.clone() if mixed and stays else x for x, stays in zip(tensors, stay, strict=True)]
 
 
-def together(reductions: Sequence[GradientBucket]) -> list[Way]:
+def join_small_buckets(reductions: Sequence[GradientBucket]) -> list[CollectiveSteps]:
     """The ways of small buckets: those that take the same steps are one."""
     groups: dict[object, list[GradientBucket]] = {}
     for r in reductions:
-        groups.setdefault((r.dtype, alike(r.weights[0].final)), []).append(r)
-    return [_joined(group) for group in groups.values()]
+        groups.setdefault((r.dtype, message_key(r.weights[0].final)), []).append(r)
+    return [_reduce_jointly(group) for group in groups.values()]
 
 
-def _joined(group: Sequence[GradientBucket]) -> Way:
+def _reduce_jointly(group: Sequence[GradientBucket]) -> CollectiveSteps:
     here = [(r, i) for r in group for i in sorted(r.arrived)]
     weights, tensors = [r.weights[i] for r, i in here], [r._terms(i) for r, i in here]
-    stages = staged(weights, [tuple(t.shape) for t in tensors], [w.final for w in weights])
-    yield from _summed(weights, stages, tensors, None)
+    stages = bucket_stages(weights, [tuple(t.shape) for t in tensors], [w.final for w in weights])
+    yield from _reduce_and_publish(weights, stages, tensors, None)
     for r in group:
         r.reset()
 
 
-class Pipeline:
+class ReductionQueue:
     """The buckets that are on their way. A unit's buckets take their next step when the next unit's are ready, so few are in flight. Those
     that stay in place are waited for at the end."""
 
     def __init__(self) -> None:
-        self.flows: list[Way] = []
-        self.staying: list[Way] = []
+        self.flows: list[CollectiveSteps] = []
+        self.staying: list[CollectiveSteps] = []
 
-    def push(self, flows: Sequence[Way], stays: Sequence[bool] = ()) -> None:
+    def push(self, flows: Sequence[CollectiveSteps], stays: Sequence[bool] = ()) -> None:
         """Let every bucket on its way take a step, then issue the new ones. Each `stays` in place or not; by default none do."""
-        with one_launch():
+        with coalesced_launch():
             self.advance()
             for flow, stay in zip(flows, stays or [False] * len(flows), strict=True):
-                if moved(flow):
+                if advance_steps(flow):
                     (self.staying if stay else self.flows).append(flow)
 
     def advance(self) -> None:
         """Let every bucket on its way take one step."""
-        with one_launch():
-            self.flows = [flow for flow in self.flows if moved(flow)]
+        with coalesced_launch():
+            self.flows = [flow for flow in self.flows if advance_steps(flow)]
 
     def drain(self) -> None:
         """Take steps until no bucket is on its way."""
         while self.flows:
             self.advance()
         while self.staying:
-            self.staying = [flow for flow in self.staying if moved(flow)]
+            self.staying = [flow for flow in self.staying if advance_steps(flow)]
 
 
-class Waiting(torch.Tensor):
+class PendingGradient(torch.Tensor):
     """Stands in a parameter's `.grad` between micro-batches inside `no_sync()`, whose sum is not there yet. So a loop that sets the
     gradient to None or zero, or reads it, is understood. `held` is what `.grad` was without it."""
 
@@ -296,10 +300,12 @@ class Waiting(torch.Tensor):
     held: torch.Tensor | None
 
     @staticmethod
-    def of(weight: Weight) -> Waiting:
+    def of(weight: Weight) -> PendingGradient:
         """The one of this weight."""
         like = weight.parameter
-        made: Waiting = torch.Tensor._make_wrapper_subclass(Waiting, like.shape, dtype=like.dtype, device=like.device)
+        made: PendingGradient = torch.Tensor._make_wrapper_subclass(
+            PendingGradient, like.shape, dtype=like.dtype, device=like.device
+        )
         made.weight = weight
         return made
 
@@ -307,11 +313,11 @@ class Waiting(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        mine = args[0] if args and isinstance(args[0], Waiting) else None
+        mine = args[0] if args and isinstance(args[0], PendingGradient) else None
         if func is torch.ops.aten.detach.default:
             return mine
         if func is torch.ops.aten.zero_.default and mine is not None:
-            forget([mine.weight.parameter])
+            discard_pending([mine.weight.parameter])
             return mine
         if func is torch.ops.aten._foreach_zero_.default:
             for x in args[0]:
@@ -320,7 +326,7 @@ class Waiting(torch.Tensor):
         if func is torch.ops.aten.add_.Tensor and mine is not None:  # autograd, of a loss of the weights alone
             mine.held = args[1].clone() if mine.held is None else mine.held.add_(args[1])
             return mine
-        found = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Waiting))
+        found = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, PendingGradient))
         raise PlanMismatch(
             f"the gradient of {found.weight.names[0]} was used, but its backward passes ran inside no_sync(), so it is not summed over "
             "ranks yet; let the last micro-batch run outside of it first"
@@ -330,31 +336,31 @@ class Waiting(torch.Tensor):
         return f"Waiting({self.weight.names[0]})"
 
 
-def hold_back(weights: Iterable[Weight]) -> None:
+def mark_pending(weights: Iterable[Weight]) -> None:
     """After a backward pass inside `no_sync()`: say in `.grad` which weights have terms that wait."""
     for weight in weights:
         if weight.terms is not None:
-            waiting = weight.waiting = Waiting.of(weight) if weight.waiting is None else weight.waiting
+            waiting = weight.waiting = PendingGradient.of(weight) if weight.waiting is None else weight.waiting
             waiting.held, weight.parameter.grad = weight.parameter.grad, waiting
 
 
-def resume(weights: Iterable[Weight]) -> None:
+def unmark_pending(weights: Iterable[Weight]) -> None:
     """Before the next backward pass: terms wait no longer, and are left out where the loop has set `.grad` to something else."""
     for weight in weights:
-        if isinstance(weight.parameter.grad, Waiting):
+        if isinstance(weight.parameter.grad, PendingGradient):
             weight.parameter.grad = weight.parameter.grad.held
         else:
             weight.terms = weight.packing = None
 
 
-def pending(parameters: Iterable[torch.Tensor]) -> str:
+def find_pending(parameters: Iterable[torch.Tensor]) -> str:
     """The name of a parameter with gradients of micro-batches that were not summed over ranks yet; empty if there is none."""
-    found = map(owner_of, parameters)
-    return next((w.names[0] for w in found if w is not None and isinstance(w.parameter.grad, Waiting)), "")
+    found = map(find_weight, parameters)
+    return next((w.names[0] for w in found if w is not None and isinstance(w.parameter.grad, PendingGradient)), "")
 
 
-def forget(parameters: Iterable[torch.Tensor]) -> None:
+def discard_pending(parameters: Iterable[torch.Tensor]) -> None:
     """Leave out such gradients: a loop sets its gradients to zero."""
-    for weight in filter(None, map(owner_of, parameters)):
+    for weight in filter(None, map(find_weight, parameters)):
         weight.terms = weight.packing = None
-        resume([weight])
+        unmark_pending([weight])

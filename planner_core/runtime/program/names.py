@@ -19,8 +19,8 @@ from planner_core.core import Plan, plan_to_json
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
-from planner_core.runtime.program.operators.chances import attention, dropout, masked
 from planner_core.runtime.program.operators.chunks import chunked
+from planner_core.runtime.program.operators.dropout import attention, dropout, masked
 from planner_core.runtime.program.operators.experts import dispatched_experts, own_experts
 from planner_core.runtime.program.operators.functions import (
     batch_norm,
@@ -30,8 +30,8 @@ from planner_core.runtime.program.operators.functions import (
     laid_out,
     nll_loss,
 )
-from planner_core.runtime.program.operators.kept import keep
 from planner_core.runtime.program.operators.ring import ring_attention
+from planner_core.runtime.program.operators.selective import keep
 
 __all__ = [
     "Axis",
@@ -131,7 +131,7 @@ def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
         buffer.copy_(value)
 
 
-def _step(kind: str) -> Callable[..., AxisMove]:
+def _move_constructor(kind: str) -> Callable[..., AxisMove]:
     """A function that makes a step of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
 
     def step(axis: Axis, *dims: int) -> AxisMove:
@@ -144,6 +144,6 @@ def _step(kind: str) -> Callable[..., AxisMove]:
 
 
 all_gather, all_reduce, reduce_scatter, all_to_all = map(
-    _step, ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+    _move_constructor, ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 )
-pad, divide, shard = map(_step, ("pad", "divide", "slice"))
+pad, divide, shard = map(_move_constructor, ("pad", "divide", "slice"))

@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 
 from planner_core.core import Partial, Placements, Shard
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.collectives import Axis, AxisMove, take
+from planner_core.runtime.program.collectives import Axis, AxisMove, apply_moves
 
-Deliver = Callable[[torch.Tensor], torch.Tensor]
+Delivery = Callable[[torch.Tensor], torch.Tensor]
 
 
-def delivery(
+def make_delivery(
     placements: Placements,
     gradient: Placements,
     samples: int | None,
@@ -30,7 +30,7 @@ def delivery(
     axes: Sequence[Axis],
     *,
     whole: bool,
-) -> Deliver | None:
+) -> Delivery | None:
     """A function that brings a tensor with these placements to the caller's form; None if it has this form already."""
     forward: list[AxisMove] = []
     backward: list[AxisMove] = []
@@ -52,11 +52,11 @@ def delivery(
             backward.append(AxisMove(axis, "divide"))
     if not forward and not backward and own == 1:
         return None
-    return _Way(tuple(forward), tuple(backward), own)
+    return _Redistribution(tuple(forward), tuple(backward), own)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Redistribution:
     """The steps of a tensor, the steps of its gradient, and the number by which the gradient is divided."""
 
     forward: tuple[AxisMove, ...]
@@ -64,26 +64,26 @@ class _Way:
     own: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor = _Delivered.apply(x, self.forward, self.backward, self.own)
+        moved: torch.Tensor = _Redistribute.apply(x, self.forward, self.backward, self.own)
         return moved
 
 
-class _Delivered(torch.autograd.Function):
+class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, forward: tuple[AxisMove, ...], backward: tuple[AxisMove, ...], own: int
     ) -> torch.Tensor:
         ctx.steps, ctx.own = backward, own
-        moved = take(x, forward)
+        moved = apply_moves(x, forward)
         return x.view_as(x) if moved is x else moved
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        moved = take(gradient, ctx.steps)
+        moved = apply_moves(gradient, ctx.steps)
         return moved if ctx.own == 1 else moved / ctx.own, None, None, None
 
 
-def single(x: torch.Tensor) -> torch.Tensor:
+def guard_scalar(x: torch.Tensor) -> torch.Tensor:
     """A single number. Its gradient may come as a DTensor, if a penalty on weights was added to it. A backward pass from it that gives
     some tensors alone their gradients raises PlanMismatch: parameters under a plan are not in autograd's graph."""
     if x.requires_grad:
@@ -105,13 +105,13 @@ def single(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def unplanned(x: torch.Tensor, what: str) -> torch.Tensor:
+def refuse_gradient_of(x: torch.Tensor, what: str) -> torch.Tensor:
     """A result to which the planned loss does not send a gradient. A gradient that comes from elsewhere raises PlanMismatch."""
-    held: torch.Tensor = _Unplanned.apply(x, what)
+    held: torch.Tensor = _RefuseGradient.apply(x, what)
     return held
 
 
-class _Unplanned(torch.autograd.Function):
+class _RefuseGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, what: str) -> torch.Tensor:
         ctx.what = what

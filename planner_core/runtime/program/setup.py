@@ -17,9 +17,9 @@ from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, S
 from planner_core.models.hooks import Replacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, own_share
+from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard
 from planner_core.runtime.program.weights import Weight
-from planner_core.runtime.program.weights.orders import Order
+from planner_core.runtime.program.weights.orders import FusedOrder
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor
 
 
@@ -32,7 +32,7 @@ class Precision:
     gradient: torch.dtype
 
 
-def precision_of(plan: Plan) -> Precision:
+def plan_precision(plan: Plan) -> Precision:
     """The dtypes of a plan's workload. Master weights are float32, unless the optimizer does not keep any."""
     load = plan.workload
     working: torch.dtype = getattr(torch, load["dtype"])
@@ -53,13 +53,13 @@ def torch_placements(placements: Placements) -> tuple[placement_types.Placement,
     )
 
 
-def dtypes_of(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan]) -> Callable[[nn.Parameter], Precision]:
+def choose_dtypes(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan]) -> Callable[[nn.Parameter], Precision]:
     """A function that returns the dtypes of a parameter of `model` under a plan.
 
     A parameter with a dtype of its own keeps it: a layer in float64 is cast to and from, however large it is. One that is not trained,
     since it is frozen or the planned loss sends it no gradient, has no master copy.
     """
-    precision, sizes = precision_of(plan), Counter[torch.dtype]()
+    precision, sizes = plan_precision(plan), Counter[torch.dtype]()
     for param in model.parameters():
         sizes[param.dtype] += param.numel()
     still = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in stored and not stored[n].trained}
@@ -75,20 +75,20 @@ def dtypes_of(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan]) -> 
     return dtypes
 
 
-def axes_of(mesh: DeviceMesh) -> list[Axis]:
+def make_axes(mesh: DeviceMesh) -> list[Axis]:
     """The mesh's axes as this rank sees them."""
     names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
-def step_of(step: Step, axes: Sequence[Axis]) -> AxisMove:
+def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:
     """A plan's step on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
     dst = step.dst.dim if isinstance(step.dst, Shard) else None
-    return AxisMove(axes[step.axis], _kind(step), src, dst)
+    return AxisMove(axes[step.axis], _move_kind(step), src, dst)
 
 
-def _kind(step: Step) -> str:
+def _move_kind(step: Step) -> str:
     if isinstance(step.dst, Replicate):
         return "all_gather" if isinstance(step.src, Shard) else "all_reduce"
     if isinstance(step.dst, Shard):
@@ -102,18 +102,18 @@ def _kind(step: Step) -> str:
     return "pad" if isinstance(step.src, Shard) else "divide"
 
 
-def steps_of(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
+def make_moves(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
     """A plan's steps without those on axes of one rank."""
-    return tuple(step_of(s, axes) for s in steps if axes[s.axis].size > 1)
+    return tuple(make_move(s, axes) for s in steps if axes[s.axis].size > 1)
 
 
-def place(
+def shard_tensor(
     x: torch.Tensor, placements: Placements, axes: Sequence[Axis], segments: Segments = NO_SEGMENTS
 ) -> torch.Tensor:
     """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
     for axis, placement in zip(axes, placements, strict=True):
         if isinstance(placement, Shard):
-            x = own_share(x, placement.dim, axis.size, axis.rank, segments)
+            x = local_shard(x, placement.dim, axis.size, axis.rank, segments)
         elif isinstance(placement, Partial):
             x = x / axis.size
     return x
@@ -149,17 +149,17 @@ def shard_model(
                 continue
             if id(old) not in made:
                 plan = plans[id(old)]
-                new = _part(names[id(old)][0], old, plan, mesh, axes, dtypes(old).stored, init, split)
+                new = _make_parameter(names[id(old)][0], old, plan, mesh, axes, dtypes(old).stored, init, split)
                 if new is not old:
-                    old.__class__ = _replaced(type(old))
+                    old.__class__ = _replaced_class(type(old))
                     replaced[id(old)] = new
-                made[id(old)] = weight_of(tuple(names[id(old)]), new, plan, axes, dtypes(old))
+                made[id(old)] = make_weight(tuple(names[id(old)]), new, plan, axes, dtypes(old))
             module._parameters[short] = made[id(old)].parameter
     Replacement(model, replaced)
     return {w.names[0]: w for w in made.values()}
 
 
-def _part(
+def _make_parameter(
     name: str,
     old: nn.Parameter,
     plan: ParamPlan,
@@ -172,7 +172,7 @@ def _part(
     with torch.no_grad():
         full = old.detach() if init is None else init(name, old)
         full = full if full.is_meta else full.to(mesh.device_type)
-        local = place(full, plan.stored, axes, plan.segments).to(dtype).contiguous()
+        local = shard_tensor(full, plan.stored, axes, plan.segments).to(dtype).contiguous()
         if not split and local.data_ptr() == old.data_ptr() and not old.is_meta:
             return old
         if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == old.data_ptr():
@@ -182,18 +182,18 @@ def _part(
         form = DTensor.from_local(
             local, mesh, torch_placements(plan.stored), run_check=False, shape=full.shape, stride=stride
         )
-        local = PlanTensor.of(local, form._spec, _order(plan, axes))
+        local = PlanTensor.of(local, form._spec, _fused_order(plan, axes))
     return nn.Parameter(local, requires_grad=old.requires_grad)
 
 
-def _order(plan: ParamPlan, axes: Sequence[Axis]) -> Order:
+def _fused_order(plan: ParamPlan, axes: Sequence[Axis]) -> FusedOrder:
     """The fused dims of a parameter of which ranks hold a share of each part."""
     cut = {p.dim for p, a in zip(plan.stored, axes, strict=True) if isinstance(p, Shard) and a.size > 1}
     return tuple((dim, tuple(parts)) for dim, parts in plan.segments.items() if dim in cut and len(parts) > 1)
 
 
 @functools.cache
-def _replaced(kind: type[nn.Parameter]) -> type[nn.Parameter]:
+def _replaced_class(kind: type[nn.Parameter]) -> type[nn.Parameter]:
     """The class of a parameter that this rank's part has taken the place of: an optimizer of it would train nothing."""
 
     def refuse(parameter: nn.Parameter) -> None:
@@ -205,11 +205,11 @@ def _replaced(kind: type[nn.Parameter]) -> type[nn.Parameter]:
     return type(kind.__name__, (kind,), {"grad": property(refuse)})
 
 
-def weight_of(
+def make_weight(
     names: tuple[str, ...], param: nn.Parameter, plan: ParamPlan, axes: Sequence[Axis], dtypes: Precision
 ) -> Weight:
     """A parameter with the steps between its stored form, its working copy and its accumulated gradient."""
-    refresh, final = steps_of(plan.refreshed(), axes), steps_of(plan.reduced(), axes)
+    refresh, final = make_moves(plan.refreshed(), axes), make_moves(plan.reduced(), axes)
     # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
     casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
     return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, casts=casts)

@@ -6,7 +6,7 @@ gradients are reduced when its backward has made the last of them. So communicat
     forward    enter(u): wait for u's weights, issue those of u + 1.   leave(u): free them
     backward   returning(u): wait for u's weights, issue those of u - 1.   done(u): free them, issue u's gradients
 
-Of weights that are gathered over several axes, the last gather is issued so, and those before it for the units beyond (`receive`).
+Of weights that are gathered over several axes, the last gather is issued so, and those before it for the units beyond (`prefetch`).
 """
 
 # mypy: allow-untyped-calls
@@ -20,17 +20,29 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from planner_core.runtime.program.buckets import alike
-from planner_core.runtime.program.collectives import AxisMove, Trace, one_launch
-from planner_core.runtime.program.gradients import GradientBucket, Pipeline, hold_back, resume, together
-from planner_core.runtime.program.operators.kept import contexts
-from planner_core.runtime.program.weights import Apart, GatherBucket, Gathered, Refresh, Weight
+from planner_core.runtime.program.buckets import message_key
+from planner_core.runtime.program.collectives import AxisMove, Trace, coalesced_launch
+from planner_core.runtime.program.gradients import (
+    GradientBucket,
+    ReductionQueue,
+    join_small_buckets,
+    mark_pending,
+    unmark_pending,
+)
+from planner_core.runtime.program.operators.selective import checkpoint_contexts
+from planner_core.runtime.program.weights import (
+    GatherBucket,
+    GatheredWeight,
+    RefreshBucket,
+    SeparatelyReducedUse,
+    Weight,
+)
 
-Function = Callable[..., Any]
+UnitFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class UsedWeight:
+class UnitWeight:
     """How a unit uses a weight: its name, the steps that gather it, and the steps of its gradient in every micro-batch."""
 
     argument: str
@@ -51,7 +63,7 @@ class BackwardPass:
     """The state of the backward pass that runs: the buckets on their way, and what is to do when autograd has finished."""
 
     def __init__(self) -> None:
-        self.pipeline = Pipeline()
+        self.pipeline = ReductionQueue()
         self.small: list[GradientBucket] = []
         """Buckets that leave when autograd has finished."""
         self.sync = True
@@ -70,7 +82,7 @@ class BackwardPass:
         """Any hook of a backward pass calls this. The first call arranges that `end` is called when autograd has finished."""
         if not self.running:
             self.running = True
-            resume(self.waiting)
+            unmark_pending(self.waiting)
             self.waiting = []
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
@@ -84,7 +96,7 @@ class BackwardPass:
             unit.wait(again=True)  # what came for a unit that did not run backward
             unit.free()
         if self.small:
-            self.pipeline.push(together(self.small))
+            self.pipeline.push(join_small_buckets(self.small))
             self.small = []
         self.pipeline.drain()
         if self.sync:  # gradients for a unit that did not run backward
@@ -94,31 +106,31 @@ class BackwardPass:
         self.waiting = list(
             dict.fromkeys(use.weight for u in self.units for use in u.uses if use.weight.terms is not None)
         )
-        hold_back(self.waiting)
+        mark_pending(self.waiting)
 
 
 class RuntimeUnit:
     """One unit: its weights as leaves of autograd, and their buckets."""
 
-    def __init__(self, name: str, uses: Sequence[UsedWeight], backward: BackwardPass) -> None:
+    def __init__(self, name: str, uses: Sequence[UnitWeight], backward: BackwardPass) -> None:
         self.name, self.uses, self.backward = name, list(uses), backward
-        self.sources: dict[str, Gathered | Apart | Weight] = {}
+        self.sources: dict[str, GatheredWeight | SeparatelyReducedUse | Weight] = {}
         """What each argument takes the weight from, and gives its gradient to."""
-        self.copies = {u.argument: Gathered(u.weight, u.gather) for u in uses if u.copied}
-        groups: dict[tuple[bool, object, object], list[UsedWeight]] = {}
+        self.copies = {u.argument: GatheredWeight(u.weight, u.gather) for u in uses if u.copied}
+        groups: dict[tuple[bool, object, object], list[UnitWeight]] = {}
         for use in uses:
             if use.copied:
-                groups.setdefault((use.again, alike(use.gather), use.weight.dtype), []).append(use)
+                groups.setdefault((use.again, message_key(use.gather), use.weight.dtype), []).append(use)
         self.gathers = [
             GatherBucket([self.copies[u.argument] for u in group], lasting=any(u.lasting for u in group))
             for group in groups.values()
         ]
         self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
         kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.copied)
-        self.refreshes: list[Refresh] = refreshes(list(kept))
+        self.refreshes: list[RefreshBucket] = group_refreshes(list(kept))
         for gather in self.gathers:
             gather.reads(self.refreshes)
-        self.buckets: list[Refresh | GatherBucket] = [*self.refreshes, *self.gathers]
+        self.buckets: list[RefreshBucket | GatherBucket] = [*self.refreshes, *self.gathers]
         self.reductions: list[GradientBucket] = []
         self.held: list[Weight] = []
         """Weights whose gradients another unit finishes."""
@@ -135,7 +147,9 @@ class RuntimeUnit:
 
     def _reductions(self) -> None:
         """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""
-        groups: dict[tuple[bool, object, object, object], list[tuple[UsedWeight, Gathered | Apart | Weight]]] = {}
+        groups: dict[
+            tuple[bool, object, object, object], list[tuple[UnitWeight, GatheredWeight | SeparatelyReducedUse | Weight]]
+        ] = {}
         seen: set[Weight] = set()
         for use in self.uses:
             source = self.sources[use.argument] = self._source(use)
@@ -144,7 +158,7 @@ class RuntimeUnit:
                     use.weight.home = self
                 holds = bool(use.weight.final) and (use.weight in seen or use.weight.home is not self)
                 seen.add(use.weight)
-                key = (holds, alike(use.reduce), alike(use.weight.final), use.weight.gradient_dtype)
+                key = (holds, message_key(use.reduce), message_key(use.weight.final), use.weight.gradient_dtype)
                 groups.setdefault(key, []).append((use, source))
                 source.sink = lambda gradient: None  # type: ignore[method-assign]
         for (holds, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):  # what is held comes first
@@ -158,10 +172,10 @@ class RuntimeUnit:
                 source.sink = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
             self.expected += len(members)
 
-    def _source(self, use: UsedWeight) -> Gathered | Apart | Weight:
+    def _source(self, use: UnitWeight) -> GatheredWeight | SeparatelyReducedUse | Weight:
         if use.copied:
             return self.copies[use.argument]
-        return Apart(use.weight) if use.reduce and use.weight.home is not None else use.weight
+        return SeparatelyReducedUse(use.weight) if use.reduce and use.weight.home is not None else use.weight
 
     def _take(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
         self.backward.begin()
@@ -199,7 +213,7 @@ class RuntimeUnit:
         for bucket in self._needed(again):
             bucket.ready()
 
-    def _needed(self, again: bool) -> Sequence[Refresh | GatherBucket]:
+    def _needed(self, again: bool) -> Sequence[RefreshBucket | GatherBucket]:
         if not again:
             return self.buckets
         return () if self.done else self.again
@@ -210,19 +224,19 @@ class RuntimeUnit:
             gather.free()
 
 
-def refreshes(weights: Sequence[Weight]) -> list[Refresh]:
+def group_refreshes(weights: Sequence[Weight]) -> list[RefreshBucket]:
     """The buckets of those weights whose working copy is not the parameter itself."""
     groups: dict[object, list[Weight]] = {}
     for weight in weights:
         if not weight.alias:
-            groups.setdefault((alike(weight.refresh), weight.dtype), []).append(weight)
-    return [Refresh(group) for group in groups.values()]
+            groups.setdefault((message_key(weight.refresh), weight.dtype), []).append(weight)
+    return [RefreshBucket(group) for group in groups.values()]
 
 
-def receive(units: Sequence[RuntimeUnit], again: bool = False) -> None:
+def prefetch(units: Sequence[RuntimeUnit], again: bool = False) -> None:
     """Before the first of these units runs: wait for its weights, and issue the gathers for those that run after it. `again`: before
     it runs backward."""
-    with one_launch():
+    with coalesced_launch():
         for left, unit in enumerate(units):
             unit.issue(left, again)
         units[0].ready(again)
@@ -236,7 +250,7 @@ class UnitCall:
     def __init__(
         self,
         unit: RuntimeUnit,
-        function: Function,
+        function: UnitFunction,
         weights: Callable[..., Any] | None,
         recompute: str = "none",
         seed: Callable[[str], int] | None = None,
@@ -253,7 +267,7 @@ class UnitCall:
     def __call__(self, *args: Any) -> Any:
         """Run forward, and set the hooks for backward."""
         unit = self.unit
-        receive(self.onward)
+        prefetch(self.onward)
         unit.backward.note("run", unit.name)
         if self.seed is not None:
             args = (self.seed(unit.name), *args)
@@ -261,7 +275,9 @@ class UnitCall:
             args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
         learning = torch.is_grad_enabled()
         if learning and self.recompute != "none":
-            out = checkpoint(self.function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            out = checkpoint(
+                self.function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=checkpoint_contexts
+            )
         else:
             out = self.function(*args)
         unit.free()
@@ -277,5 +293,5 @@ class UnitCall:
 
     def _returning(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
-        receive(self.back, again=True)
+        prefetch(self.back, again=True)
         self.unit.backward.note("return", self.unit.name)

@@ -1,6 +1,6 @@
 """Record one forward pass of a live model, call by call. The rewriting needs more of it than the graph has."""
 
 from planner_core.runtime.record.recorder import CannotRewrite, MixesSamples, record
-from planner_core.runtime.record.tape import DEVICE, Ref, Tape, TapeCall, Tensor
+from planner_core.runtime.record.tape import DEVICE, Ref, Tape, TapeCall, TapeTensor
 
-__all__ = ["DEVICE", "CannotRewrite", "MixesSamples", "Ref", "Tape", "TapeCall", "Tensor", "record"]
+__all__ = ["DEVICE", "CannotRewrite", "MixesSamples", "Ref", "Tape", "TapeCall", "TapeTensor", "record"]

@@ -14,7 +14,7 @@ from planner_core.ops import rows
 from planner_core.runtime.mismatch import PlanMismatch
 
 
-def check_by_rules(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
+def check_call_by_rules(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
     """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values`: with global shapes, or those of some samples."""
     known = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
     for axis, size in enumerate(sizes):

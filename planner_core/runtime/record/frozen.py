@@ -39,9 +39,9 @@ class FrozenModel:
         self.modules = list(model.modules())
         self.children = [tuple(m._modules.values()) for m in self.modules]
         self.forwards = [m.__dict__.get("forward") for m in self.modules]
-        self.hooks = [_hooks(m) for m in self.modules]
+        self.hooks = [_forward_hooks(m) for m in self.modules]
         self.classes = {type(m): type(m).forward for m in self.modules}
-        if hooked := next((n for n, m in model.named_modules() if n and _hooks(m)), ""):
+        if hooked := next((n for n, m in model.named_modules() if n and _forward_hooks(m)), ""):
             warnings.warn(
                 f"{hooked} has hooks on forward: what they compute is part of the program, and their own Python code runs no more once a "
                 "pass is recorded; let forward return what a loop looks at",
@@ -51,7 +51,7 @@ class FrozenModel:
             (name, held, key, value)
             for name, held in holders(model)
             if not name.endswith("_buffers")
-            for key, value in _plain(held)
+            for key, value in _plain_values(held)
         ]
 
     def keep_parameters(self) -> None:
@@ -110,7 +110,7 @@ class FrozenModel:
         for module, forward, hooks in zip(self.modules[1:], self.forwards[1:], self.hooks[1:], strict=True):
             if module.__dict__.get("forward") is not forward:
                 return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
-            if _hooks(module) != hooks:
+            if _forward_hooks(module) != hooks:
                 return f"{self.names[id(module)]} has other hooks than when the plan was applied"
         changed = next((cls.__name__ for cls, method in self.classes.items() if cls.forward is not method), "")
         return f"{changed}.forward was replaced after the plan was applied" if changed else ""
@@ -128,17 +128,17 @@ class FrozenModel:
         return next((str(self.names[id(m)]) for m in own), "")
 
 
-def _hooks(module: nn.Module) -> tuple[int, ...]:
+def _forward_hooks(module: nn.Module) -> tuple[int, ...]:
     return *module._forward_hooks, *module._forward_pre_hooks
 
 
-def _plain(held: Any) -> list[tuple[Any, Any]]:
+def _plain_values(held: Any) -> list[tuple[Any, Any]]:
     """The plain values of a holder."""
     items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
     return [(key, value) for key, value in items if is_plain(value) and key != "training"]
 
 
-def hooked_parameter(params: Iterable[tuple[str, nn.Parameter]]) -> str:
+def find_gradient_hook(params: Iterable[tuple[str, nn.Parameter]]) -> str:
     """The name of a parameter with a gradient hook, which would never run; empty if there is none."""
     return next((name for name, param in params if param._backward_hooks), "")
 

@@ -11,7 +11,7 @@ from planner_core.models.capture import own_loss
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER, Ref, Tape
 
 
-def trained_on(tape: Tape) -> int | None:
+def find_loss(tape: Tape) -> int | None:
     """The number of the loss: the model's own, or else the first computed result, from which a loss outside is usually made."""
     shells: dict[int, int] = {}
     held: list[torch.Tensor] = []
@@ -26,7 +26,7 @@ def trained_on(tape: Tape) -> int | None:
         return held[-1]
 
     def weights(result: torch.Tensor) -> set[int]:
-        return {n for n in reached(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
+        return {n for n in find_ancestors(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
 
     own = own_loss(pytree.tree_map(shell, tape.result), weights)
     if own is not None:
@@ -37,7 +37,7 @@ def trained_on(tape: Tape) -> int | None:
     )
 
 
-def reached(tape: Tape, result: int | None) -> set[int]:
+def find_ancestors(tape: Tape, result: int | None) -> set[int]:
     """Tensors from which a path of calls leads to a result."""
     found = set() if result is None else {result}
     for call in reversed(tape.calls):

@@ -31,8 +31,8 @@ from planner_core.models.hooks import (
 from planner_core.ops import operator
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.record.frozen import FrozenModel
-from planner_core.runtime.record.results import know
-from planner_core.runtime.record.source_names import no_own_collectives, running_statement
+from planner_core.runtime.record.results import register_result_types
+from planner_core.runtime.record.source_names import refuse_model_collectives, running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
     COMPUTED,
@@ -44,15 +44,15 @@ from planner_core.runtime.record.tape import (
     Ref,
     Tape,
     TapeCall,
-    Tensor,
-    mapped,
+    TapeTensor,
+    map_leaves,
 )
 
-QUESTIONS = frozenset(
+VALUE_READS = frozenset(
     {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
 )
 
-MERGING = frozenset({"view", "reshape", "flatten", "view_as", "reshape_as", "ravel"})
+DIM_MERGING = frozenset({"view", "reshape", "flatten", "view_as", "reshape_as", "ravel"})
 """Functions that merge dims."""
 
 
@@ -73,9 +73,9 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
     )
     before = host_state()
-    tape, calls = _recorded(frozen, args, kwargs)
+    tape, calls = _record_once(frozen, args, kwargs)
     if host_state() != before:  # a layer may be left out at a rate of 0
-        again = _recorded(frozen, args, kwargs)[1]
+        again = _record_once(frozen, args, kwargs)[1]
         set_host_state(before)
         if again != calls:
             raise CannotRewrite(
@@ -84,9 +84,9 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return tape
 
 
-def _recorded(frozen: FrozenModel, args: Any, kwargs: Any) -> tuple[Tape, Any]:
+def _record_once(frozen: FrozenModel, args: Any, kwargs: Any) -> tuple[Tape, Any]:
     frozen.types.put_back()
-    with torch.random.fork_rng(), no_own_collectives():
+    with torch.random.fork_rng(), refuse_model_collectives():
         recorder = TapeRecorder(frozen)
         return recorder.record(args, dict(kwargs)), recorder.transcript
 
@@ -112,8 +112,8 @@ class TapeRecorder(Recorder):
     def record(self, args: Any, kwargs: dict[str, Any]) -> Tape:
         """One forward pass."""
         forward = self.model.forward
-        self.tape.arguments = self._inputs(_positional(forward), args, kwargs)
-        plain, self.model = self.model, _Called(self.model, self)  # type: ignore[assignment]
+        self.tape.arguments = self._inputs(_positional_names(forward), args, kwargs)
+        plain, self.model = self.model, _ModelWithoutHooks(self.model, self)  # type: ignore[assignment]
         try:
             out = self.run(kwargs, args=args)
         finally:
@@ -158,7 +158,7 @@ class TapeRecorder(Recorder):
                 f"forward returns a {type(item).__name__}, in which tensors cannot be found; return tensors, tuples or dicts of them"
             )
 
-        return pytree.tree_map(leaf, know(out))
+        return pytree.tree_map(leaf, register_result_types(out))
 
     # --- tensors --------------------------------------------------------------------------------------
 
@@ -171,10 +171,10 @@ class TapeRecorder(Recorder):
             self.held[number] = tensor
         return number
 
-    def _tensor(self, number: int) -> Tensor:
+    def _tensor(self, number: int) -> TapeTensor:
         value = self.recording.values[number]
         kind, name = self.origins.get(number, (COMPUTED if value.kind == "activation" else CONSTANT, ""))
-        return Tensor(
+        return TapeTensor(
             kind,
             value.meta.shape,
             getattr(torch, value.meta.dtype),
@@ -191,13 +191,13 @@ class TapeRecorder(Recorder):
                 return Ref(self.number(item))
             return DEVICE if isinstance(item, torch.device) else item
 
-        return mapped(tree, leaf)
+        return map_leaves(tree, leaf)
 
     # --- calls ----------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
-        if getattr(func, "__name__", "") in QUESTIONS and isinstance(out, (bool, int, float, list)):
+        if getattr(func, "__name__", "") in VALUE_READS and isinstance(out, (bool, int, float, list)):
             self._guard(func, args, kwargs or {}, out)
         return out
 
@@ -235,7 +235,7 @@ class TapeRecorder(Recorder):
     def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what the call returned."""
         call.outputs = tuple(self.ids[id(t)] for t in made)
-        call.shape = mapped(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
+        call.shape = map_leaves(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
         self.tape.calls.append(call)
 
     def _guard(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -249,7 +249,7 @@ class TapeRecorder(Recorder):
         chance = draws(fn) or drops(fn, args, kwargs)
         if is_inplace(fn) and operands and memory(operands[0]) in self.shared:
             raise CannotRewrite(
-                f"forward writes in place into an input that shares its memory with another one at {_here()}; give it a copy"
+                f"forward writes in place into an input that shares its memory with another one at {_running_line()}; give it a copy"
             )
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
         out = super()._constant(fn, func, args, kwargs, operands)
@@ -296,7 +296,7 @@ class TapeRecorder(Recorder):
             call.site, call.outputs, call.saved, call.attrs = record.site, record.outputs, record.saved, record.attrs
             made = [args[0]] if is_inplace(fn) else outputs(fn, args, out)
             names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}
-            call.shape = mapped(
+            call.shape = map_leaves(
                 out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t
             )
             self.tape.calls.append(call)
@@ -313,7 +313,7 @@ class TapeRecorder(Recorder):
         return out
 
 
-class _Called:
+class _ModelWithoutHooks:
     """Takes the place of the model in `Recorder.run`: its forward without its own hooks, which torch runs around that of the plan."""
 
     def __init__(self, model: nn.Module, recorder: TapeRecorder) -> None:
@@ -328,11 +328,11 @@ class _Called:
             self.recorder.scopes.frames.pop()
 
 
-def _here() -> str:
+def _running_line() -> str:
     return running_statement()[0].rpartition("/")[2]
 
 
-def _positional(forward: Callable[..., Any]) -> list[str]:
+def _positional_names(forward: Callable[..., Any]) -> list[str]:
     """Names of a function's positional arguments."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]

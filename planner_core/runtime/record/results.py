@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 
-def know(out: Any) -> Any:
+def register_result_types(out: Any) -> Any:
     """Let torch find the tensors in the dataclasses and namespaces of a result. Returns it."""
     todo = [out]
     while todo:
@@ -23,7 +23,7 @@ def know(out: Any) -> Any:
             item
         ) is SimpleNamespace:
             if type(item) not in pytree.SUPPORTED_NODES:
-                pytree.register_pytree_node(type(item), _flatten, _Made(type(item)), flatten_with_keys_fn=_with_keys)
+                pytree.register_pytree_node(type(item), _flatten, _Rebuild(type(item)), flatten_with_keys_fn=_with_keys)
             todo += _flatten(item)[0]
     return out
 
@@ -39,7 +39,7 @@ def _with_keys(item: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
     return [(pytree.GetAttrKey(n), v) for n, v in zip(names, values, strict=True)], names
 
 
-class _Made:
+class _Rebuild:
     """Makes such an object of its values, without its own `__init__`."""
 
     def __init__(self, kind: type) -> None:

@@ -27,7 +27,7 @@ Statement = tuple[int, tuple[str, ...]]
 def running_statement() -> tuple[str, tuple[str, ...]]:
     """`file:line` of the innermost statement of the model's own code, and the names that it assigns."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _foreign(frame.f_code.co_filename):
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "", ()
@@ -40,42 +40,42 @@ _COLLECTIVES = re.compile(
 )
 
 
-_HAND_ON = ("/torch/", "/planner_core/models/", "/runtime/record/", "/contextlib.py")
+_FORWARDING_FILES = ("/torch/", "/planner_core/models/", "/runtime/record/", "/contextlib.py")
 
 
 @contextmanager
-def no_own_collectives() -> Iterator[None]:
+def refuse_model_collectives() -> Iterator[None]:
     """Inside, a collective that the model's own code calls raises PlanMismatch: its tensors there are not this rank's part."""
     with ExitStack() as stack:
         if dist.is_available() and dist.is_initialized():
             for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
                 plain = getattr(dist.ProcessGroup, name)
-                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _checked(name, plain)))
-            stack.enter_context(_NoFunctional())
+                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _refuse_in_model(name, plain)))
+            stack.enter_context(_RefuseFunctional())
         yield
 
 
-class _NoFunctional(TorchFunctionMode):
+class _RefuseFunctional(TorchFunctionMode):
     """Refuses those of `torch.distributed._functional_collectives`, which are operators."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call."""
         name = str(getattr(func, "_qualified_op_name", None) or getattr(func, "_name", ""))
-        if name.startswith("_c10d_functional") and _by_model():
-            raise _own_collective(name.rpartition(":")[2])
+        if name.startswith("_c10d_functional") and _called_by_model():
+            raise _model_collective_error(name.rpartition(":")[2])
         return func(*args, **(kwargs or {}))
 
 
-def _checked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_in_model(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _by_model():
-            raise _own_collective(name)
+        if _called_by_model():
+            raise _model_collective_error(name)
         return plain(*args, **kwargs)
 
     return run
 
 
-def _own_collective(name: str) -> PlanMismatch:
+def _model_collective_error(name: str) -> PlanMismatch:
     line = running_statement()[0].rpartition("/")[2]
     return PlanMismatch(
         f"the model's own code calls a collective of torch.distributed ({name.strip('_')}) at {line}: under a plan its tensors are "
@@ -84,19 +84,19 @@ def _own_collective(name: str) -> PlanMismatch:
     )
 
 
-def _by_model() -> bool:
+def _called_by_model() -> bool:
     """Whether the innermost code that is not torch's is the model's, and not ours. What modes and hooks of calls hand on is its own."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _between(frame.f_code.co_filename):
+    while frame is not None and _is_forwarding(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame is not None and not _foreign(frame.f_code.co_filename)
+    return frame is not None and not _is_library(frame.f_code.co_filename)
 
 
-def _between(filename: str) -> bool:
-    return filename.startswith("<") or any(part in filename for part in _HAND_ON)
+def _is_forwarding(filename: str) -> bool:
+    return filename.startswith("<") or any(part in filename for part in _FORWARDING_FILES)
 
 
-def _foreign(filename: str) -> bool:
+def _is_library(filename: str) -> bool:
     return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")
 
 
@@ -134,18 +134,18 @@ def _statements_in(lines: list[str], before: int) -> dict[int, Statement]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
             targets = node.targets[:1] if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            names = _names(targets[0]) if targets[0] is not None else ()
+            names = _assigned_names(targets[0]) if targets[0] is not None else ()
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 found[before + line] = (before + node.lineno, names)
     return found
 
 
-def _names(target: ast.expr) -> tuple[str, ...]:
+def _assigned_names(target: ast.expr) -> tuple[str, ...]:
     if isinstance(target, ast.Name):
         return (target.id,)
     if isinstance(target, (ast.Tuple, ast.List)):
-        names = [_names(item) for item in target.elts]
+        names = [_assigned_names(item) for item in target.elts]
         return tuple(n[0] if n else "" for n in names)
     if isinstance(target, ast.Subscript):
-        return _names(target.value)
+        return _assigned_names(target.value)
     return ()

@@ -44,7 +44,7 @@ DEVICE = _Device()
 
 
 @dataclass(slots=True)
-class Tensor:
+class TapeTensor:
     """One numbered tensor. `name` is that of a parameter, buffer or input; `value` that of a literal.
 
     `varies`: it depends on inputs, buffers or random numbers, so every forward pass must compute it again. `grad`: a gradient
@@ -102,7 +102,7 @@ class TapeCall:
 class Tape:
     """A whole forward pass. `arguments` is the template of the model's arguments, `result` that of what it returned."""
 
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[TapeTensor] = field(default_factory=list)
     calls: list[TapeCall] = field(default_factory=list)
     arguments: Any = None
     result: Any = None
@@ -126,7 +126,7 @@ class Tape:
         """Whether a call makes a view of a tensor."""
         return any(self.tensors[n].root == self.tensors[number].root for n in call.outputs)
 
-    def add(self, tensor: Tensor) -> int:
+    def add(self, tensor: TapeTensor) -> int:
         """Number a new tensor."""
         number = len(self.tensors)
         if tensor.root < 0:
@@ -149,17 +149,17 @@ def refs(tree: Any) -> Iterator[int]:
         yield from refs((tree.start, tree.stop, tree.step))
 
 
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The same nested arguments with `change` applied to every leaf."""
     if isinstance(tree, torch.Size):
         return tuple(tree)
     if isinstance(tree, (tuple, list)):
-        items = [mapped(item, change) for item in tree]
+        items = [map_leaves(item, change) for item in tree]
         if hasattr(tree, "_fields"):
             return type(tree)(*items)
         return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):
-        return {name: mapped(item, change) for name, item in tree.items()}
+        return {name: map_leaves(item, change) for name, item in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(mapped(item, change) for item in (tree.start, tree.stop, tree.step)))
+        return slice(*(map_leaves(item, change) for item in (tree.start, tree.stop, tree.step)))
     return change(tree)

@@ -19,10 +19,10 @@ from planner_core.core import Pipeline
 from planner_core.models.hooks import is_inplace
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.record import CannotRewrite, Ref, Tape
-from planner_core.runtime.record.batch import writes_input
+from planner_core.runtime.record.batch import find_input_write
 from planner_core.runtime.record.tape import BUFFER, INPUT
-from planner_core.runtime.write.planned_tape import PlannedTape
-from planner_core.runtime.write.program import units_of
+from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.program import split_into_units
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class StageLayout:
 def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
     """Every stage of a recording under a plan, in order. Raises PlanMismatch if its blocks are not those that were cut, and
     CannotRewrite if the model cannot run in stages."""
-    _refuse(layout)
+    _refuse_unstageable(layout)
     prefixes: list[str] = []
     stage_of: dict[int, int] = {}  # of each operator's call, by id
-    for unit in units_of(layout):
+    for unit in split_into_units(layout):
         if unit.label:
             prefixes.append(unit.prefix)
-        stage = _stage_at(cut, len(prefixes), is_call=bool(unit.label))
+        stage = _find_stage(cut, len(prefixes), is_call=bool(unit.label))
         stage_of.update((id(call), stage) for call in unit.calls)
-    _check_parts(prefixes, cut)
+    _check_copies(prefixes, cut)
     _place_counters(layout, stage_of)
     return [_stage(layout, number, stage_of, len(cut.copies)) for number in range(len(cut.copies))]
 
 
-def _stage_at(cut: Pipeline, calls: int, *, is_call: bool) -> int:
+def _find_stage(cut: Pipeline, calls: int, *, is_call: bool) -> int:
     """The stage of the call number `calls`, counted from 1, or of what stands behind so many calls and before the next one: that belongs
     to the stage of the call before it."""
     behind_all = not is_call and calls == sum(cut.copies)
@@ -76,13 +76,13 @@ def _place_counters(layout: PlannedTape, stage_of: dict[int, int]) -> None:
             stage_of[id(call)] = here
 
 
-def _refuse(layout: PlannedTape) -> None:
+def _refuse_unstageable(layout: PlannedTape) -> None:
     tape = layout.tape
     if layout.trained is None or tape.tensors[layout.trained].shape != ():
         raise PlanMismatch(
             "a plan with stages trains on the loss that the last stage computes, and this call returns none; give the model its labels"
         )
-    if line := writes_input(tape):
+    if line := find_input_write(tape):
         raise CannotRewrite(
             f"forward writes into an input in place at {line.rpartition('/')[2]}, and several stages read it; write into a copy"
         )
@@ -92,7 +92,7 @@ def _refuse(layout: PlannedTape) -> None:
         )
 
 
-def _check_parts(prefixes: Sequence[str], cut: Pipeline) -> None:
+def _check_copies(prefixes: Sequence[str], cut: Pipeline) -> None:
     """The calls must be those by which weights were dealt to the stages."""
     if len(prefixes) != sum(cut.copies):
         raise PlanMismatch(
@@ -107,17 +107,17 @@ def _check_parts(prefixes: Sequence[str], cut: Pipeline) -> None:
 def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: int) -> StageLayout:
     tape = layout.tape
     own = [c for c in tape.calls if stage_of.get(id(c), number) == number]
-    takes = _crossing(layout, number, stage_of)
+    takes = _crossing_tensors(layout, number, stage_of)
     last = number + 1 == stages
-    gives = () if last else _crossing(layout, number + 1, stage_of)
+    gives = () if last else _crossing_tensors(layout, number + 1, stage_of)
     result = Ref(layout.trained) if last and layout.trained is not None else tuple(map(Ref, gives))
     mine = replace(tape, calls=own, result=result, received=takes)
     found = copy.copy(layout)
     found.tape = mine
-    return StageLayout(number, found, takes, gives, _inputs(mine))
+    return StageLayout(number, found, takes, gives, _model_inputs(mine))
 
 
-def _crossing(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tuple[int, ...]:
+def _crossing_tensors(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tuple[int, ...]:
     """The tensors that are made before a stage, and used in it or behind it, in the order of their first use there."""
     made: set[int] = set()
     found: dict[int, None] = {}
@@ -130,7 +130,7 @@ def _crossing(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tup
     return tuple(found)
 
 
-def _inputs(tape: Tape) -> frozenset[int]:
+def _model_inputs(tape: Tape) -> frozenset[int]:
     """The inputs of the model that a stage reads, by way of constants too."""
     makers = {n: c for c in tape.calls if c.kind == "constant" for n in c.outputs}
     todo = [n for c in tape.calls if c.kind != "constant" or is_inplace(c.fn) for n in c.inputs]

@@ -62,12 +62,12 @@ class StageModule(nn.Module):
         number, self.forwards = self.forwards, self.forwards + 1
         out = self.run(number, received)
         if not self.last:
-            return _Leaving.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
+            return _StageOutputs.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
         loss = (
             (out[0] / self.num).reshape(1).clone()
         )  # no view: torch lets the graph of a loss go when its backward is over
         self.losses.append(loss.detach())
-        left: tuple[torch.Tensor] = _Leaving.apply(self._begin, loss)
+        left: tuple[torch.Tensor] = _StageOutputs.apply(self._begin, loss)
         return left[0]
 
     def _begin(self) -> None:
@@ -75,7 +75,7 @@ class StageModule(nn.Module):
         self.begins(number)
 
 
-class _Leaving(torch.autograd.Function):
+class _StageOutputs(torch.autograd.Function):
     """The outputs of a stage. Its backward is the first thing of the stage's backward pass."""
 
     @staticmethod
@@ -99,13 +99,13 @@ class Stage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Give memory to what is received."""
         self._let_go()
-        _resize(self.args_recv_info[fwd_chunk_id], full=True)
+        _resize_buffers(self.args_recv_info[fwd_chunk_id], full=True)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Give memory to the gradients that are received."""
         if self.has_backward and not self.is_last:
-            _resize(self.grad_recv_info[bwd_chunk_id], full=True)
+            _resize_buffers(self.grad_recv_info[bwd_chunk_id], full=True)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,9 +117,9 @@ class Stage(PipelineStage):
         """Run backward of one micro-batch, and free the memory of what was received for it."""
         found = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if self.has_backward:
-            _resize(self.args_recv_info[bwd_chunk_id], full=False)
+            _resize_buffers(self.args_recv_info[bwd_chunk_id], full=False)
             if not self.is_last:
-                _resize(self.grad_recv_info[bwd_chunk_id], full=False)
+                _resize_buffers(self.grad_recv_info[bwd_chunk_id], full=False)
         return found
 
     def _let_go(self) -> None:
@@ -131,10 +131,10 @@ class Stage(PipelineStage):
     def release(self) -> None:
         """Free the memory of all buffers: of a step that runs no backward when it is over."""
         for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
-            _resize(infos, full=False)
+            _resize_buffers(infos, full=False)
 
 
-def _resize(infos: Sequence[Any], *, full: bool) -> None:
+def _resize_buffers(infos: Sequence[Any], *, full: bool) -> None:
     for info in infos:
         buffer = getattr(info, "buffer", None)
         if isinstance(buffer, torch.Tensor):
@@ -142,7 +142,7 @@ def _resize(infos: Sequence[Any], *, full: bool) -> None:
             buffer.untyped_storage().resize_(size)
 
 
-class Steps:
+class ScheduleRun:
     """The schedule of one rank's stages."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Steps:
             for (number, module), (takes, gives) in zip(modules, metas, strict=True)
         ]
         made: Any = get_schedule_class(TORCH_NAMES[cut.schedule])
-        options: dict[str, Any] = {"loss_fn": _own_loss} if backward else {}
+        options: dict[str, Any] = {"loss_fn": _pass_loss} if backward else {}
         if "scale_grads" in inspect.signature(made.__init__).parameters:
             options["scale_grads"] = False  # the losses are scaled
         stages = self.stages if cut.virtual > 1 or cut.schedule == "interleaved" else self.stages[0]
@@ -183,6 +183,6 @@ class Steps:
         return torch.cat(losses).sum() if self.modules[-1].last else None
 
 
-def _own_loss(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _pass_loss(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The last stage returns the loss itself."""
     return loss

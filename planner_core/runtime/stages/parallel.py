@@ -21,20 +21,20 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Pipeline, Plan
 from planner_core.models.sources import unread_argument
+from planner_core.runtime.bound_call import BoundCall
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.names import GuardFailed
 from planner_core.runtime.program.weights import Weight
-from planner_core.runtime.ready import Ready
 from planner_core.runtime.record.tape import Ref
 from planner_core.runtime.stages.cut import StageLayout, cut_layout
-from planner_core.runtime.stages.engine import StageModule, Steps
-from planner_core.runtime.write.planned import Bring, PlannedForward, Prepared
-from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.stages.engine import ScheduleRun, StageModule
+from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.planned import InputSource, PlannedForward, PreparedProgram
 from planner_core.runtime.write.specs import Program
 
-STAGES = "pipeline"
+PIPELINE_AXIS = "pipeline"
 """The name of the axis of the ranks of a pipeline, before the axes of the plan's mesh."""
 
 
@@ -51,10 +51,10 @@ class StagedForward(PlannedForward):
         return self.written[0]
 
 
-class StageReady(Ready):
+class StageCall(BoundCall):
     """The program of one stage on this rank. It takes what a call of the model takes, and behind that what was received."""
 
-    def __init__(self, made: Prepared, stage: StageLayout, program: Program, parallel: StagedParallel) -> None:
+    def __init__(self, made: PreparedProgram, stage: StageLayout, program: Program, parallel: StagedParallel) -> None:
         self.stage = stage
         made = replace(made, program=program, layout=stage.layout)
         super().__init__(made, parallel.engine, parallel.mesh, parallel.data_axes)
@@ -62,7 +62,9 @@ class StageReady(Ready):
             leaf.number if isinstance(leaf, Ref) else -1 for leaf in pytree.tree_leaves(stage.layout.tape.arguments)
         ]
         if made.brought:  # nothing is gathered that the stage does not read
-            self.brought = [b if n in stage.inputs else Bring.AS_IT_IS for b, n in zip(made.brought, refs, strict=True)]
+            self.brought = [
+                b if n in stage.inputs else InputSource.AS_IT_IS for b, n in zip(made.brought, refs, strict=True)
+            ]
 
     def _arguments(self) -> None:
         super()._arguments()
@@ -92,10 +94,10 @@ class StageReady(Ready):
 
 
 @dataclass
-class _Way:
+class _StepProgram:
     """How steps of one kind run. `batch`: the arguments of each micro-batch of the step that runs, flat."""
 
-    steps: Steps
+    steps: ScheduleRun
     batch: list[list[Any]]
 
 
@@ -107,11 +109,11 @@ class StagedParallel(Parallel):
     ) -> None:
         assert plan.pipeline is not None
         self.cut, self.whole_mesh = plan.pipeline, whole_mesh
-        self.group: dist.ProcessGroup = whole_mesh.get_group(STAGES)
-        self.rank = whole_mesh.get_local_rank(STAGES)
+        self.group: dist.ProcessGroup = whole_mesh.get_group(PIPELINE_AXIS)
+        self.rank = whole_mesh.get_local_rank(PIPELINE_AXIS)
         self.own = self.cut.stages_of(self.rank)
         self.micro_batches = int(plan.workload["accumulate"])
-        self.ways: dict[Any, _Way] = {}
+        self.ways: dict[Any, _StepProgram] = {}
         self.left_out: set[str] = set()
         mesh = whole_mesh[plan.mesh.axis_names]
         super().__init__(model, plan, mesh, init=init, seed=seed)
@@ -269,7 +271,7 @@ class StagedParallel(Parallel):
                     "optimizer.zero_grad() after each step (all micro-batches of a step are in one call)"
                 )
 
-    def _way(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> _Way:
+    def _way(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> _StepProgram:
         """Write the programs of this rank's stages for such a micro-batch, and make torch's schedule of them."""
         made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
         planned = self.planned
@@ -278,7 +280,7 @@ class StagedParallel(Parallel):
         modules, metas = [], []
         for stage, program in zip(planned.stages, planned.written, strict=True):
             self.agreement.reads({b.buffer for unit in program.units for b in unit.buffers}.union(program.buffers))
-            ready = StageReady(made, stage, program, self)
+            ready = StageCall(made, stage, program, self)
             self.programs[(stage.number, len(self.ways)), 0] = ready
             last = stage.number + 1 == len(self.cut.copies)
             module = StageModule(self._runs(ready, batch), self._begins(stage.number), self.micro_batches, last=last)
@@ -286,8 +288,8 @@ class StagedParallel(Parallel):
             metas.append(ready.metas())
         backward = torch.is_grad_enabled()
         device = torch.device("meta") if self.on_meta else self.device
-        steps = Steps(self.cut, modules, metas, self.micro_batches, device, self.group, backward=backward)
-        return _Way(steps, batch)
+        steps = ScheduleRun(self.cut, modules, metas, self.micro_batches, device, self.group, backward=backward)
+        return _StepProgram(steps, batch)
 
     on_meta = False
     """Whether what passes between stages has no values, as in a check at full size."""
@@ -295,12 +297,12 @@ class StagedParallel(Parallel):
     def on_pass(self, forward: bool, stage: int, micro_batch: int) -> None:
         """A pass begins. A check replaces this function."""
 
-    def _runs(self, ready: StageReady, batch: list[list[Any]]) -> Any:
+    def _runs(self, ready: StageCall, batch: list[list[Any]]) -> Any:
         """Runs one micro-batch of a stage."""
 
         def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             self.on_pass(True, ready.stage.number, number)
-            brought = ready.brought or [Bring.AS_IT_IS] * len(batch[number])
+            brought = ready.brought or [InputSource.AS_IT_IS] * len(batch[number])
             own = [self._brought(x, how) for x, how in zip(batch[number], brought, strict=True)]
             try:
                 found = ready([*own, *received])

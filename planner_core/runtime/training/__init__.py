@@ -1,11 +1,11 @@
 """The parts of a training loop beside the model: its start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
 
-from planner_core.runtime.loop.stand_in import StandInLoss, own_hooks, with_planned_loss
+from planner_core.runtime.loop.stand_in import StandInLoss, has_hooks, with_planned_loss
 from planner_core.runtime.training.blocks import Blocks, blocks_of
+from planner_core.runtime.training.checkpoint_folder import Checkpoints
 from planner_core.runtime.training.checkpoints import load, save
 from planner_core.runtime.training.clipping import clip_grad_norm_
-from planner_core.runtime.training.data import Reader, open_data, place_along
-from planner_core.runtime.training.keeping import Checkpoints
+from planner_core.runtime.training.data import Reader, open_data, position_along
 from planner_core.runtime.training.optimizers import make_optimizer, optimizer_for, set_rate, warmup_cosine
 from planner_core.runtime.training.reporting import Report, counted, profiled
 from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run, step_of
@@ -25,14 +25,14 @@ __all__ = [
     "connect",
     "counted",
     "device",
+    "has_hooks",
     "load",
     "loss_of",
     "make_optimizer",
     "model_of",
     "open_data",
     "optimizer_for",
-    "own_hooks",
-    "place_along",
+    "position_along",
     "profiled",
     "run",
     "save",

@@ -42,9 +42,9 @@ def blocks_of(plan: Plan) -> Blocks:
     parts = 1
     for axis in forward.data_axes:
         parts *= axes[axis].size
-    args, kwargs = positional(_own_part(example(start), parts))
+    args, kwargs = positional(_first_rank_part(example_batch(start), parts))
     try:
-        made = forward.prepare(args, kwargs, whole=False, gathered=lambda x: _whole(x, parts))
+        made = forward.prepare(args, kwargs, whole=False, gathered=lambda x: _repeat_part(x, parts))
     except (CannotRewrite, PlanMismatch) as error:
         return Blocks(why=str(error))
     program = made.program
@@ -54,7 +54,7 @@ def blocks_of(plan: Plan) -> Blocks:
     return Blocks(source, plan_digest(plan), made.inputs, tuple(program.foreign), lines=lines)
 
 
-def example(start: Start) -> dict[str, Any]:
+def example_batch(start: Start) -> dict[str, Any]:
     """The global micro-batch: the model's own example, or else tokens of its vocabulary."""
     if start.own:
         return dict(start.inputs)
@@ -67,7 +67,7 @@ def example(start: Start) -> dict[str, Any]:
     return {name: filled(name, x) for name, x in start.inputs.items()}
 
 
-def _own_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
+def _first_rank_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
     """The first rank's samples. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
     samples = len(tensors[0]) if tensors else 0
@@ -78,5 +78,5 @@ def _own_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
     return dict(pytree.tree_map_only(torch.Tensor, own, inputs))
 
 
-def _whole(x: torch.Tensor, parts: int) -> torch.Tensor:
+def _repeat_part(x: torch.Tensor, parts: int) -> torch.Tensor:
     return torch.cat([x] * parts) if x.dim() else x

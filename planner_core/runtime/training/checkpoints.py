@@ -24,7 +24,7 @@ from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.weights.orders import in_model_order
 from planner_core.runtime.stages import StagedParallel
 
-_BESIDE: list[dist.ProcessGroup] = []
+_SAVE_GROUP: list[dist.ProcessGroup] = []
 """A process group of its own, to save while a training step runs."""
 
 
@@ -62,19 +62,19 @@ def save(
     parallel = applied(module)
     parallel.agreement.meet(parallel.agreement.SAVE)
     parallel.gather_buffers()
-    state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
+    state = _collect_state(parallel, optimizer) | {"extra": dict(extra or {})}
     if isinstance(parallel, StagedParallel):  # a buffer that another stage writes is old here
         buffers = dict(module.named_buffers(remove_duplicate=False))
         state["model"] = {n: t for n, t in state["model"].items() if n not in buffers or parallel.keeps(n)}
     if wait:
         saver.save(state, checkpoint_id=folder)
         return None
-    if not _BESIDE:
-        _BESIDE.append(dist.new_group(backend="gloo"))
+    if not _SAVE_GROUP:
+        _SAVE_GROUP.append(dist.new_group(backend="gloo"))
     state = pytree.tree_map_only(
         DTensor, in_model_order, state
     )  # what copies it to the host may know plain DTensors alone
-    future = saver.async_save(state, checkpoint_id=folder, process_group=_BESIDE[0])
+    future = saver.async_save(state, checkpoint_id=folder, process_group=_SAVE_GROUP[0])
     assert isinstance(future, Future)
     return future
 
@@ -112,18 +112,18 @@ def load(
     if missing:
         raise InputError(f"the checkpoint in {folder} has no {missing[0]}, which the module has: it is another model's")
     if optimizer is not None:
-        _make_states(optimizer)
-    state = _state(parallel, optimizer) | {"extra": dict(extra or {})}
-    wanted = _only(state, saved, "")
+        _create_optimizer_states(optimizer)
+    state = _collect_state(parallel, optimizer) | {"extra": dict(extra or {})}
+    wanted = _select_saved(state, saved, "")
     loader.load(wanted, checkpoint_id=folder)
-    _take_over(parallel, optimizer, wanted)
+    _adopt_loaded(parallel, optimizer, wanted)
     return {**(extra or {}), **wanted.get("extra", {})}
 
 
 # --- the state ----------------------------------------------------------------------------------------
 
 
-def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """The state that is saved. A fused weight says which pieces of the model's it holds."""
     own = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
     own.update(parallel.model.named_buffers(remove_duplicate=False))
@@ -134,13 +134,13 @@ def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[
     return state
 
 
-def _names(parallel: Parallel) -> dict[int, str]:
+def _parameter_names(parallel: Parallel) -> dict[int, str]:
     return {id(w.parameter): w.names[0] for w in parallel.engine.weights.values()}
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the groups."""
-    names = _names(parallel)
+    names = _parameter_names(parallel)
     states = {
         names[id(param)]: {key: v for key, v in values.items() if v is not None}
         for param, values in optimizer.state.items()
@@ -159,7 +159,7 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
 # --- loading ------------------------------------------------------------------------------------------
 
 
-def _make_states(optimizer: torch.optim.Optimizer) -> None:
+def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer make its states, without changing a parameter: a step of length 0."""
     if optimizer.state:
         return
@@ -176,13 +176,13 @@ def _make_states(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
+def _select_saved(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
     """The part of a nested state that was saved."""
     found: dict[str, Any] = {}
     for name, item in tree.items():
         full = f"{path}{name}"
         if isinstance(item, Mapping):
-            inner = _only(item, saved, f"{full}.")
+            inner = _select_saved(item, saved, f"{full}.")
             if inner:
                 found[name] = inner
         elif isinstance(item, list) or full in saved:
@@ -190,12 +190,14 @@ def _only(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]
     return found
 
 
-def _take_over(parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]) -> None:
+def _adopt_loaded(
+    parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]
+) -> None:
     """Take over what was loaded. Tensors were read into their places."""
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     if optimizer is None or "optimizer" not in loaded:
         return
-    names, states = _names(parallel), loaded["optimizer"].get("state", {})
+    names, states = _parameter_names(parallel), loaded["optimizer"].get("state", {})
     for param, values in optimizer.state.items():
         values.update(states.get(names[id(param)], {}))
     for group, found in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):

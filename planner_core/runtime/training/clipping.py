@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.gradients import pending
-from planner_core.runtime.program.weights import owner_of
+from planner_core.runtime.program.gradients import find_pending
+from planner_core.runtime.program.weights import find_weight
 from planner_core.runtime.stages import StagedParallel
 
-Group = tuple[int, ...]
+ShardingAxes = tuple[int, ...]
 
 
 @torch.no_grad()
@@ -47,15 +47,15 @@ def clip_grad_norm_(
         >>> shardscope.clip_grad_norm_(model.parameters(), 1.0)
     """
     params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    waits = pending(params)
+    waits = find_pending(params)
     if waits:
         raise PlanMismatch(
             f"gradients of {waits} were not summed over ranks yet, so they cannot be clipped: let the last backward pass of a step run "
             "outside of no_sync()"
         )
     grads = [p.grad for p in params if p.grad is not None]
-    _meet(params)
-    staged = _staged(params)
+    _wait_for_all(params)
+    staged = _find_staged(params)
     elsewhere = {id(p) for p in staged.counted_elsewhere()} if staged else ()
     total = total_norm([p.grad for p in params if p.grad is not None and id(p) not in elsewhere], float(norm_type))
     if staged:
@@ -67,38 +67,38 @@ def clip_grad_norm_(
     return total
 
 
-def _staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
+def _find_staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
     """The model of the parameters, if its plan has stages."""
-    parallel = _parallel(params)
+    parallel = _find_parallel(params)
     return parallel if isinstance(parallel, StagedParallel) else None
 
 
-def _meet(params: Iterable[torch.Tensor]) -> None:
+def _wait_for_all(params: Iterable[torch.Tensor]) -> None:
     """Wait for all ranks, of a plan that shards a gradient, since each has a part of the norm."""
-    if parallel := _parallel(p for p in params if isinstance(p.grad, DTensor)):
+    if parallel := _find_parallel(p for p in params if isinstance(p.grad, DTensor)):
         parallel.agreement.meet(parallel.agreement.CLIP, often=True)
 
 
-def _parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
+def _find_parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
     """The model under a plan to which the parameters belong."""
-    found = (weight.model() for weight in map(owner_of, params) if weight is not None and weight.model is not None)
+    found = (weight.model() for weight in map(find_weight, params) if weight is not None and weight.model is not None)
     return next(filter(None, found), None)
 
 
 @torch.no_grad()
 def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
     """The norm of all tensors together. Every element counts once, however the tensors are sharded."""
-    groups: dict[Group, list[torch.Tensor]] = {}
+    groups: dict[ShardingAxes, list[torch.Tensor]] = {}
     mesh = None
     for grad in grads:
-        split: Group = ()
+        split: ShardingAxes = ()
         if isinstance(grad, DTensor):
             mesh = grad.device_mesh
             split = tuple(a for a, p in enumerate(grad.placements) if isinstance(p, Shard) and mesh.size(a) > 1)
         groups.setdefault(split, []).append(_local(grad))
     if not groups:
         return torch.zeros(())
-    values = {split: _powers(held, norm_type) for split, held in groups.items()}
+    values = {split: _sum_of_powers(held, norm_type) for split, held in groups.items()}
     for axis in sorted({a for split in values for a in split}):
         assert mesh is not None
         keys = [split for split in sorted(values) if axis in split]
@@ -110,7 +110,7 @@ def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.T
     return parts.max() if math.isinf(norm_type) else parts.sum() ** (1.0 / norm_type)
 
 
-def _powers(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+def _sum_of_powers(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     """The sum of the powers of all elements, in float32 at least; the largest for the infinite norm."""
     norms = torch.stack([n.float() if n.dtype.itemsize < 4 else n for n in torch._foreach_norm(grads, norm_type)])
     return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()

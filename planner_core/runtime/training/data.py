@@ -166,7 +166,7 @@ class Reader:
         self.samples, self.device, self.shuffle, self.seed = samples, device, shuffle, seed
         self.parts = int(plan.workload.get("accumulate", 1))
         self.batch = int(plan.workload["batch"])
-        self.place, self.places = own_place(plan, dist.get_rank() if dist.is_initialized() else 0)
+        self.place, self.places = batch_position(plan, dist.get_rank() if dist.is_initialized() else 0)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
         """This rank's part of each micro-batch of a step."""
@@ -190,12 +190,12 @@ class Reader:
         return (at * stride + int(random.integers(size))) % size
 
 
-def own_place(plan: Plan, rank: int) -> tuple[int, int]:
+def batch_position(plan: Plan, rank: int) -> tuple[int, int]:
     """(number of the part of a batch that a rank holds, number of parts) under a plan."""
-    return place_along(plan.mesh.axis_sizes, plan.data_axes, rank)
+    return position_along(plan.mesh.axis_sizes, plan.data_axes, rank)
 
 
-def place_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tuple[int, int]:
+def position_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tuple[int, int]:
     """(number of the part of a batch that a rank holds, number of parts): the rank's place along the data axes of a mesh of such
     sizes, the first axis outermost."""
     place, places = 0, 1

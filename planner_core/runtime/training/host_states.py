@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor
 
 
-def on_host(state: torch.Tensor) -> torch.Tensor:
+def to_host(state: torch.Tensor) -> torch.Tensor:
     """A copy in the host's memory, pinned if the state is on a GPU. A state that is there is returned itself."""
     if state.device.type == "cpu":
         return state
@@ -24,12 +24,12 @@ def on_host(state: torch.Tensor) -> torch.Tensor:
     return kept.copy_(state, non_blocking=True)
 
 
-def on_gpu(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(state: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on the device. A state that is there is returned itself."""
     return state.to(device, non_blocking=True)
 
 
-def moved(state: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def move_state(state: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """The state with its local part moved. A DTensor stays one: checkpoints tell by it which part of the weight a rank has."""
     if not isinstance(state, DTensor):
         return way(state)
@@ -64,11 +64,11 @@ class HostStates(torch.optim.Optimizer):
         local = param._local_tensor if isinstance(param, DTensor) else param
         kept = self.state.get(param, {})
         self.inner.param_groups = [{**group, "params": [param]}]
-        self.inner.state[param] = _each(kept, lambda t: on_gpu(t, local.device))
+        self.inner.state[param] = _move_states(kept, lambda t: to_device(t, local.device))
         self.inner.step()
-        self.state[param] = _each(self.inner.state.pop(param), on_host)
+        self.state[param] = _move_states(self.inner.state.pop(param), to_host)
 
 
-def _each(states: Mapping[str, Any], way: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+def _move_states(states: Mapping[str, Any], way: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """The states of a weight; those that have a dim are moved."""
-    return {k: moved(v, way) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in states.items()}
+    return {k: move_state(v, way) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in states.items()}

@@ -19,7 +19,7 @@ from torch import nn
 from planner_core.core import Cluster, InputError, Plan
 from planner_core.runtime.library import applied
 
-TRACED = (2, 2)
+TRACE_STEPS = (2, 2)
 """Number of steps before a trace, to warm up, and number of steps in the trace."""
 
 
@@ -103,7 +103,7 @@ def profiled(folder: Path | None) -> Iterator[Any]:
 
     kinds = [torch.profiler.ProfilerActivity.CPU]
     kinds += [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    warmup, active = TRACED
+    warmup, active = TRACE_STEPS
     schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=active, repeat=1)
     with torch.profiler.profile(activities=kinds, schedule=schedule, on_trace_ready=write) as profile:
         yield profile

@@ -101,15 +101,15 @@ def model_of(
     """
     config = dict(plan.model.get("config") or {})
     if "callable" in config or source:
-        start = _own(source or str(config["callable"]), weights, seed)
+        start = _from_user_code(source or str(config["callable"]), weights, seed)
     else:
-        start = _built(config, plan.workload, weights, seed)
+        start = _from_config(config, plan.workload, weights, seed)
     if stand_in:
         with_planned_loss(start.model, plan.model)
     return start
 
 
-def _built(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
+def _from_config(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
     """A model that a config describes, on meta."""
     model, parsed, _ = build(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
@@ -122,7 +122,7 @@ def _built(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | N
     return Start(model, init, inputs, limits=limits(type(model).__name__, parsed, inputs))
 
 
-def _own(source: str, weights: Path | None, seed: int) -> Start:
+def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:
     """A user's own model, built whole on every rank from the same seed, and its example inputs."""
     path, _, name = source.rpartition(":")
     if weights is not None:
@@ -191,7 +191,7 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
     for name, buffer in model.named_buffers():
         if name in where:  # running statistics, and what a frozen norm scales by
             with safe_open(str(where[name]), "pt") as opened:
-                buffer.copy_(_of_shape(opened.get_tensor(name), name, buffer, folder))
+                buffer.copy_(_check_shape(opened.get_tensor(name), name, buffer, folder))
     aliases: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(name)
@@ -201,12 +201,12 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
         if found is None:
             raise InputError(f"--weights {folder} holds no weight {name}")
         with safe_open(str(where[found]), "pt") as opened:
-            return _of_shape(opened.get_tensor(found), found, param, folder)
+            return _check_shape(opened.get_tensor(found), found, param, folder)
 
     return init
 
 
-def _of_shape(value: torch.Tensor, name: str, wanted: torch.Tensor, folder: Path) -> torch.Tensor:
+def _check_shape(value: torch.Tensor, name: str, wanted: torch.Tensor, folder: Path) -> torch.Tensor:
     if value.shape != wanted.shape:
         raise InputError(f"{name} in {folder} has shape {tuple(value.shape)}, the model needs {tuple(wanted.shape)}")
     return value

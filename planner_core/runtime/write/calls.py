@@ -7,21 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner_core.runtime.write.specs import Instance
-from planner_core.runtime.write.spelling import Names, identifier
+from planner_core.runtime.write.expressions import NameScope, to_identifier
+from planner_core.runtime.write.specs import UnitInstance
 
 
-class Calls:
+class ForwardWriter:
     """Writes the lines that call the units."""
 
     def __init__(
-        self, instances: Sequence[Instance], cuts: Mapping[Any, str], results: Sequence[int], taken: frozenset[str]
+        self, instances: Sequence[UnitInstance], cuts: Mapping[Any, str], results: Sequence[int], taken: frozenset[str]
     ) -> None:
         self.instances, self.cuts = instances, cuts
-        self.names = Names(taken)
+        self.names = NameScope(taken)
         self.texts: dict[int, str] = {}
         self.groups: dict[str, list[int]] = {}
-        self.group_names = Names(frozenset({"tables", "buffers"}))
+        self.group_names = NameScope(frozenset({"tables", "buffers"}))
         self.last: dict[int, int] = dict.fromkeys(results, 1 << 60)
         for at, instance in enumerate(instances):
             for number in instance.text.inputs:
@@ -36,7 +36,7 @@ class Calls:
             at = end
         return lines
 
-    def _arguments(self, instance: Instance) -> str:
+    def _arguments(self, instance: UnitInstance) -> str:
         return ", ".join([*(self.texts[n] for n in instance.text.inputs), *(self.cuts[c] for c in instance.text.cuts)])
 
     def _outputs(self, at: int, last_of: int) -> str:
@@ -63,7 +63,7 @@ class Calls:
     def _single(self, at: int) -> str:
         instance = self.instances[at]
         name = self.group_names.keep(
-            instance.function if not instance.prefix else identifier(instance.prefix.replace(".", "_"))
+            instance.function if not instance.prefix else to_identifier(instance.prefix.replace(".", "_"))
         )
         self.groups[name] = [at]
         given = self._arguments(instance)
@@ -109,7 +109,7 @@ class Calls:
         assert links is not None
         paths = [i.prefix.split(".") for i in self.instances[at:end]]
         common = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*paths, strict=False))]
-        name = self.group_names.keep(identifier(common[-1] if common else "blocks"))
+        name = self.group_names.keep(to_identifier(common[-1] if common else "blocks"))
         self.groups[name] = list(range(at, end))
         lines, carried, before = [], {}, dict(self.texts)
         for position, link in enumerate(links):

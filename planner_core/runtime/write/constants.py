@@ -16,10 +16,18 @@ from planner_core.core import Placements
 from planner_core.models.hooks import is_inplace
 from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
-from planner_core.runtime.write.functions import constant_text
-from planner_core.runtime.write.moves import MoveNames
-from planner_core.runtime.write.planned_tape import PlannedTape, refuse_mixed
-from planner_core.runtime.write.spelling import RESERVED, Names, arguments, call, identifier, literal, subscript
+from planner_core.runtime.write.expressions import (
+    RESERVED,
+    NameScope,
+    to_identifier,
+    write_arguments,
+    write_call,
+    write_literal,
+    write_subscript,
+)
+from planner_core.runtime.write.functions import local_constant
+from planner_core.runtime.write.moves import MoveTable
+from planner_core.runtime.write.placed_tape import PlannedTape, refuse_mixed_samples
 
 Cut = tuple[int, Placements]
 
@@ -29,7 +37,7 @@ class ConstantsWriter:
     """Writes `tables` and `constants`, which make the cuts that units need."""
 
     layout: PlannedTape
-    moves: MoveNames
+    moves: MoveTable
     foreign: Any
     inputs: dict[int, str]
     lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
@@ -46,7 +54,7 @@ class ConstantsWriter:
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
         """The text of both functions. `plain`: constants that the model returns unchanged."""
-        self.taken = Names(RESERVED | self.moves.taken | set(self.inputs.values()))
+        self.taken = NameScope(RESERVED | self.moves.taken | set(self.inputs.values()))
         self.names.update(self.inputs)
         self.before = self.taken.keep("before")
         self.outlive: dict[str, None] = {}  # written buffers and inputs
@@ -59,7 +67,9 @@ class ConstantsWriter:
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
         asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
         self._refuse_lists()
-        refuse_mixed(self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs])
+        refuse_mixed_samples(
+            self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs]
+        )
         known: dict[Any, tuple[int, ...]] = {}
         for made in self._calls():
             if id(made) in needed:
@@ -127,7 +137,7 @@ class ConstantsWriter:
         if made.kind == "guard":
             self.kept |= self.outlive
             undo = f", {self.before}" if self.outlive else ""
-            lines.append(f"expect({_question(made.fn, text)}, {made.answer!r}{undo})")
+            lines.append(f"expect({_guard_source(made.fn, text)}, {made.answer!r}{undo})")
             return
         if self._in_place(made) and made.outputs[0] not in self.layout.tape.buffer_versions:
             if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
@@ -155,11 +165,11 @@ class ConstantsWriter:
 
     def _wish(self, made: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:
-            return identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
+            return to_identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
         at = made.outputs.index(number)
         if len(made.names) == len(made.outputs):
-            return identifier(made.names[at] or made.fn)
-        return identifier(made.fn)
+            return to_identifier(made.names[at] or made.fn)
+        return to_identifier(made.fn)
 
     def _name(self, number: int) -> str:
         return self.names.get(number) or self._first_name(number)
@@ -185,28 +195,30 @@ class ConstantsWriter:
         if made.kind == "constant" and made.outputs[0] in self.layout.tape.buffer_versions:
             if made.fn == "setitem":
                 target, index, value = made.args
-                return f"with_item({leaf(target)}, {literal(index, leaf)}, {literal(value, leaf)})"
-            return call(made.func, made.fn, made.args, made.kwargs, leaf)
+                return f"with_item({leaf(target)}, {write_literal(index, leaf)}, {write_literal(value, leaf)})"
+            return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
         if self._in_place(made):
             if made.fn == "setitem":
-                return f"{leaf(made.args[0])}[{subscript(made.args[1], leaf)}] = {literal(made.args[2], leaf)}"
+                return (
+                    f"{leaf(made.args[0])}[{write_subscript(made.args[1], leaf)}] = {write_literal(made.args[2], leaf)}"
+                )
             target, named = leaf(made.args[0]), {k: v for k, v in made.kwargs.items() if k != "inplace"}
             if hasattr(torch.Tensor, made.fn):
-                return f"{target}.{made.fn}({arguments(made.func, made.args[1:], named, leaf)})"
-            return f"{target}.copy_({call(made.func, made.fn, made.args, named, leaf)})"
-        return call(made.func, made.fn, made.args, made.kwargs, leaf)
+                return f"{target}.{made.fn}({write_arguments(made.func, made.args[1:], named, leaf)})"
+            return f"{target}.copy_({write_call(made.func, made.fn, made.args, named, leaf)})"
+        return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
 
     def _cuts(self, wanted: Sequence[Cut]) -> None:
         """Cut every constant once for each set of placements in which a unit needs it."""
         for number, placements in dict.fromkeys(wanted):
             tensor = self.layout.tape.tensors[number]
             whole = self._name(number)
-            text = constant_text(whole, self.layout, self.moves, number, placements)
+            text = local_constant(whole, self.layout, self.moves, number, placements)
             if text == whole and whole.isidentifier():  # a buffer that was written has no name of its own
                 self.cuts[number, placements] = whole
                 continue
             same = next((n for t, n in self._made_cuts() if t == text), None)
-            name = same or self.taken.keep(f"own_{identifier(whole.rpartition('.')[2])}")
+            name = same or self.taken.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
             self.cuts[number, placements] = name
             varies = number in self.made_anew or tensor.kind == INPUT
             if same is None:
@@ -229,18 +241,18 @@ class ConstantsWriter:
         self.taken_by_constants = ["buffers", *self.inputs.values(), *(n for n in self.given if n in " ".join(varying))]
         found = []
         if self.given:
-            found.append(_function("tables(buffers)", fixed, self.given))
+            found.append(_function_source("tables(buffers)", fixed, self.given))
         if varying:
-            found.append(_function(f"constants({', '.join(self.taken_by_constants)})", varying, self.produced))
+            found.append(_function_source(f"constants({', '.join(self.taken_by_constants)})", varying, self.produced))
         return found
 
 
-def _function(head: str, lines: Sequence[str], results: Sequence[str]) -> str:
+def _function_source(head: str, lines: Sequence[str], results: Sequence[str]) -> str:
     body = [*lines, *([f"return {', '.join(results)}{',' if len(results) == 1 else ''}"] if results else [])]
     return "\n    ".join([f"def {head}:", *body])
 
 
-def _question(name: str, text: str) -> str:
+def _guard_source(name: str, text: str) -> str:
     spelled = {
         "__bool__": "bool",
         "__int__": "int",

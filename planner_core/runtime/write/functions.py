@@ -11,14 +11,14 @@ from planner_core.core import Edge, Placements, Shard, Step
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
 from planner_core.runtime.write import operators
-from planner_core.runtime.write.moves import MoveNames
-from planner_core.runtime.write.planned_tape import PlannedTape
-from planner_core.runtime.write.specs import BufferUse, Cut, FunctionText, WeightUse
-from planner_core.runtime.write.spelling import RESERVED, Names, identifier
+from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
+from planner_core.runtime.write.moves import MoveTable
+from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.specs import BufferUse, FunctionSource, PlacedConstant, WeightUse
 
-Lifted = tuple[tuple[Step, ...], tuple[Step, ...]]
+OuterSteps = tuple[tuple[Step, ...], tuple[Step, ...]]
 """Steps of a weight that are taken outside of the functions: those that gather it and those of its gradient."""
-INSIDE: Lifted = ((), ())
+INSIDE: OuterSteps = ((), ())
 LONGEST_INLINE = 48
 """An expression of at most this many characters may be written inside another one."""
 
@@ -28,12 +28,12 @@ class FunctionWriter:
     """Writes the calls of one unit. `wanted` are the values that other units use later."""
 
     layout: PlannedTape
-    moves: MoveNames
+    moves: MoveTable
     calls: Sequence[TapeCall]
     prefix: str
     wanted: set[int]
     foreign: Any
-    shared: Mapping[tuple[int, str], Lifted]
+    shared: Mapping[tuple[int, str], OuterSteps]
     """For each parameter and call site that uses it: the steps that are taken outside of the functions."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
@@ -42,13 +42,13 @@ class FunctionWriter:
     input_names: Sequence[str] = ()
     """The names of the inputs in the other copies."""
     inputs: list[int] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[PlacedConstant] = field(default_factory=list)
     weights: dict[tuple[int, int], WeightUse] = field(default_factory=dict)
-    buffers: dict[Cut, BufferUse] = field(default_factory=dict)
+    buffers: dict[PlacedConstant, BufferUse] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     seeds: int = 0
 
-    def write(self) -> FunctionText:
+    def write(self) -> FunctionSource:
         """The function."""
         self.tape = self.layout.tape
         self.made = {n for c in self.calls for n in c.outputs}
@@ -59,7 +59,7 @@ class FunctionWriter:
             max(saving, default=-1) if self.recomputed else -1
         )  # the last line that runs again in backward
         self._last_uses()
-        self.names = Names(RESERVED | self.moves.taken)
+        self.names = NameScope(RESERVED | self.moves.taken)
         self.body: list[str] = []
         self.sites: list[tuple[str, ...]] = []  # of each line of the body
         self.unwritten: list[str] = []  # the call sites of expressions that will be written inside a later one
@@ -70,12 +70,14 @@ class FunctionWriter:
         for now, call in enumerate(self.calls):
             self._call(now, call)
             stopped += [call.stops] * (len(self.body) - len(stopped))
-        body, sites = without_gradients(self.body, self.sites, stopped)
+        body, sites = wrap_no_grad(self.body, self.sites, stopped)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
         given = ", ".join(self.texts[n] for n in outputs)
         lines = [self._head(), *(f"    {line}" for line in body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
-        return FunctionText("", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, [(), *sites, ()])
+        return FunctionSource(
+            "", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, [(), *sites, ()]
+        )
 
     # --- arguments ------------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class FunctionWriter:
         """The name of a weight or buffer in the function."""
         local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
         taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
-        short, long = identifier("_".join(local.split(".")[-2:])), identifier(local.replace(".", "_"))
+        short, long = to_identifier("_".join(local.split(".")[-2:])), to_identifier(local.replace(".", "_"))
         wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
         return next(name for name in wishes if name not in taken)
 
@@ -205,7 +207,7 @@ class FunctionWriter:
         row = self.layout.row(call)
         texts = [self._operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
         local = operators.LocalCall(self.layout, call, row, texts, self.moves.axis, self._leaf)
-        text = operators.text(local)
+        text = operators.write_operator(local)
         if "{site}" in text:
             self.seeds += 1
             text = text.replace("{site}", str(self.seeds))
@@ -238,7 +240,7 @@ class FunctionWriter:
             forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
             return self._moved(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
         if tensor.kind == BUFFER:
-            return _divided(
+            return _divide_constant(
                 f"w.{self.buffers[number, edge.dst.forward].argument}", self.layout, self.moves, edge.dst.forward
             )
         if tensor.kind != COMPUTED:
@@ -267,13 +269,13 @@ class FunctionWriter:
     def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:
         number = call.outputs[0]
         if plain and self._may_wait(now, call, text):
-            self.waiting[number] = in_parentheses(text)
+            self.waiting[number] = parenthesize(text)
         elif text.isidentifier():  # the same tensor under another name
             self.texts[number] = text
             self.names.hold(text, self._until(number, now))
         else:
             self.texts[number] = self.names.take(self.wish(number), now, self._until(number, now))
-            self.body.append(f"{self.texts[number]} = {tidy(text)}")
+            self.body.append(f"{self.texts[number]} = {drop_parentheses(text)}")
 
     def _may_wait(self, now: int, call: TapeCall, text: str) -> bool:
         """Whether an expression may be written inside the next one: it is used there only, and in the same statement."""
@@ -297,7 +299,7 @@ class FunctionWriter:
             names.append(name)
         made = iter(names)
         targets = [next(made) if isinstance(x, Ref) else "_" for x in call.shape]
-        self.body.append(f"{', '.join(targets)} = {tidy(text)}")
+        self.body.append(f"{', '.join(targets)} = {drop_parentheses(text)}")
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
             moved = self.moves.apply(
                 self.texts[number], edge.forward, edge.backward if self.tape.tensors[number].grad else (), edge.segments
@@ -326,16 +328,16 @@ class FunctionWriter:
             self.sites.append(())
 
 
-Sites = tuple[str, ...]
+LineSites = tuple[str, ...]
 """The call sites of one line."""
 
 
-def without_gradients(
-    body: Sequence[str], sites: Sequence[Sites], stopped: Sequence[bool]
-) -> tuple[list[str], list[Sites]]:
+def wrap_no_grad(
+    body: Sequence[str], sites: Sequence[LineSites], stopped: Sequence[bool]
+) -> tuple[list[str], list[LineSites]]:
     """The lines, and their call sites, with those that are `stopped` in blocks of torch.no_grad."""
     lines: list[str] = []
-    found: list[Sites] = []
+    found: list[LineSites] = []
     for stops, numbers in itertools.groupby(range(len(body)), key=stopped.__getitem__):
         if stops:
             lines.append("with torch.no_grad():")
@@ -346,7 +348,7 @@ def without_gradients(
     return lines, found
 
 
-def in_parentheses(text: str) -> str:
+def parenthesize(text: str) -> str:
     """An expression that can be written inside another: in parentheses if it has an operator outside of its brackets."""
     depth = 0
     for at, character in enumerate(text):
@@ -356,21 +358,21 @@ def in_parentheses(text: str) -> str:
     return text
 
 
-def tidy(text: str) -> str:
+def drop_parentheses(text: str) -> str:
     """The text without parentheses around what is a whole argument."""
     at = 0
     while (at := text.find("(", at)) >= 0:
-        end = _closing(text, at)
+        end = _closing_bracket(text, at)
         before, after = text[:at].rstrip(" ")[-1:], text[end + 1 : end + 2]
         alone = before in ("(", ",") and after in (")", ",") and not (before == "," and text[at - 1] != " ")
-        if alone and not _has_comma(text[at + 1 : end]) and at + 1 < end:
+        if alone and not _has_outer_comma(text[at + 1 : end]) and at + 1 < end:
             text = text[:at] + text[at + 1 : end] + text[end + 1 :]
         else:
             at += 1
     return text
 
 
-def _closing(text: str, at: int) -> int:
+def _closing_bracket(text: str, at: int) -> int:
     depth = 0
     for end in range(at, len(text)):
         depth += (text[end] in "([{") - (text[end] in ")]}")
@@ -379,7 +381,7 @@ def _closing(text: str, at: int) -> int:
     raise AssertionError(text)
 
 
-def _has_comma(text: str) -> bool:
+def _has_outer_comma(text: str) -> bool:
     depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -388,14 +390,14 @@ def _has_comma(text: str) -> bool:
     return False
 
 
-def constant_text(name: str, layout: PlannedTape, moves: MoveNames, number: int, placements: Placements) -> str:
+def local_constant(name: str, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements) -> str:
     """A constant cut to this rank's part."""
     for axis, dim in layout.slices(number, placements):
         name = f"{moves.axis(axis)}.slice({name}, {dim})"
-    return _divided(name, layout, moves, placements)
+    return _divide_constant(name, layout, moves, placements)
 
 
-def _divided(name: str, layout: PlannedTape, moves: MoveNames, placements: Placements) -> str:
+def _divide_constant(name: str, layout: PlannedTape, moves: MoveTable, placements: Placements) -> str:
     """A constant as this rank's term of a sum."""
     for axis in layout.partial(placements):
         name = f"{moves.axis(axis)}.divide({name})"

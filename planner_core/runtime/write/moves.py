@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planner_core.core import Edge, Placement, Placements, Replicate, Shard, Step
 from planner_core.runtime.program.collectives import Segments
 
-KINDS = {
+KIND_OF_LETTERS = {
     ("S", "R"): "all_gather",
     ("P", "R"): "all_reduce",
     ("P", "S"): "reduce_scatter",
@@ -16,55 +16,62 @@ KINDS = {
     ("S", "P"): "pad",
     ("R", "P"): "divide",
 }
-SHORT = {"all_gather": "gather", "all_reduce": "all_reduce", "reduce_scatter": "scatter", "all_to_all": "exchange"}
+SHORT_NAMES = {
+    "all_gather": "gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "scatter",
+    "all_to_all": "exchange",
+}
 CONSTRUCTORS = {"slice": "shard"}
-LOCAL = ("slice", "pad", "divide")
+LOCAL_KINDS = ("slice", "pad", "divide")
 
 
-def letter(placement: Placement) -> str:
+def placement_letter(placement: Placement) -> str:
     """`S`, `R` or `P`."""
     return "S" if isinstance(placement, Shard) else "R" if isinstance(placement, Replicate) else "P"
 
 
-def kind(step: Step) -> str:
+def step_kind(step: Step) -> str:
     """The kind of a step."""
-    return KINDS[letter(step.src), letter(step.dst)]
+    return KIND_OF_LETTERS[placement_letter(step.src), placement_letter(step.dst)]
 
 
-def outside(edge: Edge, ahead: Sequence[Step], back: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+def split_weight_steps(
+    edge: Edge, ahead: Sequence[Step], back: Sequence[Step]
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps of a weight's edge that are taken outside of the function, where they can be bucketed and issued early.
 
     These are the first steps forward, up to the last one that communicates; and the last steps of the gradient, from where it
     has the weight's own shape. Axes of one rank have no steps.
     """
     axes = sorted({step.axis for step in (*ahead, *back)})
-    for gather in (last_collective(ahead), 0):
+    for gather in (count_to_last_collective(ahead), 0):
         here = edge.src.forward
         for step in ahead[:gather]:
-            here = _after(here, step)
+            here = _placements_after(here, step)
         gradient = edge.dst.gradient
         for number in range(len(back) + 1):
-            if _split(gradient, axes) == _split(here, axes):
+            if _sharded_dims(gradient, axes) == _sharded_dims(here, axes):
                 return tuple(ahead[:gather]), tuple(back[number:])
             if number < len(back):
-                gradient = _after(gradient, back[number])
+                gradient = _placements_after(gradient, back[number])
     return (), ()
 
 
-def last_collective(steps: Sequence[Step]) -> int:
+def count_to_last_collective(steps: Sequence[Step]) -> int:
     """The number of steps up to the last one that communicates, with it."""
-    return max((i + 1 for i, s in enumerate(steps) if kind(s) not in LOCAL), default=0)
+    return max((i + 1 for i, s in enumerate(steps) if step_kind(s) not in LOCAL_KINDS), default=0)
 
 
-def _after(placements: Placements, step: Step) -> Placements:
+def _placements_after(placements: Placements, step: Step) -> Placements:
     return (*placements[: step.axis], step.dst, *placements[step.axis + 1 :])
 
 
-def _split(placements: Placements, axes: Sequence[int]) -> tuple[int | None, ...]:
+def _sharded_dims(placements: Placements, axes: Sequence[int]) -> tuple[int | None, ...]:
     return tuple(p.dim if isinstance(p := placements[axis], Shard) else None for axis in axes)
 
 
-class MoveNames:
+class MoveTable:
     """Names and definitions of moves; `sizes` and `names` are those of the mesh axes."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
@@ -93,7 +100,7 @@ class MoveNames:
         fused = {d: tuple(v) for d, v in segments.items() if d in used and len(v) > 1}
         key = (self.steps(forward), self.steps(backward), str(fused) if fused else "")
         if key not in self.defined:
-            wanted = f"{_words(forward)}_back_{_words(backward)}"
+            wanted = f"{_describe_steps(forward)}_back_{_describe_steps(backward)}"
             name, count = wanted, 1
             while name in self.defined.values():
                 count += 1
@@ -104,7 +111,7 @@ class MoveNames:
     def product(self, forward: Sequence[Step], backward: Sequence[Step], chunks: int) -> str:
         """The name of a product in chunks whose result is moved. The first call defines it."""
         ahead, back = self.real(forward), self.real(backward)
-        name = f"product_{_words(ahead)}_in_{chunks}_back_{_words(back)}"
+        name = f"product_{_describe_steps(ahead)}_in_{chunks}_back_{_describe_steps(back)}"
         count = sum(one.startswith(name) for one in self.products.values())
         return self.products.setdefault(
             (self.steps(ahead), self.steps(back), chunks), f"{name}_{count + 1}" if count else name
@@ -117,7 +124,7 @@ class MoveNames:
     def step(self, step: Step) -> str:
         """One step as code."""
         dims = [str(p.dim) for p in (step.src, step.dst) if isinstance(p, Shard)]
-        return f"{CONSTRUCTORS.get(kind(step), kind(step))}({', '.join([self.axis(step.axis), *dims])})"
+        return f"{CONSTRUCTORS.get(step_kind(step), step_kind(step))}({', '.join([self.axis(step.axis), *dims])})"
 
     def definitions(self) -> list[str]:
         """One line for each move, and for each kind of product in chunks."""
@@ -130,5 +137,5 @@ class MoveNames:
         ]
 
 
-def _words(steps: Sequence[Step]) -> str:
-    return "_".join(SHORT.get(kind(s), kind(s)) for s in steps) or "same"
+def _describe_steps(steps: Sequence[Step]) -> str:
+    return "_".join(SHORT_NAMES.get(step_kind(s), step_kind(s)) for s in steps) or "same"

@@ -17,15 +17,15 @@ from planner_core.core import Placements, Shard, SitePlan
 from planner_core.models.hooks import RECURRENT, drops
 from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
-from planner_core.runtime.write.planned_tape import PlannedTape
-from planner_core.runtime.write.spelling import Write, call, literal
+from planner_core.runtime.write.expressions import WriteLeaf, write_call, write_literal
+from planner_core.runtime.write.placed_tape import PlannedTape
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
-EXPANDS = ("expand", "expand_as", "broadcast_to")
-NEW = ("new_zeros", "new_ones", "new_empty", "new_full")
+EXPANSIONS = ("expand", "expand_as", "broadcast_to")
+NEW_TENSORS = ("new_zeros", "new_ones", "new_empty", "new_full")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
 MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is Local.MEAN))
-WRITTEN_AS_THEY_ARE = (Local.AS_IT_IS, Local.MEMORY)
+UNCHANGED_KINDS = (Local.AS_IT_IS, Local.MEMORY)
 
 
 @dataclass
@@ -37,7 +37,7 @@ class LocalCall:
     row: SitePlan
     texts: list[str]
     axis: Callable[[int], str]
-    foreign: Write
+    foreign: WriteLeaf
 
     def operand(self, i: int) -> Placements:
         """Placements with which the operator takes its i-th tensor operand."""
@@ -67,7 +67,7 @@ class LocalCall:
     def plain(self, **changed: Any) -> str:
         """The text of the call with some keywords changed."""
         args, kwargs = self.numbered()
-        return call(self.call.func, self.call.fn, args, {**kwargs, **changed}, self.leaf)
+        return write_call(self.call.func, self.call.fn, args, {**kwargs, **changed}, self.leaf)
 
     def numbered(self) -> tuple[Any, Any]:
         """The arguments, in which each tensor has its position among the operands."""
@@ -75,7 +75,7 @@ class LocalCall:
 
         def numbered(tree: Any) -> Any:
             if isinstance(tree, Ref):
-                return _Numbered(tree.number, next(count))
+                return _OperandRef(tree.number, next(count))
             if isinstance(tree, (tuple, list)):
                 items = [numbered(i) for i in tree]
                 return items if isinstance(tree, list) else tuple(items)
@@ -89,11 +89,11 @@ class LocalCall:
 
     def leaf(self, item: Any) -> str:
         """The text of a leaf of the numbered arguments."""
-        return self.texts[item.position] if isinstance(item, _Numbered) else self.foreign(item)
+        return self.texts[item.position] if isinstance(item, _OperandRef) else self.foreign(item)
 
 
 @dataclass(frozen=True)
-class _Numbered(Ref):
+class _OperandRef(Ref):
     """A tensor operand by its position: one tensor may be taken twice, with different placements."""
 
     position: int = 0
@@ -103,10 +103,10 @@ Rule = Callable[[LocalCall], str]
 _RULES: dict[str, Rule] = {}
 
 
-def text(local: LocalCall) -> str:
+def write_operator(local: LocalCall) -> str:
     """The call on local tensors."""
     fn = local.call.fn
-    if fn not in _RULES and operator(fn).local not in WRITTEN_AS_THEY_ARE and fn != "to":
+    if fn not in _RULES and operator(fn).local not in UNCHANGED_KINDS and fn != "to":
         raise CannotRewrite(f"{local.call.site}: {fn} has no form for parts of its tensors in generated code")
     return _RULES.get(fn, LocalCall.plain)(local)
 
@@ -127,10 +127,10 @@ def _reshape(local: LocalCall) -> str:
     if any(isinstance(a, torch.dtype) for a in local.call.args):
         return local.plain()
     x, had, made = local.texts[0], local.given(), local.shape()
-    return reshaped(x, had, made)
+    return write_reshape(x, had, made)
 
 
-def reshaped(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
+def write_reshape(x: str, had: tuple[int, ...], made: tuple[int, ...]) -> str:
     """The text of a reshape from one local shape to another. If possible it does not name the number of samples or tokens."""
     same = 0
     while same < min(len(had), len(made)) and had[same] == made[same]:
@@ -165,7 +165,7 @@ def _getitem(local: LocalCall) -> str:
     return local.texts[0] if whole and local.given() == local.shape() else local.plain()
 
 
-@_rule(*EXPANDS)
+@_rule(*EXPANSIONS)
 def _expand(local: LocalCall) -> str:
     had, made = local.given(), local.shape()
     grown = len(made) - len(had)
@@ -181,13 +181,16 @@ def _repeat(local: LocalCall) -> str:
     return f"{local.texts[0]}.repeat({', '.join(str(m // h) for h, m in zip(had, made, strict=True))})"
 
 
-@_rule(*NEW)
+@_rule(*NEW_TENSORS)
 def _new(local: LocalCall) -> str:
     kwargs = {name: value for name, value in local.call.kwargs.items() if name not in ("size", "fill_value")}
-    shown = [str(tuple(local.shape())), *(f"{name}={literal(value, local.foreign)}" for name, value in kwargs.items())]
+    shown = [
+        str(tuple(local.shape())),
+        *(f"{name}={write_literal(value, local.foreign)}" for name, value in kwargs.items()),
+    ]
     if local.call.fn == "new_full":
         fill = local.argument("fill_value", 2)
-        shown.insert(1, local.texts[1] if isinstance(fill, Ref) else literal(fill, local.foreign))
+        shown.insert(1, local.texts[1] if isinstance(fill, Ref) else write_literal(fill, local.foreign))
     return f"{local.texts[0]}.{local.call.fn}({', '.join(shown)})"
 
 
@@ -222,7 +225,7 @@ def _conv(local: LocalCall) -> str:
     given = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
     given["groups"] = groups // math.prod(local.layout.sizes[a] for a in local.axes(local.operand(0), 1))
     order = iter(local.texts)
-    shown = {k: next(order) if isinstance(v, Ref) else literal(v, local.foreign) for k, v in given.items()}
+    shown = {k: next(order) if isinstance(v, Ref) else write_literal(v, local.foreign) for k, v in given.items()}
     first = ", ".join(shown.pop(n) for n in names[:2])
     return f"F.{local.call.fn}({first}, {', '.join(f'{k}={v}' for k, v in shown.items())})"
 
@@ -245,16 +248,16 @@ def _cross_entropy(local: LocalCall) -> str:
     split, classes = local.axes(local.operand(0)), local.axes(local.operand(0), 1)
     if not split:
         return local.plain()
-    return _loss(local, "cross_entropy", samples=[a for a in split if a not in classes], classes=classes)
+    return _write_loss(local, "cross_entropy", samples=[a for a in split if a not in classes], classes=classes)
 
 
 @_rule("nll_loss")
 def _nll_loss(local: LocalCall) -> str:
     split = local.axes(local.operand(0))
-    return _loss(local, "nll_loss", samples=split) if split else local.plain()
+    return _write_loss(local, "nll_loss", samples=split) if split else local.plain()
 
 
-def _loss(local: LocalCall, name: str, **split: list[int]) -> str:
+def _write_loss(local: LocalCall, name: str, **split: list[int]) -> str:
     known = (("ignore_index", 4, -100), ("reduction", 6, "mean"), ("label_smoothing", 7, 0.0))
     options = {name: (local.argument(name, at, default), default) for name, at, default in known}
     shown = [f"{k}={v!r}" for k, (v, default) in options.items() if v != default]
@@ -291,7 +294,7 @@ def _batch_norm(local: LocalCall) -> str:
     if not samples or not given.get("training", False):
         return local.plain()
     order = iter(local.texts)
-    shown = {k: next(order) if isinstance(v, Ref) else literal(v, local.foreign) for k, v in given.items()}
+    shown = {k: next(order) if isinstance(v, Ref) else write_literal(v, local.foreign) for k, v in given.items()}
     first = [shown.get(n, "None") for n in names[:5]]
     options = [f"{n}={shown[n]}" for n in ("momentum", "eps") if n in shown]
     return f"batch_norm({', '.join([*first, *options])}, samples={local.named(samples)})"
@@ -318,7 +321,7 @@ def _copy(local: LocalCall) -> str:
 @_rule("setitem")
 def _setitem(local: LocalCall) -> str:
     (target, index, value), _ = local.numbered()
-    return f"with_item({local.leaf(target)}, {literal(index, local.leaf)}, {literal(value, local.leaf)})"
+    return f"with_item({local.leaf(target)}, {write_literal(index, local.leaf)}, {write_literal(value, local.leaf)})"
 
 
 @_rule("scaled_dot_product_attention")
@@ -326,14 +329,14 @@ def _attention(local: LocalCall) -> str:
     p = local.argument("dropout_p", 4, 0.0)
     ring = local.axes(local.operand(1), 2)
     if ring:
-        return _in_a_ring(local, ring, p)
+        return _write_ring_attention(local, ring, p)
     queries = local.axes(local.operand(0), 2) if local.argument("is_causal", 5, False) else []
     if not p and not queries:
         return local.plain()
     shown = [*local.texts, *([f"dropout_p={p}"] if p else [])]
     options = {"is_causal": local.argument("is_causal", 5, False) and not queries}
     options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
-    shown += [f"{name}={literal(value, local.foreign)}" for name, value in options.items() if value]
+    shown += [f"{name}={write_literal(value, local.foreign)}" for name, value in options.items() if value]
     shown += [f"queries={local.named(queries)}"] if queries else []
     if p:
         split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
@@ -353,8 +356,8 @@ for _name in RECURRENT:
     _rule(_name)(_recurrent)
 
 
-def _in_a_ring(local: LocalCall, ring: list[int], dropout_p: float) -> str:
+def _write_ring_attention(local: LocalCall, ring: list[int], dropout_p: float) -> str:
     options = {"is_causal": local.argument("is_causal", 5, False), "dropout_p": dropout_p}
     options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
-    shown = [f"{name}={literal(value, local.foreign)}" for name, value in options.items() if value]
+    shown = [f"{name}={write_literal(value, local.foreign)}" for name, value in options.items() if value]
     return f"ring_attention({', '.join([*local.texts[:3], *shown])}, ring={local.named(ring)})"

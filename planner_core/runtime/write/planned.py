@@ -25,40 +25,45 @@ from torch.utils import _pytree as pytree
 from planner_core.core import CaptureError, Op, Plan
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import is_new, is_table, positional, spelled
-from planner_core.runtime.mismatch import PlanMismatch, other_model, other_versions, refuse_gradient
+from planner_core.runtime.mismatch import (
+    PlanMismatch,
+    describe_other_versions,
+    other_model_error,
+    refuse_planned_gradient,
+)
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.setup import dtypes_of, precision_of
+from planner_core.runtime.program.setup import choose_dtypes, plan_precision
 from planner_core.runtime.record import MixesSamples, Tape, record
 from planner_core.runtime.record.batch import (
-    batch_dims,
-    changed,
-    counts_samples,
-    hold_samples,
-    numbers_samples,
-    plain_results,
-    repeated,
-    with_numbers_of,
-    writes_input,
+    adopt_numbers,
+    find_batch_dims,
+    find_input_write,
+    find_sample_leaves,
+    find_sample_numbering,
+    map_marked_leaves,
+    repeat_samples,
+    results_without_tensors,
+    uses_sample_count,
 )
-from planner_core.runtime.record.by_rules import check_by_rules
+from planner_core.runtime.record.by_rules import check_call_by_rules
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.tape import INPUT
-from planner_core.runtime.write.planned_tape import (
+from planner_core.runtime.write.placed_tape import (
     PlannedTape,
-    asked_of_all,
-    indices,
-    places,
-    read_by_operators,
-    read_by_owner,
+    batch_questions,
+    block_copies,
+    index_inputs,
+    inputs_read_by_operators_only,
+    inputs_read_by_owner,
 )
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
 
-Gathered = Callable[[torch.Tensor], torch.Tensor]
+GatherBatch = Callable[[torch.Tensor], torch.Tensor]
 """Gathers the global batch from this rank's own part."""
 
 
-class Bring(Enum):
+class InputSource(Enum):
     """What is done first with a leaf of a call, if the program takes the global batch and callers bring their own parts."""
 
     AS_IT_IS = "it holds no samples"
@@ -69,14 +74,14 @@ class Bring(Enum):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedProgram:
     """A program for one way to call a model. `whole`: the program takes the global batch. `brought`: what is done with each leaf of a
     call first; empty if callers bring what the program takes."""
 
     program: Program
     layout: PlannedTape
     whole: bool
-    brought: Sequence[Bring]
+    brought: Sequence[InputSource]
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -91,7 +96,7 @@ class Prepared:
         here = {call.site for call in self.layout.ops}
         gone = next((s for s in self.layout.rows if s not in here and not s.startswith("loss/")), None)
         if gone is not None:
-            raise other_model(gone, "is in the plan, but the model does not run it here", versions)
+            raise other_model_error(gone, "is in the plan, but the model does not run it here", versions)
 
 
 class PlannedForward:
@@ -111,13 +116,15 @@ class PlannedForward:
         self.names = positional(model.forward)
         self.config = plan.model["config"] or {}
         self.is_table = functools.partial(is_table, config=self.config)
-        self.rows, self.stored, self.places = plan.site_plans(), plan.param_plans(), places(plan)
+        self.rows, self.stored, self.block_copies = plan.site_plans(), plan.param_plans(), block_copies(plan)
         self.recompute = {label: block.recompute for label, block in plan.blocks.items()}
-        self.dtypes, self.precision = dtypes_of(model, plan, self.stored), precision_of(plan)
+        self.dtypes, self.precision = choose_dtypes(model, plan, self.stored), plan_precision(plan)
         self.recorded = False
         self.frozen = FrozenModel(model, lambda param: self.dtypes(param).working)
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: Gathered) -> Prepared:
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: GatherBatch
+    ) -> PreparedProgram:
         """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
         held = self.held(args, kwargs, whole=whole)
         if not whole and torch.is_grad_enabled():
@@ -132,29 +139,31 @@ class PlannedForward:
                 made = None
             if made is not None:
                 return made
-            tape = every or self._record(*changed((args, kwargs), held, gathered))
+            tape = every or self._record(*map_marked_leaves((args, kwargs), held, gathered))
             layout = self._planned(tape, [dims.get(n) for n in range(len(tape.tensors))], ())
             if not whole:
                 layout.callers_axes = self.data_axes
-                layout.owned = frozenset(read_by_owner(layout, self.data_axes) & read_by_operators(layout))
+                layout.owned = frozenset(
+                    inputs_read_by_owner(layout, self.data_axes) & inputs_read_by_operators_only(layout)
+                )
             self._check(layout, tape)
-            return Prepared(
+            return PreparedProgram(
                 self._written(layout), layout, whole=True, brought=() if whole else self._brought(layout, held)
             )
 
-    def _brought(self, layout: PlannedTape, held: Sequence[bool]) -> list[Bring]:
+    def _brought(self, layout: PlannedTape, held: Sequence[bool]) -> list[InputSource]:
         refs = pytree.tree_leaves(layout.tape.arguments)
-        found = dict.fromkeys(indices(layout), Bring.GATHERED_INDICES)
-        found.update(dict.fromkeys(read_by_owner(layout, self.data_axes), Bring.PLACED))
-        found.update(dict.fromkeys(layout.owned, Bring.OWN))
+        found = dict.fromkeys(index_inputs(layout), InputSource.GATHERED_INDICES)
+        found.update(dict.fromkeys(inputs_read_by_owner(layout, self.data_axes), InputSource.PLACED))
+        found.update(dict.fromkeys(layout.owned, InputSource.OWN))
         return [
-            found.get(getattr(ref, "number", -1), Bring.GATHERED) if has else Bring.AS_IT_IS
+            found.get(getattr(ref, "number", -1), InputSource.GATHERED) if has else InputSource.AS_IT_IS
             for ref, has in zip(refs, held, strict=True)
         ]
 
     def _by_own_samples(
         self, call: Any, axes: Sequence[int], held: Sequence[bool], every: Tape | None, dims: dict[int, int | None]
-    ) -> Prepared | None:
+    ) -> PreparedProgram | None:
         """The program of a rank that has its own samples alone; None if no axis can be one along which ranks have different samples.
 
         `every`: the recording with the samples of all ranks, if `call` has them. `dims` gets the dims of its tensors that hold samples.
@@ -166,10 +175,10 @@ class PlannedForward:
             if whole and any(len(x) % parts for x in itertools.compress(pytree.tree_leaves(call), held)):
                 axes = axes[:-1]
                 continue
-            with _of_other_samples():
-                tape = self._record(*(changed(call, held, self._part_along(axes)) if whole else call))
-                every = every or self._record(*repeated(call, held, parts))
-            pairs, found, mixed = batch_dims(tape, every, parts)
+            with _failures_as_mixed_samples():
+                tape = self._record(*(map_marked_leaves(call, held, self._part_along(axes)) if whole else call))
+                every = every or self._record(*repeat_samples(call, held, parts))
+            pairs, found, mixed = find_batch_dims(tape, every, parts)
             dims.update({pairs[n]: dim for n, dim in enumerate(found)})
             if mixed:
                 raise MixesSamples(mixed)
@@ -181,25 +190,27 @@ class PlannedForward:
             axes = layout.data_axes
         return None
 
-    def _part_along(self, axes: Sequence[int]) -> Gathered:
-        return lambda x: own_part(x, 0, axes, self.axes)
+    def _part_along(self, axes: Sequence[int]) -> GatherBatch:
+        return lambda x: local_samples(x, 0, axes, self.axes)
 
-    def _checked(self, layout: PlannedTape, every: Tape, whole: bool) -> Prepared:
+    def _checked(self, layout: PlannedTape, every: Tape, whole: bool) -> PreparedProgram:
         """The program of one rank's samples. `every`: the recording with those of all ranks."""
         tape = layout.tape
         self._check(layout, every)
-        line = next(iter(asked_of_all(layout)), "") or numbers_samples(tape, every, layout.samples, layout.num_parts)
-        if line or plain_results(tape) != plain_results(every):
+        line = next(iter(batch_questions(layout)), "") or find_sample_numbering(
+            tape, every, layout.samples, layout.num_parts
+        )
+        if line or results_without_tensors(tape) != results_without_tensors(every):
             raise MixesSamples(line)
-        if counts_samples(tape, every, layout.takes_all):  # the plan is for the samples of all ranks
-            with_numbers_of(tape, every, layout.takes_all)
-        if whole and (line := writes_input(tape)):
+        if uses_sample_count(tape, every, layout.takes_all):  # the plan is for the samples of all ranks
+            adopt_numbers(tape, every, layout.takes_all)
+        if whole and (line := find_input_write(tape)):
             warnings.warn(
                 f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
                 "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
                 stacklevel=6,
             )
-        return Prepared(self._written(layout), layout, whole, ())
+        return PreparedProgram(self._written(layout), layout, whole, ())
 
     def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
         own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
@@ -222,7 +233,7 @@ class PlannedForward:
                     f"{name} is not among the inputs that were planned, some of which have no samples, so that nothing says whether it has "
                     "some; give inputs by place or by name as they were planned, or the whole batch with global_batch=True"
                 )
-        return hold_samples(args, kwargs, self.names, self.is_table)
+        return find_sample_leaves(args, kwargs, self.names, self.is_table)
 
     def _written(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=self.plan.kept_sites())
@@ -231,10 +242,10 @@ class PlannedForward:
         """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
         for call in (c for c in tape.calls if c.kind == "op"):
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
-            check_by_rules(op, tape.values, layout.row(call), layout.sizes)
+            check_call_by_rules(op, tape.values, layout.row(call), layout.sizes)
         for number, name in layout.parameters.items():
             if number in layout.planned and name in self.stored and not self.stored[name].trained:
-                refuse_gradient(name)
+                refuse_planned_gradient(name)
 
     def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
@@ -243,10 +254,10 @@ class PlannedForward:
             samples,
             self.rows,
             self.stored,
-            self.places,
+            self.block_copies,
             sizes,
             names,
-            other_versions(self.plan),
+            describe_other_versions(self.plan),
             data_axes=tuple(axes),
         )
 
@@ -267,7 +278,7 @@ class PlannedForward:
         return f"{self.plan.model['name']} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
 
 
-def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
+def local_samples(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
     """This rank's samples of the global batch."""
     for axis in data_axes:
         x = axes[axis].slice(x, dim)
@@ -275,7 +286,7 @@ def own_part(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence
 
 
 @contextlib.contextmanager
-def _of_other_samples() -> Iterator[None]:
+def _failures_as_mixed_samples() -> Iterator[None]:
     """A pass with another number of samples may fail, where code takes that number for granted."""
     try:
         yield

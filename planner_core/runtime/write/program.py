@@ -10,14 +10,14 @@ from planner_core.core import Edge, Shard, Step
 from planner_core.models.hooks import draws, is_inplace
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
-from planner_core.runtime.write.calls import Calls
+from planner_core.runtime.write.calls import ForwardWriter
 from planner_core.runtime.write.constants import ConstantsWriter
-from planner_core.runtime.write.functions import INSIDE, FunctionWriter, Lifted
-from planner_core.runtime.write.moves import MoveNames, outside
-from planner_core.runtime.write.planned_tape import Place, PlannedTape
-from planner_core.runtime.write.specs import BlockLine, Instance, Program, UnitBuffer, UnitSpec, UnitUse
-from planner_core.runtime.write.spelling import RESERVED, Names, identifier, snake
-from planner_core.runtime.write.wrapping import wrapped
+from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier, to_snake_case
+from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
+from planner_core.runtime.write.moves import MoveTable, split_weight_steps
+from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
+from planner_core.runtime.write.specs import BlockLine, Program, UnitBuffer, UnitInstance, UnitSpec, UnitUse
+from planner_core.runtime.write.wrapping import wrap_lines
 
 
 def write_program(
@@ -39,12 +39,12 @@ class _ProgramWriter:
     ) -> None:
         self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
         self.kept = kept
-        self.moves = MoveNames(layout.axis_names, layout.sizes)
+        self.moves = MoveTable(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
         self.results = self.tape.results()
 
     def write(self) -> Program:
-        self.instances = units_of(self.layout)
+        self.instances = split_into_units(self.layout)
         self.writes = self._writes()
         self._share()
         self._functions()
@@ -60,9 +60,9 @@ class _ProgramWriter:
         forward = self._forward(constants)
         functions = {i.function: i.lines() for i in self.instances}
         head = [f'"""{self.title}"""', "", *self.moves.definitions()]
-        parts = [_lines("\n".join(head)), *map(_lines, made), *functions.values(), _lines(forward)]
+        parts = [_block_lines("\n".join(head)), *map(_block_lines, made), *functions.values(), _block_lines(forward)]
         whole = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
-        lines = tuple(line._replace(text=text) for line in whole for text in wrapped(line.text).split("\n"))
+        lines = tuple(line._replace(text=text) for line in whole for text in wrap_lines(line.text).split("\n"))
         program = self._program("\n".join(line.text for line in lines), bool(constants.given))
         program.lines = lines
         program.draws = constants.draws or any(draws(c.fn) for i in self.instances for c in i.calls)
@@ -89,25 +89,25 @@ class _ProgramWriter:
     def _share(self) -> None:
         """Find for each use of a parameter the steps that are taken outside of the function (`FunctionWriter.shared`)."""
         reduces: dict[int, set[tuple[Step, ...]]] = {}
-        self.shared: list[dict[tuple[int, str], Lifted]] = []
+        self.shared: list[dict[tuple[int, str], OuterSteps]] = []
         for instance in self.instances:
-            uses: dict[int, dict[str, set[Lifted]]] = {}
+            uses: dict[int, dict[str, set[OuterSteps]]] = {}
             passed_on = self._passed_on(instance)
             for number, call, edge in self._weight_edges(instance):
-                lifted = outside(edge, self.moves.real(edge.forward), self.moves.real(edge.backward))
+                lifted = split_weight_steps(edge, self.moves.real(edge.forward), self.moves.real(edge.backward))
                 grad = self.tape.tensors[number].grad
                 stays = number in passed_on and (not grad or self.tape.views(call, number))
                 use = INSIDE if lifted[0] and stays else lifted
                 uses.setdefault(number, {}).setdefault(call.site, set()).add(use)
                 if not lifted[0]:
                     reduces.setdefault(number, set()).add(lifted[1])
-            self.shared.append({(n, site): x for n, u in uses.items() for site, x in _lifted(u).items()})
+            self.shared.append({(n, site): x for n, u in uses.items() for site, x in _outer_steps_by_site(u).items()})
         for shared in self.shared:  # a kept weight has one gradient for all units that use it
             for (number, site), (gather, _) in shared.items():
                 if not gather and len(reduces.get(number, ())) > 1:
                     shared[number, site] = INSIDE
 
-    def _weight_edges(self, instance: Instance) -> list[tuple[int, TapeCall, Edge]]:
+    def _weight_edges(self, instance: UnitInstance) -> list[tuple[int, TapeCall, Edge]]:
         return [
             (n, c, e)
             for c in instance.calls
@@ -116,7 +116,7 @@ class _ProgramWriter:
             if self.tape.tensors[n].kind == PARAMETER
         ]
 
-    def _passed_on(self, instance: Instance) -> set[int]:
+    def _passed_on(self, instance: UnitInstance) -> set[int]:
         """The parameters of which the unit gives a view to another unit or to the caller, and those that are frozen, which stay for
         backward, as planned."""
         own = {n for c in instance.calls for n in c.outputs}
@@ -133,7 +133,7 @@ class _ProgramWriter:
         lasting = {*self.results, *self.writes.values()}
         texts: dict[str, str] = {}
         called: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
-        taken = Names(RESERVED | self.moves.taken)
+        taken = NameScope(RESERVED | self.moves.taken)
         for at in reversed(range(len(self.instances))):
             instance = self.instances[at]
             own = {n for c in instance.calls for n in c.outputs}
@@ -159,9 +159,9 @@ class _ProgramWriter:
                 texts[text] = taken.keep(self._function_name(at, instance))
             instance.function = texts[text]
 
-    def _function_name(self, at: int, instance: Instance) -> str:
+    def _function_name(self, at: int, instance: UnitInstance) -> str:
         if instance.label:
-            return snake(instance.label.partition("#")[0])
+            return to_snake_case(instance.label.partition("#")[0])
         if at == 0:
             return "start"
         return "end" if at == len(self.instances) - 1 else "between"
@@ -169,7 +169,7 @@ class _ProgramWriter:
     def _foreign(self, item: Any) -> str:
         """A name for an object that cannot be written as a literal. The underscore ahead keeps it apart from the names of values."""
         base = getattr(item, "__qualname__", None) or getattr(item, "__name__", None) or type(item).__name__
-        first = name = f"_{identifier(str(base).rpartition('>.')[2])}"
+        first = name = f"_{to_identifier(str(base).rpartition('>.')[2])}"
         count = 1
         while name in self.objects and not _same_object(self.objects[name], item):
             count += 1
@@ -180,13 +180,13 @@ class _ProgramWriter:
     # --- forward --------------------------------------------------------------------------------------
 
     def _name_units(self) -> None:
-        taken = Names(frozenset({"tables", "buffers"}))
+        taken = NameScope(frozenset({"tables", "buffers"}))
         for instance in self.instances:
             instance.name = instance.prefix or taken.keep(instance.function)
 
     def _inputs(self) -> dict[int, str]:
-        taken = Names(RESERVED | self.moves.taken)
-        given = {n: taken.keep(identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
+        taken = NameScope(RESERVED | self.moves.taken)
+        given = {n: taken.keep(to_identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
         return given | {n: taken.keep("received") for n in self.tape.received}
 
     def _forward(self, constants: ConstantsWriter) -> str:
@@ -203,7 +203,7 @@ class _ProgramWriter:
             lines.append(f"{made}constants({', '.join(takes)})")
         fixed = {*self.inputs.values(), *constants.given, *constants.produced}
         last = [*self.results, *self.writes.values()]
-        calls = Calls(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
+        calls = ForwardWriter(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
         calls.texts.update({n: self.inputs[n] for n in self.tape.received})
         lines += calls.write()
         self.groups = calls.groups
@@ -247,7 +247,7 @@ class _ProgramWriter:
             has_tables,
         )
 
-    def _unit(self, instance: Instance) -> UnitSpec:
+    def _unit(self, instance: UnitInstance) -> UnitSpec:
         text = instance.text
         recompute = self.recompute.get(instance.label, "none")
         weights = [
@@ -263,51 +263,51 @@ class _ProgramWriter:
         return UnitSpec(name, function, tuple(weights), tuple(buffers), recompute, text.seeds > 0, returns)
 
 
-def units_of(layout: PlannedTape) -> list[Instance]:
+def split_into_units(layout: PlannedTape) -> list[UnitInstance]:
     """The units in order: calls of blocks, and what is between them. What the first copy makes for all copies goes before it."""
     calls = [c for c in layout.tape.calls if c.kind in ("op", "dropout")]
-    where = [_unit_of(layout, c) for c in calls]
+    where = [_find_block_copy(layout, c) for c in calls]
     last = {place: at for at, place in enumerate(where) if place[1]}
-    found: list[Instance] = []
-    current: Instance | None = None
-    rest = Instance("", "", [])
+    found: list[UnitInstance] = []
+    current: UnitInstance | None = None
+    rest = UnitInstance("", "", [])
     for at, (call, place) in enumerate(zip(calls, where, strict=True)):
         if place[1]:
             if current is None or current.prefix != place[1]:
                 found += [rest] if rest.calls else []
-                rest, current = Instance("", "", []), Instance(*place, [])
+                rest, current = UnitInstance("", "", []), UnitInstance(*place, [])
                 found.append(current)
             current.calls.append(call)
             if last[place] == at:
                 current = None
         elif current is not None:  # it is moved out of the block that runs, to before it
-            _hoist(found, call)
+            _move_before_block(found, call)
         else:
             rest.calls.append(call)
     return found + ([rest] if rest.calls else [])
 
 
-def _unit_of(layout: PlannedTape, call: TapeCall) -> Place:
+def _find_block_copy(layout: PlannedTape, call: TapeCall) -> BlockCopy:
     if call.kind == "op":
         return layout.place(call)
-    inner = [p for p in layout.places.values() if (call.scope + ".").startswith(p[1] + ".")]
+    inner = [p for p in layout.block_copies.values() if (call.scope + ".").startswith(p[1] + ".")]
     return max(inner, key=lambda p: len(p[1]), default=("", ""))
 
 
-def _hoist(found: list[Instance], call: TapeCall) -> None:
+def _move_before_block(found: list[UnitInstance], call: TapeCall) -> None:
     block = found[-1]
     if any(n in c.outputs for c in block.calls for n in call.inputs):
         raise CannotRewrite(f"{call.site} is between the operators of {block.prefix} and uses their results")
     if len(found) < 2 or found[-2].label:
-        found.insert(len(found) - 1, Instance("", "", []))
+        found.insert(len(found) - 1, UnitInstance("", "", []))
     found[-2].calls.append(call)
 
 
-def _lines(text: str) -> list[BlockLine]:
+def _block_lines(text: str) -> list[BlockLine]:
     return [BlockLine(line) for line in text.split("\n")]
 
 
-def _lifted(uses: Mapping[str, set[Lifted]]) -> dict[str, Lifted]:
+def _outer_steps_by_site(uses: Mapping[str, set[OuterSteps]]) -> dict[str, OuterSteps]:
     """For each operator that uses a weight, the steps that are taken outside.
 
     Each operator that takes a gathered weight has one of its own. A weight that is not gathered is one for all of them.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from planner_core.core import Placements, Step
 from planner_core.runtime.record import TapeCall
 
-Cut = tuple[int, Placements]
+PlacedConstant = tuple[int, Placements]
 """A constant, and the placements in which a unit needs it."""
 
 
@@ -40,13 +40,13 @@ class BufferUse:
 
 
 @dataclass
-class FunctionText:
+class FunctionSource:
     """A function as text, with its arguments and results by their numbers on the tape."""
 
     name: str
     lines: list[str]
     inputs: list[int]
-    cuts: list[Cut]
+    cuts: list[PlacedConstant]
     weights: list[WeightUse]
     buffers: list[BufferUse]
     outputs: list[int]
@@ -70,7 +70,7 @@ class BlockLine(NamedTuple):
 
 
 @dataclass
-class Instance:
+class UnitInstance:
     """One unit of the forward pass: a call of a repeated block, or a part of the model between such calls."""
 
     label: str
@@ -78,7 +78,7 @@ class Instance:
     calls: list[TapeCall]
     name: str = ""
     function: str = ""
-    written: FunctionText | None = None
+    written: FunctionSource | None = None
 
     def lines(self) -> list[BlockLine]:
         """The lines of its function, with the operators that each holds."""
@@ -87,7 +87,7 @@ class Instance:
         return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
 
     @property
-    def text(self) -> FunctionText:
+    def text(self) -> FunctionSource:
         """Its function."""
         assert self.written is not None
         return self.written

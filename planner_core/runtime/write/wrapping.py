@@ -8,20 +8,20 @@ WIDTH = 120
 OPEN, CLOSE = "([{", ")]}"
 
 
-def wrapped(source: str, width: int = WIDTH) -> str:
+def wrap_lines(source: str, width: int = WIDTH) -> str:
     """The same program, with lines of at most `width` columns where brackets allow it."""
-    return "\n".join(line for long in source.split("\n") for line in _broken(long, width))
+    return "\n".join(line for long in source.split("\n") for line in _break_line(long, width))
 
 
-def _broken(line: str, width: int) -> list[str]:
+def _break_line(line: str, width: int) -> list[str]:
     """One line as several: the content of its widest bracket is indented, with as many items in a line as fit."""
     if len(line) <= width or line.lstrip().startswith(("#", '"""')):
         return [line]
     indent, body = line[: len(line) - len(line.lstrip())], line.lstrip()
     for word in ("return ", "del "):
-        if body.startswith(word) and not _brackets(body):
+        if body.startswith(word) and not _outer_brackets(body):
             line = f"{indent}{word}({body.removeprefix(word)})"
-    found = max(_brackets(line), key=lambda b: b[1] - b[0], default=None)
+    found = max(_outer_brackets(line), key=lambda b: b[1] - b[0], default=None)
     if found is None:
         return [line]
     start, end, commas = found
@@ -36,11 +36,11 @@ def _broken(line: str, width: int) -> list[str]:
             rows[-1] += f" {item}"
         else:
             rows.append(margin + item)
-    inner = [piece for row in rows for piece in (_broken(row, width) if row.strip() != line.strip() else [row])]
-    return [line[: start + 1], *inner, *_broken(indent + line[end:], width)]
+    inner = [piece for row in rows for piece in (_break_line(row, width) if row.strip() != line.strip() else [row])]
+    return [line[: start + 1], *inner, *_break_line(indent + line[end:], width)]
 
 
-def _brackets(line: str) -> list[tuple[int, int, list[int]]]:
+def _outer_brackets(line: str) -> list[tuple[int, int, list[int]]]:
     """The outermost brackets of a line: where each opens and closes, and its own commas."""
     found: list[tuple[int, int, list[int]]] = []
     opened: list[int] = []

@@ -25,7 +25,7 @@ from planner_core.models.hooks import RECURRENT
 from planner_core.runtime import Parallel, Trace, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
-from planner_core.runtime.program.collectives import takes_meta
+from planner_core.runtime.program.collectives import supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
 from planner_core.verification.build_models import build_model, called_as_in_a_loop, example_inputs, loss_of
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT, TrackMemory
@@ -124,7 +124,7 @@ def _host_apart(memory: TrackMemory) -> Iterator[None]:
     def back(state: torch.Tensor, device: torch.device) -> torch.Tensor:
         return torch.empty_like(state)
 
-    with mock.patch.multiple(host_states, on_host=away, on_gpu=back):
+    with mock.patch.multiple(host_states, to_host=away, to_device=back):
         yield
 
 
@@ -177,7 +177,7 @@ class ValuesOnMeta(TorchDispatchMode):
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if len({t.is_meta for t in given}) > 1 and all(t is torch.Tensor or t is torch.nn.Parameter for t in types):
             args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
-        if func.namespace == "c10d" and not takes_meta(func) and any(t.is_meta for t in given):
+        if func.namespace == "c10d" and not supports_meta(func) and any(t.is_meta for t in given):
             args = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0), args)  # the fake group looks at none
         return func(*args, **kwargs)
 

@@ -18,10 +18,10 @@ import torch
 from planner_core.core import Edge, Placement, R, Shard, SitePlan, State
 from planner_core.ops import Row
 from planner_core.runtime.program import names
-from planner_core.runtime.record import Ref, Tape, TapeCall, Tensor
+from planner_core.runtime.record import Ref, Tape, TapeCall, TapeTensor
 from planner_core.runtime.record.tape import COMPUTED, INPUT
 from planner_core.runtime.write import operators
-from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.placed_tape import PlannedTape
 from tests.support.operators.judge import Case, Rank, cut, differs, gradients, put, results
 
 SECONDS = 20.0
@@ -148,7 +148,7 @@ def _written(
     refs = iter(map(Ref, numbers))
     args, kwargs = put((case.args, case.kwargs), refs)  # type: ignore[arg-type]
     kinds = [INPUT] * count + [COMPUTED] * len(want)
-    tensors = [Tensor(k, tuple(t.shape), t.dtype) for k, t in zip(kinds, (*case.tensors, *want), strict=True)]
+    tensors = [TapeTensor(k, tuple(t.shape), t.dtype) for k, t in zip(kinds, (*case.tensors, *want), strict=True)]
     call = TapeCall("op", fn, case.func, args, kwargs, numbers[:count], numbers[count:], site=fn)
     tape = Tape(tensors, [call], result=[Ref(n) for n in call.outputs])
     layout = PlannedTape(
@@ -162,7 +162,7 @@ def _written(
         return name
 
     local = operators.LocalCall(layout, call, row, [f"x{i}" for i in range(count)], "AXIS{}".format, foreign)
-    text = operators.text(local).replace("{site}", "1")
+    text = operators.write_operator(local).replace("{site}", "1")
     return text.replace(".new_empty(", ".new_zeros("), objects  # what a new tensor holds is any
 
 

@@ -15,20 +15,20 @@ from planner_core.cost import Event
 from planner_core.runtime.program.collectives.dim_parts import (
     NO_SEGMENTS,
     Segments,
-    cut,
-    in_zeros,
-    joined,
-    neighbours,
-    own_length,
-    own_share,
-    padded,
-    part_of,
-    shares,
-    uneven,
+    join_shards,
+    local_shard,
+    longest_part,
+    pad_dim,
+    place_in_zeros,
+    ring_counts,
+    shard_length,
+    split_by_rank,
+    split_unevenly,
+    uneven_length,
 )
-from planner_core.runtime.program.collectives.launches import Pending
+from planner_core.runtime.program.collectives.launches import PendingCollective
 from planner_core.runtime.program.collectives.torch_names import all_gather_into, reduce_scatter_into
-from planner_core.runtime.program.operators.kept import replaying
+from planner_core.runtime.program.operators.selective import is_replaying
 
 Finish = Callable[[], torch.Tensor]
 """Waits for a collective, and returns its result."""
@@ -65,7 +65,7 @@ class Axis:
         """The tensors of all ranks, one after the other along dim 0."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
+            return _finish_functional(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         return self._issue("all_gather", packed, all_gather_into, out, out, x)
 
@@ -73,7 +73,9 @@ class Axis:
         """This rank's part, along dim 0, of the sum of all ranks' tensors."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name))
+            return _finish_functional(
+                torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name)
+            )
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         return self._issue("reduce_scatter", packed, reduce_scatter_into, x, out, x)
 
@@ -82,7 +84,7 @@ class Axis:
     ) -> Finish:
         """The sum (or max) of all ranks' tensors. `owned`: the result may overwrite `x`."""
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
+            return _finish_functional(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
         out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
         op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
         return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
@@ -102,7 +104,9 @@ class Axis:
         counts = counts or [x.shape[0] // self.size] * self.size
         received = received or counts
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name))
+            return _finish_functional(
+                torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name)
+            )
         out = x.new_empty((sum(received), *x.shape[1:]))
         counted = out if back else x
         return self._issue("all_to_all", packed, dist.all_to_all_single, counted, out, x, received, counts)
@@ -115,9 +119,9 @@ class Axis:
 
     def start_send_recv(self, x: torch.Tensor) -> Finish:
         """Send a flat tensor to the next rank, and receive one as long from the rank before."""
-        there, here = neighbours(x.numel(), self.size, self.rank)
+        there, here = ring_counts(x.numel(), self.size, self.rank)
         if torch.compiler.is_compiling():
-            return _traced(torch.ops._c10d_functional.all_to_all_single(x, here, there, self.group_name))
+            return _finish_functional(torch.ops._c10d_functional.all_to_all_single(x, here, there, self.group_name))
         out = torch.empty_like(x)
         return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
 
@@ -125,10 +129,10 @@ class Axis:
         self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
     ) -> Finish:
         """Issue a collective of `packed` weights, or add it to a launch. Its bytes are those of `counted`; `args` begin with its result."""
-        if replaying():
+        if is_replaying():
             out: torch.Tensor = args[0]
             return lambda: out
-        trace, work = self.trace, Pending(self, kind, packed, collective, args)
+        trace, work = self.trace, PendingCollective(self, kind, packed, collective, args)
         work.start()
         num_bytes = counted.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
         if trace is not None:
@@ -151,47 +155,49 @@ class Axis:
 
     def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """The whole tensor, of which each rank has a part along `dim`."""
-        whole = uneven(segments, dim)
-        gathered = self.start_all_gather(x if whole is None else padded(x, dim, part_of(whole, self.size)))()
+        whole = uneven_length(segments, dim)
+        gathered = self.start_all_gather(x if whole is None else pad_dim(x, dim, longest_part(whole, self.size)))()
         if whole is not None:
-            return joined(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
+            return join_shards(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
         if math.prod(x.shape[:dim]) == 1 and len(segments.get(dim, ())) < 2:  # the ranks' parts lie in order
             return gathered.view(*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :])
-        return joined(gathered.chunk(self.size), dim, segments)
+        return join_shards(gathered.chunk(self.size), dim, segments)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """This rank's part, along `dim`, of the sum of all ranks' tensors."""
-        whole = uneven(segments, dim)
+        whole = uneven_length(segments, dim)
         if whole is not None:
-            pieces = [padded(piece, dim, part_of(whole, self.size)) for piece in cut(x, dim, self.size)]
+            pieces = [
+                pad_dim(piece, dim, longest_part(whole, self.size)) for piece in split_unevenly(x, dim, self.size)
+            ]
             own = self.start_reduce_scatter(torch.cat(pieces))()
-            return own.narrow(dim, 0, own_length(whole, self.size, self.rank)).contiguous()
+            return own.narrow(dim, 0, shard_length(whole, self.size, self.rank)).contiguous()
         if dim == 0 and len(segments.get(0, ())) < 2:
             return self.start_reduce_scatter(x)()
-        return self.start_reduce_scatter(torch.cat(shares(x, dim, self.size, segments)))()
+        return self.start_reduce_scatter(torch.cat(split_by_rank(x, dim, self.size, segments)))()
 
     def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """From a part along `src` to a part along `dst`."""
-        pieces = torch.stack(shares(x, dst, self.size, segments))
-        return joined(self.start_all_to_all(pieces)().unbind(0), src, segments)
+        pieces = torch.stack(split_by_rank(x, dst, self.size, segments))
+        return join_shards(self.start_all_to_all(pieces)().unbind(0), src, segments)
 
     def slice(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """This rank's part of a whole tensor."""
-        return own_share(x, dim, self.size, self.rank, segments).contiguous()
+        return local_shard(x, dim, self.size, self.rank, segments).contiguous()
 
     def view(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part of a whole tensor, as a view."""
-        return own_share(x, dim, self.size, self.rank)
+        return local_shard(x, dim, self.size, self.rank)
 
     def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
         """A tensor of the whole size: this rank's part in its place, and zeros elsewhere."""
-        return in_zeros(x, dim, self.size, self.rank, segments)
+        return place_in_zeros(x, dim, self.size, self.rank, segments)
 
     def divide(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""
         return x / self.size
 
 
-def _traced(out: torch.Tensor) -> Finish:
+def _finish_functional(out: torch.Tensor) -> Finish:
     """The finish of a functional collective in a compiled function, which needs no wait."""
     return lambda: torch.ops._c10d_functional.wait_tensor(out)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-KINDS = {
+KIND_OF_OPERATOR = {
     "all_reduce": "all_reduce",
     "allreduce_": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -27,7 +27,7 @@ KINDS = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
-RESULT_FIRST = ("_base_", "tensor_coalesced_")
+RESULT_FIRST_SUFFIXES = ("_base_", "tensor_coalesced_")
 """Ends of the names of operators that take what they send second, after their result."""
 
 
@@ -63,17 +63,17 @@ class CountCollectives(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("_c10d_functional", "c10d") and not name.startswith(("wait", "_wrap", "barrier", "monitored")):
-            kind = KINDS.get(name, name)
+            kind = KIND_OF_OPERATOR.get(name, name)
             if name in ("send", "recv_"):
-                (self.sent if name == "send" else self.received).append((int(args[2]), _bytes(args[0])))
+                (self.sent if name == "send" else self.received).append((int(args[2]), _num_bytes(args[0])))
                 return out
-            self._count("send_recv" if kind == "all_to_all" and _to_one_other(args) else kind, func, args, out)
+            self._count("send_recv" if kind == "all_to_all" and _is_ring_exchange(args) else kind, func, args, out)
         return out
 
     def _count(self, kind: str, func: Any, args: Any, out: Any) -> None:
-        group = _group(args)
+        group = _process_group(args)
         n = group.size()
-        num_bytes = _bytes(args[1] if func._schema.name.endswith(RESULT_FIRST) else args[0])
+        num_bytes = _num_bytes(args[1] if func._schema.name.endswith(RESULT_FIRST_SUFFIXES) else args[0])
         if kind in ("all_gather", "all_to_all", "send_recv"):
             num_bytes *= n
         if self.joins_inputs():
@@ -88,17 +88,17 @@ class CountCollectives(TorchDispatchMode):
         total = row[1]  # rounded down once: how the tensors were packed makes no difference
         wire = {
             "all_reduce": 2 * (n - 1) * total // n,
-            "all_to_all": sent_in_exchange(total, n),
+            "all_to_all": all_to_all_wire_bytes(total, n),
             "send_recv": total // n,
         }
         row[2] = wire.get(kind, (n - 1) * total // n)
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:
         """phase -> kind -> count, bytes, wire_bytes, over all axes."""
-        return table_of(self.rows)
+        return collective_table(self.rows)
 
 
-def table_of(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
+def collective_table(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
     """phase -> kind -> count, bytes, wire_bytes, over all axes."""
     table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
     for (phase, kind, _), amounts in sorted(rows.items()):
@@ -108,12 +108,12 @@ def table_of(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, di
     return table
 
 
-def sent_in_exchange(num_bytes: int, n: int) -> int:
+def all_to_all_wire_bytes(num_bytes: int, n: int) -> int:
     """Bytes that one of n ranks sends in an all_to_all of `num_bytes`, if every rank sends as much."""
     return (n - 1) * num_bytes // (n * n)
 
 
-def _group(args: Any) -> dist.ProcessGroup:
+def _process_group(args: Any) -> dist.ProcessGroup:
     for arg in args:
         if isinstance(arg, dist.ProcessGroup):
             return arg
@@ -126,7 +126,7 @@ def _group(args: Any) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
-def _to_one_other(args: Any) -> bool:
+def _is_ring_exchange(args: Any) -> bool:
     """Whether an all_to_all of a flat tensor sends everything to the next rank around its group, and receives everything from the one
     before. (Tokens that a router deals out have rows.)"""
     if any(isinstance(a, torch.Tensor) and a.dim() != 1 for a in args):
@@ -134,13 +134,13 @@ def _to_one_other(args: Any) -> bool:
     splits = [a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(n, int) for n in a)]
     if len(splits) != 2:
         return False
-    group = _group(args)
+    group = _process_group(args)
     size, rank = group.size(), dist.get_rank(group)
     came, sent = ([r for r, count in enumerate(s) if count] for s in splits)
     return size > 1 and (came, sent) == ([(rank - 1) % size], [(rank + 1) % size])
 
 
-def _bytes(item: Any) -> int:
+def _num_bytes(item: Any) -> int:
     if isinstance(item, (list, tuple)):
-        return sum(map(_bytes, item))
+        return sum(map(_num_bytes, item))
     return int(item.nbytes)

@@ -18,7 +18,7 @@ Segments = Mapping[int, tuple[int, ...]]
 NO_SEGMENTS: Segments = {}
 
 
-def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tensor]:
+def split_segments(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tensor]:
     """The segments of a dim, as views; the whole dim if it has none."""
     sizes = segments.get(dim, (1,))
     if len(sizes) < 2:
@@ -27,37 +27,37 @@ def parts(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[torch.Tenso
     return cut
 
 
-def uneven(segments: Segments, dim: int) -> int | None:
+def uneven_length(segments: Segments, dim: int) -> int | None:
     """The whole length of a dim whose parts differ in length; None for any other dim."""
     sizes = segments.get(dim, ())
     return sizes[0] if len(sizes) == 1 else None
 
 
-def part_of(whole: int, size: int) -> int:
+def longest_part(whole: int, size: int) -> int:
     """The length of the longest of `size` parts."""
     return -(-whole // size)
 
 
-def own_length(whole: int, size: int, rank: int) -> int:
+def shard_length(whole: int, size: int, rank: int) -> int:
     """The length of the part of `rank`."""
-    part = part_of(whole, size)
+    part = longest_part(whole, size)
     return max(0, min(part, whole - rank * part))
 
 
-def cut(x: torch.Tensor, dim: int, size: int) -> list[torch.Tensor]:
+def split_unevenly(x: torch.Tensor, dim: int, size: int) -> list[torch.Tensor]:
     """The part of every rank of a dim whose parts differ in length, as views. The last ones may be empty."""
     whole = x.size(dim)
-    lengths = [own_length(whole, size, rank) for rank in range(size)]
+    lengths = [shard_length(whole, size, rank) for rank in range(size)]
     return list(x.split(lengths, dim))
 
 
-def padded(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+def pad_dim(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     """`x`, with zeros behind its end along `dim`."""
     missing = length - x.size(dim)
     return torch.cat([x, x.new_zeros((*x.shape[:dim], missing, *x.shape[dim + 1 :]))], dim) if missing else x
 
 
-def not_even(dim: int, shape: Sequence[int], size: int) -> str:
+def describe_uneven_split(dim: int, shape: Sequence[int], size: int) -> str:
     """Why a dim has no parts of one length."""
     return (
         f"dim {dim} of a tensor of shape {tuple(shape)} cannot be split evenly over {size} ranks; batches of other sizes than the planned "
@@ -65,41 +65,41 @@ def not_even(dim: int, shape: Sequence[int], size: int) -> str:
     )
 
 
-def own_share(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def local_shard(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """The part of `dim` that belongs to `rank`. It is a view unless the dim has fused segments."""
-    if x.size(dim) % size and uneven(segments, dim) is None:
-        raise PlanMismatch(not_even(dim, x.shape, size))
-    if uneven(segments, dim) is not None:
-        return cut(x, dim, size)[rank]
-    own = [part.chunk(size, dim)[rank] for part in parts(x, dim, segments)]
+    if x.size(dim) % size and uneven_length(segments, dim) is None:
+        raise PlanMismatch(describe_uneven_split(dim, x.shape, size))
+    if uneven_length(segments, dim) is not None:
+        return split_unevenly(x, dim, size)[rank]
+    own = [part.chunk(size, dim)[rank] for part in split_segments(x, dim, segments)]
     return own[0] if len(own) == 1 else torch.cat(own, dim)
 
 
-def in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def place_in_zeros(x: torch.Tensor, dim: int, size: int, rank: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """A tensor of the whole size: `rank`'s part in its place, and zeros elsewhere."""
     whole = x.new_zeros((*x.shape[:dim], size * x.size(dim), *x.shape[dim + 1 :]))
-    for part, piece in zip(parts(whole, dim, segments), parts(x, dim, segments), strict=True):
+    for part, piece in zip(split_segments(whole, dim, segments), split_segments(x, dim, segments), strict=True):
         part.chunk(size, dim)[rank].copy_(piece)
     return whole
 
 
-def shares(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
+def split_by_rank(x: torch.Tensor, dim: int, size: int, segments: Segments = NO_SEGMENTS) -> list[torch.Tensor]:
     """The part of `dim` of every rank, in order of ranks."""
     if len(segments.get(dim, ())) < 2:
         return list(x.chunk(size, dim))
-    cut = [part.chunk(size, dim) for part in parts(x, dim, segments)]
+    cut = [part.chunk(size, dim) for part in split_segments(x, dim, segments)]
     return [torch.cat([part[rank] for part in cut], dim) for rank in range(size)]
 
 
-def joined(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def join_shards(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """The whole tensor from the parts of `dim` of all ranks."""
     if len(segments.get(dim, ())) < 2:
         return torch.cat(list(pieces), dim)
-    cut = [parts(piece, dim, segments) for piece in pieces]
+    cut = [split_segments(piece, dim, segments) for piece in pieces]
     return torch.cat([share[part] for part in range(len(cut[0])) for share in cut], dim)
 
 
-def neighbours(length: int, size: int, rank: int) -> tuple[list[int], list[int]]:
+def ring_counts(length: int, size: int, rank: int) -> tuple[list[int], list[int]]:
     """How many of `length` elements go to each rank and come from each rank, if all go to the next rank around a ring."""
     there, here = [0] * size, [0] * size
     there[(rank + 1) % size] = here[(rank - 1) % size] = length

@@ -35,12 +35,12 @@ class AxisMove:
         if kind == "divide":
             return axis.divide(x)
         if kind == "all_to_all":
-            return axis.all_to_all(x, sharded(self.src), sharded(self.dst), segments)
+            return axis.all_to_all(x, require_dim(self.src), require_dim(self.dst), segments)
         if kind in ("slice", "reduce_scatter"):
             move = axis.slice if kind == "slice" else axis.reduce_scatter
-            return move(x, sharded(self.dst), segments)
+            return move(x, require_dim(self.dst), segments)
         move = axis.all_gather if kind == "all_gather" else axis.pad
-        return move(x, sharded(self.src), segments)
+        return move(x, require_dim(self.src), segments)
 
     @property
     def collective(self) -> bool:
@@ -48,13 +48,13 @@ class AxisMove:
         return self.kind not in ("slice", "pad", "divide")
 
 
-def sharded(dim: int | None) -> int:
+def require_dim(dim: int | None) -> int:
     """The dim of a move from or to Shard; a move from or to Replicate or Partial has none there."""
     assert dim is not None
     return dim
 
 
-def take(x: torch.Tensor, steps: Iterable[AxisMove], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+def apply_moves(x: torch.Tensor, steps: Iterable[AxisMove], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
     """The tensor after all steps, in order."""
     for step in steps:
         x = step.take(x, segments)
@@ -70,11 +70,11 @@ def move(
     class Move(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            moved = take(x, ahead, segments)
+            moved = apply_moves(x, ahead, segments)
             return x.view_as(x) if moved is x else moved
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return take(gradient, back, segments)
+            return apply_moves(gradient, back, segments)
 
     return Move.apply

@@ -38,7 +38,7 @@ class RankAxis(Protocol):
 Axes = Sequence[RankAxis]
 
 
-def part(axes: Axes) -> int:
+def shard_index(axes: Axes) -> int:
     """The number of the slice of a dim that this rank holds, if several axes shard it; the outer axis makes the larger pieces."""
     index = 0
     for axis in axes:
@@ -46,7 +46,7 @@ def part(axes: Axes) -> int:
     return index
 
 
-def parts(axes: Axes) -> int:
+def num_shards(axes: Axes) -> int:
     """The number of slices into which the axes shard a dim."""
     count = 1
     for axis in axes:  # not math.prod, which torch.compile does not know

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from planner_core.runtime.mismatch import PlanMismatch
 
-OLDEST = (2, 6)
+OLDEST_TORCH = (2, 6)
 """The first torch with the public FSDP2, and the oldest with which plans are run in the tests."""
 
 
@@ -25,7 +25,7 @@ OLDEST_COMPILED = (2, 11)
 def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> None:
     """Raise PlanMismatch if this torch is too old to run a plan, or to compile one."""
     here = tuple(int(n) for n in version.split(".")[:2])
-    if here < OLDEST:
+    if here < OLDEST_TORCH:
         raise PlanMismatch(f"torch {version} is older than 2.6, the oldest that a plan runs with; install a later one")
     if compiled and here < OLDEST_COMPILED:
         raise PlanMismatch(
@@ -33,18 +33,18 @@ def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> 
         )
 
 
-def _first(module: Any, *names: str) -> Callable[..., Any]:
+def _first_available(module: Any, *names: str) -> Callable[..., Any]:
     """The function with the first of the names that this torch has."""
     found: Callable[..., Any] = next(getattr(module, name) for name in names if hasattr(module, name))
     return found
 
 
-all_gather_into = _first(dist, "all_gather_single", "all_gather_into_tensor")
+all_gather_into = _first_available(dist, "all_gather_single", "all_gather_into_tensor")
 """(output, input, group=, async_op=): the tensors of all ranks, along dim 0 of `output`. 2.13 renamed it."""
-reduce_scatter_into = _first(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+reduce_scatter_into = _first_available(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 """(output, input, op=, group=, async_op=): this rank's part of the sum. 2.13 renamed it."""
 
 
-def takes_meta(collective: Any) -> bool:
+def supports_meta(collective: Any) -> bool:
     """Whether an operator of the namespace `c10d` takes tensors on meta. Before 2.7 none does."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(collective.name(), "Meta"))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.program.collectives.ranks import Axes, part, parts
-from planner_core.runtime.program.operators.blocks import flash_can_run
-from planner_core.runtime.program.operators.kept import passing
+from planner_core.runtime.program.collectives.ranks import Axes, num_shards, shard_index
+from planner_core.runtime.program.operators.attention_block import flash_can_run
+from planner_core.runtime.program.operators.selective import in_transit
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -31,16 +31,19 @@ def causal_attention(
     and a key (see `ops/catalog/attention.py`). `options` are those of torch's function. `kernel` runs in its place.
     """
     kernel = kernel or F.scaled_dot_product_attention
-    n, i, block = parts(queries), part(queries), query.shape[-2] // 2
+    n, i, block = num_shards(queries), shard_index(queries), query.shape[-2] // 2
     ends = (block * (2 * i + 1), block * (2 * n - 2 * i))
-    blocks = _ToMirror.apply(query, -2, queries)
-    keys, values = _Beginnings.apply(key, ends), _Beginnings.apply(value, ends)
-    made = [_last_rows(kernel, *each, options).transpose(-2, -3) for each in zip(blocks, keys, values, strict=True)]
-    back: torch.Tensor = _FromMirror.apply(*made, -3, queries)
+    blocks = _SendToMirror.apply(query, -2, queries)
+    keys, values = _KeyPrefixes.apply(key, ends), _KeyPrefixes.apply(value, ends)
+    made = [
+        _attend_last_queries(kernel, *each, options).transpose(-2, -3)
+        for each in zip(blocks, keys, values, strict=True)
+    ]
+    back: torch.Tensor = _ReturnFromMirror.apply(*made, -3, queries)
     return back.transpose(-2, -3)  # laid out as a flash kernel lays it out
 
 
-def _last_rows(
+def _attend_last_queries(
     kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
     """Causal attention of the last queries: the last query sees all of these keys.
@@ -61,20 +64,20 @@ def _last_rows(
     return kernel(query, key, value, attn_mask=mask, **options)
 
 
-def swap(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
+def exchange_with_mirror(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
     """The tensor that this rank keeps, and the one that it gets from its mirror on all `axes` for `sent`. Both are in one new tensor."""
     for axis in axes:
         mirror = axis.size - 1 - axis.rank
         counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
         pair = (kept, sent) if axis.rank <= mirror else (sent, kept)
-        with passing():
+        with in_transit():
             pieces = torch.stack(pair)
         first, second = axis.exchange(pieces, counts).unbind(0)
         kept, sent = (first, second) if axis.rank <= mirror else (second, first)
     return kept, sent
 
 
-class _ToMirror(torch.autograd.Function):
+class _SendToMirror(torch.autograd.Function):
     """The first half of a tensor along `dim`, and the second half of the mirror's."""
 
     _shardscope = True
@@ -83,34 +86,34 @@ class _ToMirror(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, dim: int, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.where = dim, axes
         first, second = x.chunk(2, dim)
-        return swap(first, second, axes)
+        return exchange_with_mirror(first, second, axes)
 
     @staticmethod
     def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:
         dim, axes = ctx.where
-        return torch.cat(swap(first, second, axes), dim), None, None
+        return torch.cat(exchange_with_mirror(first, second, axes), dim), None, None
 
 
-class _FromMirror(torch.autograd.Function):
-    """The inverse of `_ToMirror`."""
+class _ReturnFromMirror(torch.autograd.Function):
+    """The inverse of `_SendToMirror`."""
 
     _shardscope = True
 
     @staticmethod
     def forward(ctx: Any, first: torch.Tensor, second: torch.Tensor, dim: int, axes: Axes) -> torch.Tensor:
         ctx.where = dim, axes
-        with passing():
-            halves = swap(first, second, axes)
+        with in_transit():
+            halves = exchange_with_mirror(first, second, axes)
         return torch.cat(halves, dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         dim, axes = ctx.where
         first, second = gradient.chunk(2, dim)
-        return *swap(first, second, axes), None, None
+        return *exchange_with_mirror(first, second, axes), None, None
 
 
-class _Beginnings(torch.autograd.Function):
+class _KeyPrefixes(torch.autograd.Function):
     """The first tokens of keys or values up to each of two `ends`, as views. Backward adds both gradients into one tensor."""
 
     _shardscope = True

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.program.collectives import AxisMove, Finish, shares, take
+from planner_core.runtime.program.collectives import AxisMove, Finish, apply_moves, split_by_rank
 
 Product = Callable[..., torch.Tensor]
 
@@ -34,12 +34,12 @@ def chunked(forward: Sequence[AxisMove], backward: Sequence[AxisMove], chunks: i
             biases = [None] * chunks if bias is None else bias.chunk(chunks)
             coming: list[Finish] = []
             for part, added in zip(weight.chunk(chunks), biases, strict=True):
-                coming.append(_start(step, F.linear(x, part, added)))
+                coming.append(_start_sum(step, F.linear(x, part, added)))
             return torch.cat([finish() for finish in coming], -1)
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-            return take(gradient, back), None, None, None
+            return apply_moves(gradient, back), None, None, None
 
     def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         operands = _Operands.apply(input, weight, bias)
@@ -71,9 +71,9 @@ class _Operands(torch.autograd.Function):
         )
 
 
-def _start(step: AxisMove, x: torch.Tensor) -> Finish:
+def _start_sum(step: AxisMove, x: torch.Tensor) -> Finish:
     """Issue the sum of one chunk over the ranks of an axis."""
     if step.kind == "all_reduce":
         return step.axis.start_all_reduce(x, owned=True)
     assert step.dst is not None
-    return step.axis.start_reduce_scatter(torch.cat(shares(x, step.dst, step.axis.size, {})) if step.dst else x)
+    return step.axis.start_reduce_scatter(torch.cat(split_by_rank(x, step.dst, step.axis.size, {})) if step.dst else x)

@@ -13,24 +13,24 @@ from typing import Any
 
 import torch
 
-from planner_core.runtime.program.collectives.ranks import Axes, RankAxis, part, parts
+from planner_core.runtime.program.collectives.ranks import Axes, RankAxis, num_shards, shard_index
 
-Layer = Callable[..., torch.Tensor]
+ExpertLayer = Callable[..., torch.Tensor]
 
 
 def own_experts(
-    layer: Layer, hidden: torch.Tensor, index: torch.Tensor, *rest: Any, experts: Axes = (), **options: Any
+    layer: ExpertLayer, hidden: torch.Tensor, index: torch.Tensor, *rest: Any, experts: Axes = (), **options: Any
 ) -> torch.Tensor:
     """A layer of experts of which this rank holds a part; the axes `experts` shard them. On meta, routing is taken to be balanced."""
-    first = part(experts) * rest[1].shape[0]
+    first = shard_index(experts) * rest[1].shape[0]
     if hidden.is_meta:
-        index = index[: max(1, len(index) // parts(experts))]
+        index = index[: max(1, len(index) // num_shards(experts))]
     return layer(hidden, index, *rest, **options, first_expert=first)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def dispatched_experts(
-    layer: Layer,
+    layer: ExpertLayer,
     hidden: torch.Tensor,
     index: torch.Tensor,
     weights: torch.Tensor,
@@ -43,21 +43,23 @@ def dispatched_experts(
     """
     assert experts[0] is not None
     mine, k = len(experts[0]), index.shape[1]
-    order, sent, received, ids = _routes(index, mine, dispatch)
+    order, sent, received, ids = _route_tokens(index, mine, dispatch)
     token = order // k
 
     def through(copies: torch.Tensor) -> torch.Tensor:
         return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * mine)
 
     # nested calls: what has been sent, received or computed is freed as soon as the next step is done
-    back = _SentBack.apply(
-        through(_Sent.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
+    back = _ReturnFromExperts.apply(
+        through(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
     )
-    out: torch.Tensor = _Summed.apply(back, weights.reshape(-1).index_select(0, order), token, len(hidden))
+    out: torch.Tensor = _CombineResults.apply(back, weights.reshape(-1).index_select(0, order), token, len(hidden))
     return out
 
 
-def _routes(index: torch.Tensor, mine: int, axis: RankAxis) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
+def _route_tokens(
+    index: torch.Tensor, mine: int, axis: RankAxis
+) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
     """The order in which this rank sends its copies [t k]; how many it sends to each rank, and gets; the experts of those that it gets.
 
     An expert that nobody holds (a model's mark for "none") belongs to the last rank, which makes zeros of it.
@@ -75,7 +77,7 @@ def _routes(index: torch.Tensor, mine: int, axis: RankAxis) -> tuple[torch.Tenso
     return order[rank], table[rank], received, chosen[owner == rank]
 
 
-class _Sent(torch.autograd.Function):
+class _SendToExperts(torch.autograd.Function):
     """The copies of all ranks for this rank's experts."""
 
     _shardscope = True
@@ -91,7 +93,7 @@ class _Sent(torch.autograd.Function):
         return axis.exchange(gradient, received, sent, back=True), None, None, None
 
 
-class _SentBack(torch.autograd.Function):
+class _ReturnFromExperts(torch.autograd.Function):
     """The results of the copies that this rank sent, in the same order."""
 
     _shardscope = True
@@ -107,7 +109,7 @@ class _SentBack(torch.autograd.Function):
         return axis.exchange(gradient, sent, received), None, None, None
 
 
-class _Summed(torch.autograd.Function):
+class _CombineResults(torch.autograd.Function):
     """The weighted sum of each token's results: results [t k, h], weights [t k], their tokens [t k] -> [t, h]."""
 
     _shardscope = True

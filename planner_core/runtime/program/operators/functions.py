@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.program.collectives.ranks import Axes, part, parts
+from planner_core.runtime.program.collectives.ranks import Axes, num_shards, shard_index
 
 
-def _sum(x: torch.Tensor, axes: Axes) -> torch.Tensor:
+def _sum_over(x: torch.Tensor, axes: Axes) -> torch.Tensor:
     for axis in axes:
         x = axis.all_reduce(x)
     return x
@@ -43,20 +43,20 @@ def cross_entropy(
     """This rank's term of the loss. `logits` are [token, class, ...]; the axes `samples` shard any dim but that of the classes, the axes
     `classes` that one."""
     if classes:
-        start = part(classes) * logits.shape[1]
-        total: torch.Tensor = _ClassParallel.apply(logits, target, ignore_index, start, classes)
+        start = shard_index(classes) * logits.shape[1]
+        total: torch.Tensor = _ClassParallelLoss.apply(logits, target, ignore_index, start, classes)
     else:
         total = F.cross_entropy(
             logits,
             target,
             weight,
             ignore_index=ignore_index,
-            reduction=_summed(reduction),
+            reduction=_sum_reduction(reduction),
             label_smoothing=label_smoothing,
         )
     if target.is_floating_point() and reduction == "mean":  # weights of all classes for each token, which counts as one
-        return total / (target.numel() // target.shape[1] * parts(samples))
-    return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
+        return total / (target.numel() // target.shape[1] * num_shards(samples))
+    return total if reduction != "mean" else _divide_by_targets(total, target, weight, ignore_index, samples)
 
 
 def nll_loss(
@@ -69,25 +69,25 @@ def nll_loss(
     samples: Axes = (),
 ) -> torch.Tensor:
     """This rank's term of the loss; the axes `samples` shard the tokens."""
-    total = F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=_summed(reduction))
-    return total if reduction != "mean" else _per_target(total, target, weight, ignore_index, samples)
+    total = F.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=_sum_reduction(reduction))
+    return total if reduction != "mean" else _divide_by_targets(total, target, weight, ignore_index, samples)
 
 
-def _summed(reduction: str) -> str:
+def _sum_reduction(reduction: str) -> str:
     return "sum" if reduction == "mean" else reduction
 
 
-def _per_target(
+def _divide_by_targets(
     total: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, samples: Axes
 ) -> torch.Tensor:
     """This rank's sum over its tokens, divided by the number of valid targets on all ranks, or by the weights of their classes."""
     valid = target != ignore_index
     each = valid if weight is None else weight[target.where(valid, 0)].where(valid, 0)
     count = each.sum(dtype=torch.float32 if weight is None else _wide(weight))  # 4 bytes, or those of a weight
-    return (total / _sum(count, samples)).to(total.dtype)
+    return (total / _sum_over(count, samples)).to(total.dtype)
 
 
-class _ClassParallel(torch.autograd.Function):
+class _ClassParallelLoss(torch.autograd.Function):
     """The sum of token losses, if each rank holds the logits of some classes. This rank's classes begin at `start`."""
 
     _shardscope = True
@@ -107,8 +107,8 @@ class _ClassParallel(torch.autograd.Function):
         shifted = logits - top.unsqueeze(1)  # in the wide dtype of `top`, without a copy of the logits in it
         picked = shifted.gather(1, index).squeeze(1).where(own, 0)  # not a product: a masked class is -inf
         weights = shifted.exp_()
-        norm = _sum(weights.sum(1), axes)
-        picked = _sum(picked, axes)
+        norm = _sum_over(weights.sum(1), axes)
+        picked = _sum_over(picked, axes)
         ctx.save_for_backward(weights.div_(norm.unsqueeze(1)), index, own, valid)
         ctx.dtype = logits.dtype
         return (norm.log() - picked).where(valid, 0).sum().to(logits.dtype)
@@ -134,11 +134,11 @@ def embedding(
     rows: Axes = (),
 ) -> torch.Tensor:
     """Look up ids in this rank's rows of the table; the axes `rows` shard the rows. Ids in other ranks' rows give zeros."""
-    start = part(rows) * len(weight)
+    start = shard_index(rows) * len(weight)
     index = ids - start
     outside = (index < 0) | (index >= len(weight))
     if padding_idx is not None:
-        padding_idx = padding_idx % (len(weight) * parts(rows)) - start
+        padding_idx = padding_idx % (len(weight) * num_shards(rows)) - start
         padding_idx = padding_idx if 0 <= padding_idx < len(weight) else None
     found = F.embedding(index.masked_fill(outside, 0), weight, padding_idx, None, 2.0, scale_grad_by_freq, sparse)
     return found.masked_fill_(outside.unsqueeze(-1), 0)
@@ -175,8 +175,8 @@ class _SyncBatchNorm(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
         dims = [d for d in range(x.dim()) if d != 1]
         wide = [1, -1] + [1] * (x.dim() - 2)
-        count = parts(axes) * x.numel() // x.shape[1]
-        sums = _sum(torch.cat([x.sum(dims, dtype=_wide(x)), (x.to(_wide(x)) ** 2).sum(dims)]), axes)
+        count = num_shards(axes) * x.numel() // x.shape[1]
+        sums = _sum_over(torch.cat([x.sum(dims, dtype=_wide(x)), (x.to(_wide(x)) ** 2).sum(dims)]), axes)
         mean, square = (sums / count).chunk(2)
         var = square - mean**2
         scale = (var + eps).rsqrt()
@@ -193,7 +193,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         dims, wide = ctx.shape
         normed = (x - mean.view(wide)) * scale.view(wide)
         by_bias, by_weight = gradient.to(mean.dtype).sum(dims), (gradient * normed).to(mean.dtype).sum(dims)
-        shift, slope = (_sum(torch.cat([by_bias, by_weight]), ctx.axes) / ctx.count).chunk(2)
+        shift, slope = (_sum_over(torch.cat([by_bias, by_weight]), ctx.axes) / ctx.count).chunk(2)
         factor = scale if weight is None else scale * weight
         dx = factor.view(wide) * (gradient - shift.view(wide) - normed * slope.view(wide))
         grads = (None, None) if weight is None else (by_weight.to(weight.dtype), by_bias.to(weight.dtype))

@@ -18,11 +18,16 @@ from typing import Any
 import torch
 
 from planner_core.runtime.program.collectives.ranks import Axes, RankAxis
-from planner_core.runtime.program.operators.attention import swap
-from planner_core.runtime.program.operators.blocks import block, block_backward, laid_out, wide
-from planner_core.runtime.program.operators.kept import passing
+from planner_core.runtime.program.operators.attention import exchange_with_mirror
+from planner_core.runtime.program.operators.attention_block import (
+    accumulation_dtype,
+    attend_block,
+    attend_block_backward,
+    empty_flash_layout,
+)
+from planner_core.runtime.program.operators.selective import in_transit
 
-Coming = Callable[[], torch.Tensor]
+Receive = Callable[[], torch.Tensor]
 LOW, HIGH = 0, 1
 
 
@@ -48,11 +53,11 @@ def ring_attention(
         )
     if len(ring) != 1:
         raise NotImplementedError("attention can be passed around a ring along one mesh axis; plan this model again")
-    out: torch.Tensor = _Ring.apply(query, key, value, ring[0], is_causal, scale)
+    out: torch.Tensor = _RingAttention.apply(query, key, value, ring[0], is_causal, scale)
     return out
 
 
-class _Ring(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     _shardscope = True  # not an op of the model
 
     @staticmethod
@@ -67,8 +72,8 @@ class _Ring(torch.autograd.Function):
     ) -> torch.Tensor:
         if causal:
             query, key, value = (_to_ends(t, axis, -2) for t in (query, key, value))
-        with passing():
-            merged, sums = _around(query, key, value, axis, causal, scale)
+        with in_transit():
+            merged, sums = _ring_forward(query, key, value, axis, causal, scale)
         own, sums = merged.to(query.dtype, copy=True), sums.clone()
         out = _from_ends(own.transpose(1, 2), axis, -3).transpose(1, 2) if causal else own
         ctx.save_for_backward(query, key, value, own, sums)
@@ -82,24 +87,24 @@ class _Ring(torch.autograd.Function):
         if causal:
             gradient = _to_ends(gradient.transpose(1, 2), axis, -3).transpose(1, 2)
         summed = any(ctx.needs_input_grad[1:3])
-        found = _around_again(gradient, saved, axis, causal, scale, summed)
+        found = _ring_backward(gradient, saved, axis, causal, scale, summed)
         wanted = [g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)]
         if causal:
             wanted = [None if g is None else _from_ends(g, axis, -2) for g in wanted]
         return *wanted, None, None, None
 
 
-def _around(
+def _ring_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result over all blocks and its log-sum-exp, both in the dtype of sums."""
-    held = _packed(key, value)
-    merged, sums = laid_out(query, value.shape[-1], wide(query.dtype)), query.new_empty(0)
+    held = _pack_block(key, value)
+    merged, sums = empty_flash_layout(query, value.shape[-1], accumulation_dtype(query.dtype)), query.new_empty(0)
     for step in range(axis.size):
         coming = axis.start_send_recv(held) if step < axis.size - 1 else None
-        rows, keys = _seen(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpacked(held, key, value))
-        part, part_sums = block(_half(query, rows), k, v, causal and not step, scale)
+        rows, keys = _visible_halves(axis, step, causal)
+        k, v = (_half(t, keys) for t in _unpack_block(held, key, value))
+        part, part_sums = attend_block(_half(query, rows), k, v, causal and not step, scale)
         if step:
             _merge(_half(merged, rows), _half(sums[..., None], rows), part, part_sums[..., None])
         else:
@@ -116,7 +121,7 @@ def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_su
     sums.copy_(total)
 
 
-def _around_again(
+def _ring_backward(
     gradient: torch.Tensor,
     saved: tuple[torch.Tensor, ...],
     axis: RankAxis,
@@ -126,35 +131,35 @@ def _around_again(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of queries, keys and values. Without `summed` those of keys and values are not sent, and mean nothing."""
     query, key, value, out, sums = saved
-    held = _packed(key, value)
-    of_queries = torch.zeros_like(query, dtype=wide(query.dtype))
-    of_block = torch.zeros_like(held, dtype=wide(query.dtype))
+    held = _pack_block(key, value)
+    of_queries = torch.zeros_like(query, dtype=accumulation_dtype(query.dtype))
+    of_block = torch.zeros_like(held, dtype=accumulation_dtype(query.dtype))
     for step in range(axis.size):
         coming = axis.start_send_recv(held) if step < axis.size - 1 else None
         following = axis.start_send_recv(of_block) if step and summed else None
-        rows, keys = _seen(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpacked(held, key, value))
+        rows, keys = _visible_halves(axis, step, causal)
+        k, v = (_half(t, keys) for t in _unpack_block(held, key, value))
         at_rows = [_half(t, rows) for t in (gradient, query, out, sums[..., None])]
-        dq, dk, dv = block_backward(
+        dq, dk, dv = attend_block_backward(
             at_rows[0], at_rows[1], k, v, at_rows[2], at_rows[3].squeeze(-1), causal and not step, scale
         )
         held = held if coming is None else coming()
         of_block = of_block if following is None else following()
         _half(of_queries, rows).add_(dq)
-        for total, more in zip(_unpacked(of_block, key, value), (dk, dv), strict=True):
+        for total, more in zip(_unpack_block(of_block, key, value), (dk, dv), strict=True):
             _half(total, keys).add_(more)
     if summed:
         of_block = axis.start_send_recv(of_block)()
-    of_keys, of_values = _unpacked(of_block, key, value)
+    of_keys, of_values = _unpack_block(of_block, key, value)
     return of_queries.to(query.dtype), of_keys.to(key.dtype), of_values.to(value.dtype)
 
 
-def _packed(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _pack_block(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A block of keys and values as one flat tensor, so that it is one message."""
     return torch.cat([key.flatten(), value.flatten()])
 
 
-def _unpacked(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _unpack_block(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a block, as views."""
     keys, values = held.split([key.numel(), value.numel()])
     return keys.view(key.shape), values.view(value.shape)
@@ -163,15 +168,15 @@ def _unpacked(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
 # --- who sees what ------------------------------------------------------------------------------------------
 
 
-def _seen(axis: RankAxis, step: int, causal: bool) -> tuple[int | None, int | None]:
+def _visible_halves(axis: RankAxis, step: int, causal: bool) -> tuple[int | None, int | None]:
     """Which half of the queries, and which half of the keys, take part in a step; None: all."""
     if not causal or step == 0:
         return None, None
     sender = (axis.rank - step) % axis.size
-    return (None, LOW) if _low(sender, axis.size) < _low(axis.rank, axis.size) else (HIGH, None)
+    return (None, LOW) if _low_block(sender, axis.size) < _low_block(axis.rank, axis.size) else (HIGH, None)
 
 
-def _low(rank: int, size: int) -> int:
+def _low_block(rank: int, size: int) -> int:
     """The number of the lower of the two blocks that a rank has after the exchange, of 2 · size blocks."""
     return min(2 * rank, 2 * size - 1 - 2 * rank)
 
@@ -183,15 +188,19 @@ def _half(x: torch.Tensor, which: int | None) -> torch.Tensor:
 
 def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
     """From this rank's part of a sequence to its lower and its higher block, in this order."""
-    with passing():
+    with in_transit():
         first, second = x.chunk(2, dim)
-        kept, got = swap(first, second, [axis])
+        kept, got = exchange_with_mirror(first, second, [axis])
     return torch.cat((kept, got) if 2 * axis.rank < axis.size else (got, kept), dim)
 
 
 def _from_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
     """The inverse of `_to_ends`."""
     low, high = x.chunk(2, dim)
-    with passing():
-        halves = swap(low, high, [axis]) if 2 * axis.rank < axis.size else swap(high, low, [axis])
+    with in_transit():
+        halves = (
+            exchange_with_mirror(low, high, [axis])
+            if 2 * axis.rank < axis.size
+            else exchange_with_mirror(high, low, [axis])
+        )
     return torch.cat(halves, dim)

@@ -1,16 +1,23 @@
-"""The weights of one rank: their forms (`weight`), and the buckets in which they come to the units that use them (`arriving`)."""
+"""The weights of one rank: their forms (`weight`), and the buckets in which they come to the units that use them (`gathering`)."""
 
-from planner_core.runtime.program.weights.arriving import GatherBucket, Refresh, WeightBucket
-from planner_core.runtime.program.weights.weight import Apart, Gathered, Weight, caught, owner_of, staged
+from planner_core.runtime.program.weights.gathering import GatherBucket, RefreshBucket, WeightBucket
+from planner_core.runtime.program.weights.weight import (
+    GatheredWeight,
+    SeparatelyReducedUse,
+    Weight,
+    bucket_stages,
+    find_weight,
+    redirect_gradient,
+)
 
 __all__ = [
-    "Apart",
     "GatherBucket",
-    "Gathered",
-    "Refresh",
+    "GatheredWeight",
+    "RefreshBucket",
+    "SeparatelyReducedUse",
     "Weight",
     "WeightBucket",
-    "caught",
-    "owner_of",
-    "staged",
+    "bucket_stages",
+    "find_weight",
+    "redirect_gradient",
 ]

@@ -15,20 +15,20 @@ from torch.utils import _pytree as pytree
 
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.weights.orders import (
-    Order,
-    as_cut,
-    axes_of,
+    FusedOrder,
+    as_plain_dtensor,
     in_model_order,
-    laid_as,
-    moved,
+    model_rows,
     order_of,
-    out_of_order,
-    plain,
-    rows_of,
+    out_of_order_error,
+    permute_rows,
+    redistribute_like,
+    sharding_axes,
+    with_local,
 )
 
 _ATEN = torch.ops.aten
-_DRAWING = (
+_RANDOM = (
     _ATEN.uniform_.default,
     _ATEN.normal_.default,
     _ATEN.bernoulli_.float,
@@ -37,7 +37,7 @@ _DRAWING = (
     _ATEN.randint_like.default,
     _ATEN.randint_like.low_dtype,
 )
-_NUMBER_BY_NUMBER = frozenset(
+_ELEMENTWISE = frozenset(
     {
         "detach",
         "alias",
@@ -71,18 +71,18 @@ _NUMBER_BY_NUMBER = frozenset(
 _REDUCTIONS = frozenset(
     {"sum", "mean", "prod", "norm", "linalg_vector_norm", "max", "min", "amax", "amin", "any", "all", "std", "var"}
 )
-_MOVES = frozenset({"t", "transpose", "permute", "unsqueeze"})
+_DIM_PERMUTATIONS = frozenset({"t", "transpose", "permute", "unsqueeze"})
 """Views whose dims are those of the tensor, at other places."""
 
 
 @functools.cache
-def _writes(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """The arguments that an operator writes in place: the place and the name of each."""
     arguments = enumerate(func._schema.arguments)
     return tuple((k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
-class Operation:
+class PlanTensorOp:
     """One operator of torch on tensors of which some are PlanTensors.
 
     `rows`: its tensors, each with its place in the list that it is in, or 0. Those at one place belong together, since operators of lists
@@ -95,18 +95,18 @@ class Operation:
         self.name = func._schema.name.rpartition("::")[2]
         self.others: dict[int, DTensor] = {}
         self.forms: dict[int, DTensor] = {}
-        self.turned: Order = ()
+        self.turned: FusedOrder = ()
         self.rows: list[tuple[int, DTensor]] = []
         for item in (*args, *kwargs.values()):
             members = enumerate(item) if isinstance(item, (list, tuple)) else [(0, item)]
             self.rows += [(k, x) for k, x in members if isinstance(x, DTensor)]
-        given = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _writes(func))
+        given = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _written_arguments(func))
         written = (x for _, item in given for x in (item if isinstance(item, (list, tuple)) else [item]))
         self.written = [x for x in written if isinstance(x, DTensor)]
 
     def run(self) -> Any:
         """The result, with the order of what it is made of."""
-        if self.func in _DRAWING and isinstance(self.args[0], DTensor) and self.args[0].device.type == "cpu":
+        if self.func in _RANDOM and isinstance(self.args[0], DTensor) and self.args[0].device.type == "cpu":
             return self._draw()
         if self.func is _ATEN._local_scalar_dense.default:
             return self._number()
@@ -116,7 +116,7 @@ class Operation:
             self._arrange()
         out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
         for x in self.written:
-            _note_write(x)
+            _count_write(x)
         if self.written and isinstance(out, DTensor):
             return self.written[0]
         if isinstance(out, (list, tuple)):
@@ -126,14 +126,16 @@ class Operation:
 
     def _unwrapped(self, x: Any) -> Any:
         x = self.others.get(id(x), x)
-        return plain(x) if isinstance(x, self.kind) else x
+        return as_plain_dtensor(x) if isinstance(x, self.kind) else x
 
     def _wrapped(self, k: int, x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x
         order, form = self.turned, self.forms.get(k)
         if form is not None and x.dim() == form.dim():
-            same = (x.shape[d] == form.shape[d] and axes_of(x, d) == axes_of(form, d) for d, _ in order_of(form))
+            same = (
+                x.shape[d] == form.shape[d] and sharding_axes(x, d) == sharding_axes(form, d) for d, _ in order_of(form)
+            )
             order = order_of(form) if all(same) else ()
         return self.kind.of(x._local_tensor, x._spec, order)
 
@@ -144,14 +146,14 @@ class Operation:
         on the CPU torch would draw the same numbers for each part."""
         held = self.args[0]
         whole = self.func(torch.empty(held.shape, dtype=held.dtype), *self.args[1:], **self.kwargs)
-        for dim, rows in rows_of(held):
+        for dim, rows in model_rows(held):
             whole = whole.index_select(dim, rows)
         shape, begin = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
         own = whole[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
         if not self.written:
-            return self.kind.of(own, as_cut(own, held)._spec, order_of(held))
+            return self.kind.of(own, with_local(own, held)._spec, order_of(held))
         held._local_tensor.copy_(own)
-        _note_write(held)
+        _count_write(held)
         return held
 
     def _number(self) -> Any:
@@ -179,7 +181,7 @@ class Operation:
             for _, x in self.rows:
                 if any(isinstance(p, _NormPartial) for p in x.placements):
                     whole = [Replicate() if isinstance(p, _NormPartial) else p for p in x.placements]
-                    self.others[id(x)] = plain(x).redistribute(placements=whole)
+                    self.others[id(x)] = as_plain_dtensor(x).redistribute(placements=whole)
 
     # --- orders ---------------------------------------------------------------------------------------
 
@@ -188,9 +190,9 @@ class Operation:
         model's."""
         ordered = [(k, x) for k, x in self.rows if order_of(x)]
         lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
-        if self.name in _MOVES:
+        if self.name in _DIM_PERMUTATIONS:
             self._turn(ordered[0][1])
-        elif lists or self.name in _NUMBER_BY_NUMBER or torch.Tag.pointwise in self.func.tags:
+        elif lists or self.name in _ELEMENTWISE or torch.Tag.pointwise in self.func.tags:
             for k, x in ordered:
                 self.forms.setdefault(k, x)
             for k, operand in self.rows:
@@ -198,7 +200,7 @@ class Operation:
                     self._bring(operand, self.forms[k])
         elif not (self.name in _REDUCTIONS and len(self.rows) == 1 and self._reduces(ordered[0][1])):
             if self.func.is_view or any(x is y for _, x in ordered for y in self.written):
-                raise out_of_order(self.name)
+                raise out_of_order_error(self.name)
             self.others |= {id(x): in_model_order(x) for _, x in ordered}
 
     def _reduces(self, x: DTensor) -> bool:
@@ -218,22 +220,22 @@ class Operation:
         """Bring an operand to the order of another one, to whose shape it is broadcast."""
         shift, own = form.dim() - x.dim(), order_of(x)
         alike = tuple((d + shift, parts) for d, parts in own) == order_of(form) and all(
-            axes_of(x, d - shift) == axes_of(form, d) for d, _ in order_of(form)
+            sharding_axes(x, d - shift) == sharding_axes(form, d) for d, _ in order_of(form)
         )
-        dims = [(d - shift, rows) for d, rows in rows_of(form) if d >= shift and x.shape[d - shift] == form.shape[d]]
+        dims = [(d - shift, rows) for d, rows in model_rows(form) if d >= shift and x.shape[d - shift] == form.shape[d]]
         if alike or not (dims or own):
             return
         if not any(x is y for y in self.written):
-            self.others[id(x)] = moved(in_model_order(x), dims, x.placements)
+            self.others[id(x)] = permute_rows(in_model_order(x), dims, x.placements)
         elif own or x.placements != form.placements or x.shape != form.shape:
-            raise out_of_order(self.name)
+            raise out_of_order_error(self.name)
         else:  # a state that torch has cut by its placements has this order from now on
-            x._local_tensor.copy_(laid_as(x, form)._local_tensor)
+            x._local_tensor.copy_(redistribute_like(x, form)._local_tensor)
             x.__class__ = self.kind
             x.order = order_of(form)  # type: ignore[attr-defined]
 
 
-def _note_write(x: DTensor) -> None:
+def _count_write(x: DTensor) -> None:
     """Count a write: torch counts those of a DTensor on its shell alone, and working copies follow the local part."""
     if not x._local_tensor.is_inference():
         increment_version(x._local_tensor)

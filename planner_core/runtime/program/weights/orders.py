@@ -12,58 +12,61 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.collectives import own_share
+from planner_core.runtime.program.collectives import local_shard
 
-Order = tuple[tuple[int, tuple[int, ...]], ...]
+FusedOrder = tuple[tuple[int, tuple[int, ...]], ...]
 """The fused dims of a tensor that are sharded part by part, each with the sizes of its parts."""
 
 
-def order_of(x: torch.Tensor) -> Order:
+def order_of(x: torch.Tensor) -> FusedOrder:
     """The order of a tensor; empty if its rows lie as in the model."""
     return getattr(x, "order", ())
 
 
 @functools.cache
-def _rows(size: int, parts: tuple[int, ...], ranks: tuple[int, ...]) -> torch.Tensor:
+def _row_permutation(size: int, parts: tuple[int, ...], ranks: tuple[int, ...]) -> torch.Tensor:
     """The model's row at each place of the plan's order. Example: 4 rows in parts (1, 1) on 2 ranks: 0 2 1 3."""
     shares = []
     for place in itertools.product(*map(range, ranks)):
         rows = torch.arange(size)
         for count, rank in zip(ranks, place, strict=True):
-            rows = own_share(rows, 0, count, rank, {0: parts})
+            rows = local_shard(rows, 0, count, rank, {0: parts})
         shares.append(rows)
     return torch.cat(shares)
 
 
-def rows_of(like: DTensor) -> list[tuple[int, torch.Tensor]]:
+def model_rows(like: DTensor) -> list[tuple[int, torch.Tensor]]:
     """For each dim of the order: the model's row at each place of the plan's."""
     return [
-        (dim, _rows(like.shape[dim], parts, tuple(like.device_mesh.size(a) for a in axes_of(like, dim))))
+        (
+            dim,
+            _row_permutation(like.shape[dim], parts, tuple(like.device_mesh.size(a) for a in sharding_axes(like, dim))),
+        )
         for dim, parts in order_of(like)
     ]
 
 
-def runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
+def contiguous_runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
     """Rows in runs of neighbours: where each begins here and in the model, and its length."""
     starts = [k for k, row in enumerate(rows) if k == 0 or row != rows[k - 1] + 1]
     return [(a, rows[a], b - a) for a, b in itertools.pairwise([*starts, len(rows)])]
 
 
-def axes_of(x: DTensor, dim: int) -> tuple[int, ...]:
+def sharding_axes(x: DTensor, dim: int) -> tuple[int, ...]:
     """The mesh axes that shard a dim."""
     return tuple(a for a, p in enumerate(x.placements) if isinstance(p, Shard) and p.dim == dim)
 
 
-def plain(x: DTensor) -> DTensor:
+def as_plain_dtensor(x: DTensor) -> DTensor:
     """The same tensor as torch's own class has it, which takes its rows for those of the model."""
     return DTensor(x._local_tensor, x._spec, requires_grad=False)
 
 
-def moved(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placements: Sequence[Any]) -> DTensor:
+def permute_rows(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placements: Sequence[Any]) -> DTensor:
     """The tensor with the rows of some dims at other places, as a plain DTensor with these placements. Ranks gather it along these dims."""
     gathered = [d for d, _ in dims]
     whole = [Replicate() if isinstance(p, Shard) and p.dim in gathered else p for p in x.placements]
-    here = plain(x).redistribute(placements=whole)
+    here = as_plain_dtensor(x).redistribute(placements=whole)
     local = here._local_tensor
     for dim, index in dims:
         local = local.index_select(dim, index.to(local.device))
@@ -75,24 +78,24 @@ def moved(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placements: Sequ
 def in_model_order(x: DTensor, placements: Sequence[Any] | None = None) -> DTensor:
     """The same tensor as a plain DTensor, whose rows lie in the model's order. All ranks must call it if it has an order."""
     if not order_of(x):
-        return plain(x)
-    return moved(x, [(dim, rows.argsort()) for dim, rows in rows_of(x)], placements or x.placements)
+        return as_plain_dtensor(x)
+    return permute_rows(x, [(dim, rows.argsort()) for dim, rows in model_rows(x)], placements or x.placements)
 
 
 @torch.no_grad()
-def laid_as(x: DTensor, like: DTensor) -> DTensor:
+def redistribute_like(x: DTensor, like: DTensor) -> DTensor:
     """The same tensor with the placements of another of its shape, and each rank's rows in the order of that."""
-    return moved(in_model_order(x), rows_of(like), like.placements)
+    return permute_rows(in_model_order(x), model_rows(like), like.placements)
 
 
-def as_cut(local: torch.Tensor, like: DTensor) -> DTensor:
+def with_local(local: torch.Tensor, like: DTensor) -> DTensor:
     """The plain DTensor of which this rank holds `local`, with the form of another."""
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
-def out_of_order(what: str) -> PlanMismatch:
+def out_of_order_error(what: str) -> PlanMismatch:
     """The error for what would take other rows than in the model."""
     return PlanMismatch(
         f"{what} was called on a weight or gradient of which several parts are one tensor (q, k and v), sharded over ranks; each rank has "

@@ -23,25 +23,25 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.optim import optimizer as _optimizers
 from torch.utils import _foreach_utils
 
-from planner_core.runtime.program.weights.operations import Operation
+from planner_core.runtime.program.weights.operations import PlanTensorOp
 from planner_core.runtime.program.weights.orders import (
-    Order,
-    as_cut,
+    FusedOrder,
+    contiguous_runs,
     in_model_order,
-    laid_as,
-    out_of_order,
-    rows_of,
-    runs,
+    model_rows,
+    out_of_order_error,
+    redistribute_like,
+    with_local,
 )
 
 
 class PlanTensor(DTensor):
     """A DTensor under a plan. `order`: empty if its rows lie in the model's order."""
 
-    order: Order = ()
+    order: FusedOrder = ()
 
     @classmethod
-    def of(cls, local: torch.Tensor, spec: Any, order: Order = ()) -> PlanTensor:
+    def of(cls, local: torch.Tensor, spec: Any, order: FusedOrder = ()) -> PlanTensor:
         """The tensor of which this rank holds `local`; `spec` is that of a DTensor."""
         made = cls(local, spec, requires_grad=False)
         if order:
@@ -54,7 +54,7 @@ class PlanTensor(DTensor):
     ) -> Any:
         if not all(issubclass(t, DTensor) or t in (torch.Tensor, nn.Parameter) for t in types):
             return NotImplemented
-        return Operation(cls, func, args, kwargs or {}).run()
+        return PlanTensorOp(cls, func, args, kwargs or {}).run()
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DTensor:
         """As DTensor's; of the model's order, unless nothing changes. `full_tensor` is made of it."""
@@ -69,7 +69,7 @@ class PlanTensor(DTensor):
     def to_local(self, *args: Any, **options: Any) -> torch.Tensor:
         """As DTensor's. If this rank's rows are not the piece of the tensor that its placements say, that piece can be written alone."""
         if self.order:
-            return _Piece.of(self)
+            return _LocalPiece.of(self)
         local: torch.Tensor = super().to_local(*args, **options)
         return local
 
@@ -96,8 +96,8 @@ class PlanTensor(DTensor):
         """The pieces of the model's tensor that this rank holds, with the view of each."""
         shape, begin = compute_local_shape_and_global_offset(self.shape, self.device_mesh, self.placements)
         pieces = [[(0, first, size)] for first, size in zip(begin, shape, strict=True)]
-        for dim, rows in rows_of(self):
-            pieces[dim] = runs(rows[begin[dim] : begin[dim] + shape[dim]].tolist())
+        for dim, rows in model_rows(self):
+            pieces[dim] = contiguous_runs(rows[begin[dim] : begin[dim] + shape[dim]].tolist())
         found = []
         for run_of_dims in itertools.product(*pieces):
             view = self._local_tensor.detach()
@@ -114,37 +114,37 @@ for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_sup
     )  # as torch.distributed.tensor does for DTensor: optimizers update lists of such parameters at once
 
 
-def in_form_of(x: DTensor, like: PlanTensor) -> PlanTensor:
+def convert_like(x: DTensor, like: PlanTensor) -> PlanTensor:
     """The same tensor with the placements and the order of another of its shape. All ranks must call it."""
     if isinstance(x, PlanTensor) and x.order == like.order and x.placements == like.placements:
         return x
-    made = laid_as(x, like)
+    made = redistribute_like(x, like)
     return PlanTensor.of(made._local_tensor.contiguous(), made._spec, like.order)
 
 
-class _Piece(torch.Tensor):
+class _LocalPiece(torch.Tensor):
     """Stands for the rows of a tensor that its placements say, if a rank holds others. torch writes what it has loaded there
     (`set_model_state_dict`), on all ranks, which exchange it; anything else is refused."""
 
     of_tensor: PlanTensor
 
     @staticmethod
-    def of(tensor: PlanTensor) -> _Piece:
+    def of(tensor: PlanTensor) -> _LocalPiece:
         """That of a tensor."""
-        made = tensor._local_tensor.detach().as_subclass(_Piece)
+        made = tensor._local_tensor.detach().as_subclass(_LocalPiece)
         made.of_tensor = tensor
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.copy_ and isinstance(args[0], _Piece) and not isinstance(args[1], _Piece):
+        if func is torch.Tensor.copy_ and isinstance(args[0], _LocalPiece) and not isinstance(args[1], _LocalPiece):
             own = args[0].of_tensor
-            own.copy_(as_cut(args[1].to(own._local_tensor), own))
+            own.copy_(with_local(args[1].to(own._local_tensor), own))
             return args[0]
         if getattr(func, "__name__", "") in ("__get__", "numel", "size", "dim", "stride", "element_size"):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        raise out_of_order("to_local()")
+        raise out_of_order_error("to_local()")
 
 
 class _InModelOrder(torch.autograd.Function):
@@ -155,4 +155,4 @@ class _InModelOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
-        return in_form_of(gradient, ctx.like), None
+        return convert_like(gradient, ctx.like), None

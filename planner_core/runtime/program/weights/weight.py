@@ -21,18 +21,18 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from planner_core.runtime.mismatch import unplanned
-from planner_core.runtime.program.buckets import Member, aligned
+from planner_core.runtime.mismatch import unplanned_gradient_error
+from planner_core.runtime.program.buckets import BucketMember, align_chains
 from planner_core.runtime.program.collectives import AxisMove, Segments
-from planner_core.runtime.program.weights.plan_tensor import PlanTensor, in_form_of
+from planner_core.runtime.program.weights.plan_tensor import PlanTensor, convert_like
 
-OWNERS = WeakIdKeyDictionary()
+WEIGHT_OF_PARAMETER = WeakIdKeyDictionary()
 """A reference to the weight of each parameter that is under a plan."""
 
 
-def owner_of(parameter: torch.Tensor) -> Weight | None:
+def find_weight(parameter: torch.Tensor) -> Weight | None:
     """The weight of a parameter that is under a plan."""
-    return OWNERS.get(parameter, lambda: None)()  # type: ignore[no-any-return]
+    return WEIGHT_OF_PARAMETER.get(parameter, lambda: None)()  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False)
@@ -56,14 +56,16 @@ class Weight:
     home: object = None  # the unit that finishes its gradient: the first that uses it
     terms: torch.Tensor | None = None
     """The sum of the gradients of micro-batches, before it is summed over ranks."""
-    packing: Member | None = None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
+    packing: BucketMember | None = (
+        None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
+    )
     waiting: Any = None
     """Stands in `parameter.grad` while `terms` wait for the last micro-batch (`gradients.Waiting`)."""
     published: torch.Tensor | None = None
     """The gradient that was given to the parameter, until the optimizer has used it."""
 
     def __post_init__(self) -> None:
-        OWNERS[self.parameter] = weakref.ref(self)  # the weight holds the parameter
+        WEIGHT_OF_PARAMETER[self.parameter] = weakref.ref(self)  # the weight holds the parameter
         local = self.local
         self.alias = not self.refresh and local.dtype == self.dtype
         self.casts = self.casts and not self.alias
@@ -71,7 +73,7 @@ class Weight:
         self.trained = self.parameter.requires_grad
         self.form = tuple(local.shape)  # of the working copy
         for step in self.refresh:
-            self.form = Member(self.form, self.segments, step).shape_after if step.axis.size > 1 else self.form
+            self.form = BucketMember(self.form, self.segments, step).shape_after if step.axis.size > 1 else self.form
         # The working copy, if a use has asked for it.
         self.kept: torch.Tensor | None = local.detach() if self.alias else None
         self._leaf: torch.Tensor | None = None
@@ -88,7 +90,7 @@ class Weight:
         """The working copy as autograd sees it."""
         if self._leaf is None:
             self._leaf = self.working.detach().requires_grad_(self.parameter.requires_grad)
-            caught(self._leaf, self)
+            redirect_gradient(self._leaf, self)
         return self._leaf
 
     def used(self) -> torch.Tensor:
@@ -97,7 +99,7 @@ class Weight:
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The weight's unit replaces this function."""
-        raise unplanned(self.names[0])
+        raise unplanned_gradient_error(self.names[0])
 
     @property
     def local(self) -> torch.Tensor:
@@ -122,7 +124,7 @@ class Weight:
         """Add a reduced gradient to the parameter's gradient."""
         found, param = self.parameter.grad, self.parameter
         if isinstance(found, DTensor) and isinstance(param, PlanTensor):
-            param.grad = in_form_of(found, param)  # of a term of the loop, as a penalty
+            param.grad = convert_like(found, param)  # of a term of the loop, as a penalty
         held = self.gradient
         if held is not None:
             held.add_(gradient)
@@ -159,14 +161,14 @@ class Weight:
             self.kept, self._leaf = self.local.detach(), None
 
 
-class Source(Protocol):
+class GradientSink(Protocol):
     """What takes the gradients of a leaf."""
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Take a gradient of a leaf."""
 
 
-def caught(leaf: torch.Tensor, source: Source) -> None:
+def redirect_gradient(leaf: torch.Tensor, source: GradientSink) -> None:
     """Give the gradient of a leaf to its source when autograd has completed it. The leaf keeps neither."""
     reference = weakref.ref(source)  # autograd would keep it, and with it the model
 
@@ -179,12 +181,12 @@ def caught(leaf: torch.Tensor, source: Source) -> None:
         leaf.register_post_accumulate_grad_hook(hand_over)
 
 
-class Gathered:
+class GatheredWeight:
     """A weight that is gathered for use: a leaf whose memory belongs to one bucket."""
 
     def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
         self.weight, self.steps = weight, steps
-        stages = staged([weight], [weight.form], [steps])
+        stages = bucket_stages([weight], [weight.form], [steps])
         self.shape = stages[-1][0].shape_after if stages else weight.form
         self.leaf: torch.Tensor
         self.anchor: torch.Tensor | None = None
@@ -192,14 +194,14 @@ class Gathered:
 
     def used(self) -> torch.Tensor:
         """The weight as a unit's function takes it."""
-        return self.leaf if self.anchor is None else _Kept.apply(self.anchor, self.leaf, self)
+        return self.leaf if self.anchor is None else _UseOfWeight.apply(self.anchor, self.leaf, self)
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of the leaf. The unit replaces this function."""
-        raise unplanned(self.weight.names[0])
+        raise unplanned_gradient_error(self.weight.names[0])
 
 
-class Apart:
+class SeparatelyReducedUse:
     """A kept weight at one of several uses. Its gradient is reduced apart from those of the other uses, in every micro-batch (ZeRO-2)."""
 
     def __init__(self, weight: Weight) -> None:
@@ -212,19 +214,21 @@ class Apart:
 
     def used(self) -> torch.Tensor:
         """The weight as a unit's function takes it."""
-        return _Kept.apply(self.anchor, self.leaf, self)  # type: ignore[no-any-return]
+        return _UseOfWeight.apply(self.anchor, self.leaf, self)  # type: ignore[no-any-return]
 
     def sink(self, gradient: torch.Tensor) -> None:
         """Takes autograd's gradient of this use. The unit replaces this function."""
-        raise unplanned(self.weight.names[0])
+        raise unplanned_gradient_error(self.weight.names[0])
 
 
-class _Kept(torch.autograd.Function):
+class _UseOfWeight(torch.autograd.Function):
     """A weight of one use. If it was gathered, its memory is that of the tensors which autograd saves: it is free when the last of them
     is used. A leaf would keep it to the end of backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: Gathered | Apart) -> torch.Tensor:
+    def forward(
+        ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: GatheredWeight | SeparatelyReducedUse
+    ) -> torch.Tensor:
         """The weight."""
         ctx.copy = copy
         return whole.detach()
@@ -236,12 +240,12 @@ class _Kept(torch.autograd.Function):
         return None, None, None
 
 
-def staged(
+def bucket_stages(
     weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[Sequence[AxisMove]]
-) -> list[list[Member]]:
+) -> list[list[BucketMember]]:
     """The members of each stage, for tensors of these shapes that take these chains, which are alike."""
     shapes, stages = list(shapes), []
-    for steps in zip(*aligned(chains), strict=True):
-        stages.append([Member(s, w.segments, step) for s, w, step in zip(shapes, weights, steps, strict=True)])
+    for steps in zip(*align_chains(chains), strict=True):
+        stages.append([BucketMember(s, w.segments, step) for s, w, step in zip(shapes, weights, steps, strict=True)])
         shapes = [m.shape_after for m in stages[-1]]
     return stages

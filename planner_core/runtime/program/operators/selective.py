@@ -24,29 +24,29 @@ aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
 """Kernels whose result autograd does not save for their own backward."""
 DETACH = aten.detach.default
-AGAIN = object()
+RERUN = object()
 """Marks a call that runs again: a view, or a copy that the product takes."""
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """The state of this thread: where results are kept, and whether the block runs again."""
 
     store: deque[Any] | None = None
     again = False
-    replaying = False
-    passing = False
+    is_replaying = False
+    in_transit = False
 
 
-_here = _Here()
+_state = _ThreadState()
 
 
-def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """The two contexts for `context_fn` of torch's checkpoint: around the first run of a block, and around the second run."""
     store: deque[Any] = deque()
-    return _Running(store, again=False), _Running(store, again=True, drawn=generator_states())
+    return _BlockRun(store, again=False), _BlockRun(store, again=True, drawn=generator_states())
 
 
-class _Running(contextlib.AbstractContextManager[None]):
+class _BlockRun(contextlib.AbstractContextManager[None]):
     """A block runs. It puts its kept results into `store`, or takes them from there. It may be entered several times. `drawn`: the states
     of the generators when it ran first, so that it draws the same numbers again."""
 
@@ -57,22 +57,22 @@ class _Running(contextlib.AbstractContextManager[None]):
         self.draws = contextlib.ExitStack()
         if self.drawn is not None:
             self.draws.enter_context(drawing_from(self.drawn))
-        self.before = _here.store, _here.again
-        _here.store, _here.again = self.store, self.again
+        self.before = _state.store, _state.again
+        _state.store, _state.again = self.store, self.again
 
     def __exit__(self, *raised: object) -> None:
-        _here.store, _here.again = self.before
+        _state.store, _state.again = self.before
         self.draws.close()
 
 
 @contextlib.contextmanager
 def keep(whole: bool = False) -> Iterator[None]:
     """Keep the result of what runs inside. `whole`: keep all that its calls make, since the operator saves some of it itself."""
-    store = _here.store
+    store = _state.store
     if store is None:
         yield
         return
-    if not _here.again:
+    if not _state.again:
         record = _Record(whole)
         with record:
             yield
@@ -82,32 +82,32 @@ def keep(whole: bool = False) -> Iterator[None]:
         raise RuntimeError(
             "a recomputed block keeps its results for one backward pass; call backward once, without retain_graph"
         )
-    _here.replaying = True
+    _state.is_replaying = True
     try:
         with _Replay(store.popleft()):
             yield
     finally:
-        _here.replaying = False
+        _state.is_replaying = False
 
 
-def passing() -> contextlib.AbstractContextManager[None]:
+def in_transit() -> contextlib.AbstractContextManager[None]:
     """Tensors that are made inside are on their way to other placements, so `keep` keeps their shapes only. In the second run nobody reads
     their values."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() or _here.store is None else _passing()
+    return contextlib.nullcontext() if torch.compiler.is_compiling() or _state.store is None else _in_transit()
 
 
 @contextlib.contextmanager
-def _passing() -> Iterator[None]:
-    before, _here.passing = _here.passing, True
+def _in_transit() -> Iterator[None]:
+    before, _state.in_transit = _state.in_transit, True
     try:
         yield
     finally:
-        _here.passing = before
+        _state.in_transit = before
 
 
-def replaying() -> bool:
+def is_replaying() -> bool:
     """Whether the results of the collectives that are now called are there already."""
-    return _here.replaying
+    return _state.is_replaying
 
 
 class _Record(TorchDispatchMode):
@@ -125,17 +125,19 @@ class _Record(TorchDispatchMode):
         ):  # writes a tensor that is noted already, or is the checkpoint's own
             return out
         if _is_view(out, (args, kwargs)):
-            self.calls.append(AGAIN)
+            self.calls.append(RERUN)
             return out
         if not self.whole:
             if func.overloadpacket in PRODUCTS:
-                self.calls, self.multiplied = deque([AGAIN] * len(self.calls)), True
+                self.calls, self.multiplied = deque([RERUN] * len(self.calls)), True
             elif self.multiplied:
-                self.calls = deque(_shapes(call) for call in self.calls)
+                self.calls = deque(_without_values(call) for call in self.calls)
             else:
-                self.calls.append(AGAIN)
+                self.calls.append(RERUN)
                 return out
-        held = _shapes(out) if _here.passing else pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        held = (
+            _without_values(out) if _state.in_transit else pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        )
         self.calls.append(held)
         return out
 
@@ -148,13 +150,13 @@ class _Replay(TorchDispatchMode):
         self.calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = AGAIN if func is DETACH else self.calls.popleft()
-        if made is AGAIN:
+        made = RERUN if func is DETACH else self.calls.popleft()
+        if made is RERUN:
             return func(*args, **(kwargs or {}))
-        return pytree.tree_map_only(_Shape, _Shape.tensor, made)
+        return pytree.tree_map_only(_TensorShape, _TensorShape.tensor, made)
 
 
-class _Shape:
+class _TensorShape:
     """A tensor whose values will not be read."""
 
     def __init__(self, like: torch.Tensor) -> None:
@@ -165,8 +167,8 @@ class _Shape:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
-def _shapes(call: Any) -> Any:
-    return call if call is AGAIN else pytree.tree_map_only(torch.Tensor, _Shape, call)
+def _without_values(call: Any) -> Any:
+    return call if call is RERUN else pytree.tree_map_only(torch.Tensor, _TensorShape, call)
 
 
 def _is_view(out: Any, given: Any) -> bool:

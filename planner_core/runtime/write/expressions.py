@@ -33,7 +33,7 @@ INFIX = {
     "remainder": "%",
     "floor_divide": "//",
 }
-BACKWARDS = {
+REFLECTED = {
     "rsub": "-",
     "rdiv": "/",
     "rpow": "**",
@@ -43,14 +43,14 @@ BACKWARDS = {
     "rmod": "%",
     "rfloordiv": "//",
 }
-HOMES: tuple[tuple[str, Any], ...] = (
+NAMESPACES: tuple[tuple[str, Any], ...] = (
     ("F", F),
     ("torch", torch),
     ("torch.linalg", torch.linalg),
     ("torch.fft", torch.fft),
     ("torch.special", torch.special),
 )
-PROVIDED = (
+PROVIDED_NAMES = (
     "torch",
     "F",
     "w",
@@ -87,17 +87,17 @@ PROVIDED = (
     "write",
 )
 """Names that generated code uses."""
-RESERVED = frozenset(PROVIDED) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
+RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 
-Write = Callable[[Any], str]
+WriteLeaf = Callable[[Any], str]
 """Gives the text of a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
 
 
 @functools.cache
-def homes() -> dict[int, str]:
+def function_names() -> dict[int, str]:
     """id of a function of torch -> its name in code."""
     found: dict[int, str] = {}
-    for prefix, module in HOMES:
+    for prefix, module in NAMESPACES:
         for name, value in vars(module).items():
             if callable(value) and not name.startswith("_"):
                 found.setdefault(id(value), f"{prefix}.{name}")
@@ -105,64 +105,68 @@ def homes() -> dict[int, str]:
 
 
 @functools.cache
-def methods() -> dict[int, str]:
+def method_names() -> dict[int, str]:
     """id of a method of Tensor -> its name."""
     return {id(getattr(torch.Tensor, n)): n for n in dir(torch.Tensor) if callable(getattr(torch.Tensor, n, None))}
 
 
-def literal(item: Any, write: Write) -> str:
+def write_literal(item: Any, write: WriteLeaf) -> str:
     """The text of an argument."""
     if isinstance(item, Ref) or item is DEVICE:
         return write(item)
     if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
-        inner = ", ".join(literal(i, write) for i in item)
+        inner = ", ".join(write_literal(i, write) for i in item)
         return f"[{inner}]" if isinstance(item, list) else f"({inner}{',' if len(item) == 1 else ''})"
     if isinstance(item, dict):
-        return "{" + ", ".join(f"{k!r}: {literal(v, write)}" for k, v in item.items()) + "}"
+        return "{" + ", ".join(f"{k!r}: {write_literal(v, write)}" for k, v in item.items()) + "}"
     if isinstance(item, slice):
-        ends = [literal(i, write) for i in (item.start, item.stop, item.step)]
+        ends = [write_literal(i, write) for i in (item.start, item.stop, item.step)]
         return f"slice({', '.join(ends)})"
     if item is None or item is Ellipsis:
         return "..." if item is Ellipsis else "None"
     if isinstance(item, (bool, int, float, complex, str)):
-        return _plain(item)
+        return _write_number(item)
     if isinstance(item, (torch.dtype, torch.memory_format, torch.layout)):
         return str(item)
     return write(item)
 
 
-def _plain(item: bool | int | float | complex | str) -> str:
+def _write_number(item: bool | int | float | complex | str) -> str:
     if isinstance(item, (float, complex)) and not cmath.isfinite(item):
         return f'{"float" if isinstance(item, float) else "complex"}("{item}")'
     kind = next(k for k in (bool, int, float, complex, str) if isinstance(item, k))
     return kind.__repr__(item)  # also of a numpy.float64 and of an IntEnum, whose own texts are not literals
 
 
-def subscript(index: Any, write: Write) -> str:
+def write_subscript(index: Any, write: WriteLeaf) -> str:
     """`x[...]` without the brackets."""
     items = index if isinstance(index, tuple) else (index,)
     shown = []
     for item in items:
         if isinstance(item, slice):
-            start, stop = ("" if i is None else literal(i, write) for i in (item.start, item.stop))
-            step = "" if item.step in (None, 1) else f":{literal(item.step, write)}"
+            start, stop = ("" if i is None else write_literal(i, write) for i in (item.start, item.stop))
+            step = "" if item.step in (None, 1) else f":{write_literal(item.step, write)}"
             shown.append(f"{'' if item.start == 0 else start}:{stop}{step}")
         else:
-            shown.append(literal(item, write))
+            shown.append(write_literal(item, write))
     return ", ".join(shown) if shown else "()"
 
 
-def arguments(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
+def write_arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
+) -> str:
     """The text between the parentheses, without arguments that have their default value."""
     defaults = _defaults(func)
-    named = {k: v for k, v in kwargs.items() if not (k in defaults and _same(defaults[k], v))}
+    named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
     given = list(args)
     while given and len(given) > 1 and given[-1] is None and not named:
         given.pop()
-    return ", ".join([*(literal(a, write) for a in given), *(f"{k}={literal(v, write)}" for k, v in named.items())])
+    return ", ".join(
+        [*(write_literal(a, write) for a in given), *(f"{k}={write_literal(v, write)}" for k, v in named.items())]
+    )
 
 
-def _same(default: Any, value: Any) -> bool:
+def _is_default(default: Any, value: Any) -> bool:
     return type(default) is type(value) and bool(default == value)
 
 
@@ -178,44 +182,48 @@ def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
     return known | {n: p.default for n, p in signature.parameters.items() if p.default is not p.empty}
 
 
-def call(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
+def write_call(
+    func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
+) -> str:
     """The call as a person would write it. A call in place is written as one that makes a new tensor."""
     name = getattr(func, "__name__", fn)
     if name == "__get__":
-        return f"{literal(args[0], write)}.{fn}"
+        return f"{write_literal(args[0], write)}.{fn}"
     base = fn.rstrip("_") if fn.endswith("_") and not fn.endswith("__") else fn
     plain = {k: v for k, v in kwargs.items() if k != "inplace"} if base != fn else kwargs
     if fn == "getitem":
-        return f"{literal(args[0], write)}[{subscript(args[1], write)}]"
+        return f"{write_literal(args[0], write)}[{write_subscript(args[1], write)}]"
     if len(args) == 2 and not plain and base in INFIX:
-        return _infix(literal(args[0], write), INFIX[base], literal(args[1], write))
+        return _write_infix(write_literal(args[0], write), INFIX[base], write_literal(args[1], write))
     backwards = name.strip("_")
-    if len(args) == 2 and not plain and backwards in BACKWARDS:
-        return _infix(literal(args[1], write), BACKWARDS[backwards], literal(args[0], write))
+    if len(args) == 2 and not plain and backwards in REFLECTED:
+        return _write_infix(write_literal(args[1], write), REFLECTED[backwards], write_literal(args[0], write))
     if base == "neg":
-        return f"-{literal(args[0], write)}"
+        return f"-{write_literal(args[0], write)}"
     if base != fn:
         found = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
         if found is None:  # it has no form that makes a new tensor
-            return f"{literal(args[0], write)}.clone().{fn}({arguments(func, args[1:], plain, write)})"
+            return f"{write_literal(args[0], write)}.clone().{fn}({write_arguments(func, args[1:], plain, write)})"
         func = found
-    return _called(func, base, args, plain, write)
+    return _write_named_call(func, base, args, plain, write)
 
 
-def _infix(left: str, sign: str, right: str) -> str:
+def _write_infix(left: str, sign: str, right: str) -> str:
     """Two operands and the sign between them. Python reads -2 ** x as -(2 ** x)."""
     return f"({left}) {sign} {right}" if sign == "**" and left.startswith("-") else f"{left} {sign} {right}"
 
 
-def _called(func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: Write) -> str:
-    method = methods().get(id(func)) or (fn if getattr(torch.Tensor, fn, None) is func else None)
-    home = homes().get(id(func))
+def _write_named_call(
+    func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
+) -> str:
+    method = method_names().get(id(func)) or (fn if getattr(torch.Tensor, fn, None) is func else None)
+    home = function_names().get(id(func))
     if home is None and method is not None and args and isinstance(args[0], Ref):
-        return f"{literal(args[0], write)}.{method}({arguments(func, args[1:], kwargs, write)})"
-    return f"{home or write(func)}({arguments(func, args, kwargs, write)})"
+        return f"{write_literal(args[0], write)}.{method}({write_arguments(func, args[1:], kwargs, write)})"
+    return f"{home or write(func)}({write_arguments(func, args, kwargs, write)})"
 
 
-def identifier(text: str) -> str:
+def to_identifier(text: str) -> str:
     """A name that Python takes, from any text: `self_attn.q_proj` -> `self_attn_q_proj`."""
     found = re.sub(r"\W+", "_", text).strip("_").lower() or "x"
     if found[0].isdigit():
@@ -223,13 +231,13 @@ def identifier(text: str) -> str:
     return f"{found}_" if found in RESERVED or found in ("torch", "f") else found
 
 
-def snake(name: str) -> str:
+def to_snake_case(name: str) -> str:
     """`LlamaDecoderLayer` -> `llama_decoder_layer`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-    return identifier(words)
+    return to_identifier(words)
 
 
-class Names:
+class NameScope:
     """The names in use in one function. A name is free again after the last use of its value."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
@@ -238,7 +246,7 @@ class Names:
 
     def take(self, wanted: str, now: int, until: int) -> str:
         """A name for a value made on line `now` and last used on line `until`."""
-        wanted = identifier(wanted)
+        wanted = to_identifier(wanted)
         name, count = wanted, 1
         while name in self.fixed or self.held.get(name, -9) > now:
             count += 1

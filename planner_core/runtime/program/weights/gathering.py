@@ -8,9 +8,16 @@ from collections.abc import Sequence
 
 import torch
 
-from planner_core.runtime.program.buckets import Member, Way, moved, talks, through, unpack
+from planner_core.runtime.program.buckets import (
+    BucketMember,
+    CollectiveSteps,
+    advance_steps,
+    communicates,
+    move_through,
+    unpack,
+)
 from planner_core.runtime.program.collectives import AxisMove
-from planner_core.runtime.program.weights.weight import Gathered, Weight, caught, staged
+from planner_core.runtime.program.weights.weight import GatheredWeight, Weight, bucket_stages, redirect_gradient
 
 
 class WeightBucket(ABC):
@@ -21,15 +28,15 @@ class WeightBucket(ABC):
     """
 
     def __init__(self, steps: Sequence[AxisMove]) -> None:
-        self.stages = max(1, sum(map(talks, steps)))
+        self.stages = max(1, sum(map(communicates, steps)))
         """Number of collectives; 1 if there are none."""
         self.earlier = 0
         """The most collectives of a bucket that reads the weights of this one."""
         self.issued = 0
-        self.way: Way | None = None
+        self.way: CollectiveSteps | None = None
 
     @abstractmethod
-    def begin(self) -> Way | None:
+    def begin(self) -> CollectiveSteps | None:
         """The way through all steps, or None if there is nothing to do."""
 
     def issue(self, left: int = 0) -> None:
@@ -38,7 +45,7 @@ class WeightBucket(ABC):
             self.way = self.way or self.begin()
             if self.way is None:
                 return
-            moved(self.way)
+            advance_steps(self.way)
             self.issued += 1
 
     def ready(self) -> None:
@@ -48,7 +55,7 @@ class WeightBucket(ABC):
     def wait(self) -> None:
         """Wait until the weights are in their last form, if they are on their way."""
         if self.way is not None:
-            while moved(self.way):
+            while advance_steps(self.way):
                 pass
             self.way, self.issued = None, 0
 
@@ -58,13 +65,15 @@ class GatherBucket(WeightBucket):
     own, which autograd keeps until backward has used it. Of weights of one rank alone (no `members`) it holds casts, made just before
     their use, since there is nothing to wait for."""
 
-    def __init__(self, copies: Sequence[Gathered], *, lasting: bool = False) -> None:
+    def __init__(self, copies: Sequence[GatheredWeight], *, lasting: bool = False) -> None:
         super().__init__(copies[0].steps)
         self.copies, self.lasting = list(copies), lasting
         self._allocate()
-        self.members = staged([c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies])
+        self.members = bucket_stages(
+            [c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies]
+        )
         self.here = False
-        self.after: list[Refresh] = []
+        self.after: list[RefreshBucket] = []
         """The buckets of its working copies. It reads them, so it waits for them."""
         self.free()
 
@@ -79,18 +88,18 @@ class GatherBucket(WeightBucket):
                 copy.leaf, copy.anchor = view.data, torch.empty(0, device=view.device, requires_grad=True)
                 continue
             copy.leaf = view.data.requires_grad_(trained)
-            caught(copy.leaf, copy)
+            redirect_gradient(copy.leaf, copy)
         self.views = unpack(self.flat, shapes)
         self.num_bytes = self.flat.nbytes
 
-    def reads(self, refreshes: Sequence[Refresh]) -> None:
+    def reads(self, refreshes: Sequence[RefreshBucket]) -> None:
         """Say which buckets make the unit's working copies."""
         mine = {c.weight for c in self.copies}
         self.after = [r for r in refreshes if mine & set(r.weights)]
         for refresh in self.after:
             refresh.earlier = max(refresh.earlier, self.stages)
 
-    def begin(self) -> Way | None:
+    def begin(self) -> CollectiveSteps | None:
         """The way from what is stored, unless the weights are here."""
         if self.here:
             return None
@@ -110,14 +119,14 @@ class GatherBucket(WeightBucket):
             self.way = self.begin()
         self.wait()
 
-    def _gathered(self) -> Way:
+    def _gathered(self) -> CollectiveSteps:
         if not self.members:
             self._take()
             torch._foreach_copy_(self.views, [c.weight.local.detach() for c in self.copies])
             self.here = True
             return
-        tensors, flat = sent([c.weight for c in self.copies], self.members[0])
-        yield from through(self.members, tensors, self.views, flat=flat, ready=self._take)
+        tensors, flat = tensors_to_send([c.weight for c in self.copies], self.members[0])
+        yield from move_through(self.members, tensors, self.views, flat=flat, ready=self._take)
         self.here = True
 
     def _take(self) -> None:
@@ -132,7 +141,9 @@ class GatherBucket(WeightBucket):
         self.here = False
 
 
-def sent(weights: Sequence[Weight], members: Sequence[Member]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+def tensors_to_send(
+    weights: Sequence[Weight], members: Sequence[BucketMember]
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
     """The tensors that a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor of them, if packed."""
     tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
     if all(t.dtype == weights[0].dtype for t in tensors):
@@ -147,20 +158,20 @@ def sent(weights: Sequence[Weight], members: Sequence[Member]) -> tuple[list[tor
     return packed, flat
 
 
-class Refresh(WeightBucket):
+class RefreshBucket(WeightBucket):
     """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__(weights[0].refresh)
         self.weights = list(weights)
 
-    def begin(self) -> Way | None:
+    def begin(self) -> CollectiveSteps | None:
         """The way of the copies that are stale."""
         stale = [w for w in self.weights if w.stale()]
         return self._made(stale) if stale else None
 
     @staticmethod
-    def _made(weights: Sequence[Weight]) -> Way:
+    def _made(weights: Sequence[Weight]) -> CollectiveSteps:
         tensors = [w.local.detach() for w in weights]
         for weight in weights:
             weight.fresh()
@@ -168,5 +179,5 @@ class Refresh(WeightBucket):
             torch._foreach_copy_([w.working for w in weights], tensors)
             return
         tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]
-        stages = staged(weights, [tuple(t.shape) for t in tensors], [w.refresh for w in weights])
-        yield from through(stages, tensors, [w.working for w in weights])
+        stages = bucket_stages(weights, [tuple(t.shape) for t in tensors], [w.refresh for w in weights])
+        yield from move_through(stages, tensors, [w.working for w in weights])

@@ -38,7 +38,7 @@ class Checkpoints:
 
     def resume(self) -> int:
         """Load the newest complete checkpoint, whatever plan and number of ranks wrote it. Returns its number of steps, or 0."""
-        found = whole(self.folder) if self.folder else []
+        found = complete_checkpoints(self.folder) if self.folder else []
         newest = [str(found[-1]) if found else ""]
         dist.broadcast_object_list(newest, 0)  # all ranks from the same one
         if not newest[0]:
@@ -68,10 +68,10 @@ class Checkpoints:
             self.pending.result()
             self.pending = None
         if self.folder is not None and dist.get_rank() == 0 and self.keep:
-            for old in whole(self.folder)[: -self.keep]:
+            for old in complete_checkpoints(self.folder)[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def whole(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a folder, the oldest first."""
     return sorted(f.parent for f in folder.glob("step-*/.metadata"))

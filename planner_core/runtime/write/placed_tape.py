@@ -15,18 +15,18 @@ import torch
 from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
 from planner_core.models.hooks import is_inplace
 from planner_core.ops import Local, operator, rows
-from planner_core.runtime.mismatch import PlanMismatch, other_model
-from planner_core.runtime.program.collectives import not_even
+from planner_core.runtime.mismatch import PlanMismatch, other_model_error
+from planner_core.runtime.program.collectives import describe_uneven_split
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
-from planner_core.runtime.record.reach import reached, trained_on
-from planner_core.runtime.record.recorder import MERGING
+from planner_core.runtime.record.reach import find_ancestors, find_loss
+from planner_core.runtime.record.recorder import DIM_MERGING
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 
-_LOOKUPS = frozenset({"embedding", "cross_entropy", "nll_loss"})
+_INDEX_READERS = frozenset({"embedding", "cross_entropy", "nll_loss"})
 """Operators whose whole numbers are places in a table, or among classes."""
-_SAME_NUMBERS = MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
+_VALUE_PRESERVING = DIM_MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
 """Functions whose result has the numbers that they are given, and no others but a fill."""
-Place = tuple[str, str]
+BlockCopy = tuple[str, str]
 """Label of a block in the plan and the prefix of one copy; ("", "") for the top."""
 
 
@@ -38,7 +38,7 @@ class PlannedTape:
     samples: Sequence[int | None]
     rows: Mapping[str, SitePlan]
     stored: Mapping[str, ParamPlan]
-    places: Mapping[str, Place]
+    block_copies: Mapping[str, BlockCopy]
     sizes: tuple[int, ...]
     axis_names: tuple[str, ...]
     versions: str = ""
@@ -63,9 +63,9 @@ class PlannedTape:
         self.inner = self._inner()
         self._walk()
         self.data_axes = self._outermost()
-        self.trained = trained_on(self.tape)
+        self.trained = find_loss(self.tape)
         """The loss, or the result of which one is made outside."""
-        self.planned = reached(self.tape, self.trained)
+        self.planned = find_ancestors(self.tape, self.trained)
         """The tensors to which the planned loss sends a gradient."""
         self.reached = self._reached()
 
@@ -78,7 +78,7 @@ class PlannedTape:
         """The row of a call; raises PlanMismatch."""
         row = self.rows.get(call.site)
         if row is None:
-            raise other_model(call.site, "is not in the plan", self.versions, call.line)
+            raise other_model_error(call.site, "is not in the plan", self.versions, call.line)
         return row
 
     def takes_all(self, call: TapeCall) -> bool:
@@ -88,15 +88,15 @@ class PlannedTape:
         ends = [(self.samples[n], edge.dst.forward) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
         return any(dim is not None and dst[a] != Shard(dim) for dim, dst in ends for a in self.data_axes)
 
-    def place(self, call: TapeCall) -> Place:
+    def place(self, call: TapeCall) -> BlockCopy:
         """The block copy that a call belongs to."""
-        return self.places.get(call.site, ("", ""))
+        return self.block_copies.get(call.site, ("", ""))
 
     def _check(self, call: TapeCall, row: SitePlan) -> None:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
             told = f"has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
-            raise other_model(call.site, told, self.versions, call.line)
+            raise other_model_error(call.site, told, self.versions, call.line)
 
     def _walk(self) -> None:
         """Find the delivered placements, in order. An axis is not a data axis if some operator needs a constant of the batch with
@@ -112,11 +112,13 @@ class PlannedTape:
             for number, edge in zip(call.inputs, row.inputs, strict=True):
                 kind = self.tape.tensors[number].kind
                 if kind == COMPUTED and self.delivered[number] != edge.src.forward:
-                    raise other_model(call.site, "takes another operand than in the plan", self.versions, call.line)
+                    raise other_model_error(
+                        call.site, "takes another operand than in the plan", self.versions, call.line
+                    )
                 if kind not in (COMPUTED, PARAMETER):
                     self._constant(number, edge)
                 if kind == COMPUTED and self.tape.tensors[number].grad:
-                    _check_gradient(call.site, edge, summed[number])
+                    _check_gradient_placements(call.site, edge, summed[number])
             for number, edge in zip(call.outputs, row.outputs, strict=True):
                 self.delivered[number], summed[number] = edge.dst.forward, edge.dst.gradient
         if not self.batches:  # no operator of the plan takes samples, as of `x[0]`
@@ -145,7 +147,7 @@ class PlannedTape:
         found = set(self.planned)
         for number in self.tape.results():
             if number not in found and self.tape.tensors[number].grad:
-                path = reached(self.tape, number) - found
+                path = find_ancestors(self.tape, number) - found
                 ways = (c for c in self.ops if any(n in path for n in c.outputs))
                 if all(map(self._differentiable, ways)) and all(self._trains(n) for n in path):
                     found |= path
@@ -163,7 +165,7 @@ class PlannedTape:
         made = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
         return all(
             all(_differentiable(e, a) for e in (*taken, *made))
-            and not (any(_whole(e, a) for e in taken) and any(e.src.forward[a] != Replicate() for e in made))
+            and not (any(_is_replicated(e, a) for e in taken) and any(e.src.forward[a] != Replicate() for e in made))
             for a, size in enumerate(self.sizes)
             if size > 1
         )
@@ -184,7 +186,7 @@ class PlannedTape:
         for size, placement in zip(self.sizes, placements, strict=True):
             if isinstance(placement, Shard):
                 if shape[placement.dim] % size:
-                    raise PlanMismatch(not_even(placement.dim, shape, size))
+                    raise PlanMismatch(describe_uneven_split(placement.dim, shape, size))
                 shape[placement.dim] //= size
         return tuple(shape)
 
@@ -215,7 +217,7 @@ class PlannedTape:
         found: set[int] = set()
         for call in self.tape.calls:
             if call.kind == "constant":
-                merged = call.fn in MERGING and self.mixes(call)
+                merged = call.fn in DIM_MERGING and self.mixes(call)
                 kept = any(n in found for n in call.inputs)
                 found.update(n for n in call.outputs if (merged or kept) and self.samples[n] is not None)
         return found
@@ -247,18 +249,18 @@ class PlannedTape:
         for call in self.tape.calls:
             if call.kind == "constant":
                 lost = any(self.samples[i] is not None for i in call.inputs)
-                mixes = call.fn not in MERGING and self.mixes(call)
+                mixes = call.fn not in DIM_MERGING and self.mixes(call)
                 for number in call.outputs:
                     if mixes or any(i in found for i in call.inputs) or (lost and self.samples[number] is None):
                         found.add(number)
         return found
 
 
-def _check_gradient(site: str, edge: Edge, summed: Placements) -> None:
+def _check_gradient_placements(site: str, edge: Edge, summed: Placements) -> None:
     """Raise PlanMismatch if an operator gives the gradient of an operand in other placements than those in which it is summed: the
     operand is another one than when it was planned."""
     if edge.src.gradient != summed:
-        raise other_model(site, "gives an operand another gradient than in the plan", "")
+        raise other_model_error(site, "gives an operand another gradient than in the plan", "")
 
 
 def _differentiable(edge: Edge, axis: int) -> bool:
@@ -270,12 +272,12 @@ def _differentiable(edge: Edge, axis: int) -> bool:
     return alike and (coming == leaving or any(s.axis == axis for s in edge.backward))
 
 
-def _whole(edge: Edge, axis: int) -> bool:
+def _is_replicated(edge: Edge, axis: int) -> bool:
     """Whether each rank takes all of the tensor, and its gradient is not a sum over ranks."""
     return edge.dst.forward[axis] == edge.dst.gradient[axis] == Replicate()
 
 
-def places(plan: Plan) -> dict[str, Place]:
+def block_copies(plan: Plan) -> dict[str, BlockCopy]:
     """For each call site: the block copy to which it belongs."""
     return {
         join_name(prefix, name): (label, prefix)
@@ -286,7 +288,7 @@ def places(plan: Plan) -> dict[str, Place]:
     }
 
 
-def refuse_mixed(planned: PlannedTape, needed: Iterable[int]) -> None:
+def refuse_mixed_samples(planned: PlannedTape, needed: Iterable[int]) -> None:
     """Raise MixesSamples if a needed constant depends on all samples of the batch."""
     mixed = planned.mixed()
     wrong = next((n for n in needed if n in mixed), None)
@@ -301,7 +303,7 @@ def inputs_with_samples(planned: PlannedTape) -> set[int]:
     return {n for n, t in tensors if t.kind == INPUT and planned.samples[n] is not None}
 
 
-def read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
+def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
     """The inputs of which every rank reads nothing but the samples that it brings, if callers bring different ones along `axes`.
 
     All that is made of such an input is made sample by sample, and goes to operators that take it cut along `axes` and nowhere else. The
@@ -322,20 +324,20 @@ def read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
         given: set[int] = set().union(*(made_of.get(n, set()) for n in call.inputs))
         if given:
             lost = any(planned.samples[n] is None or n in planned.inner for n in call.outputs)
-            mixes = call.fn not in MERGING and planned.mixes(call)
+            mixes = call.fn not in DIM_MERGING and planned.mixes(call)
             if call.kind != "constant" or is_inplace(call.fn) or lost or mixes:
                 read |= given
         made_of.update((n, made_of.get(n, set()) | given) for n in call.outputs if given)
     return inputs - read
 
 
-def read_by_operators(planned: PlannedTape) -> set[int]:
+def inputs_read_by_operators_only(planned: PlannedTape) -> set[int]:
     """The inputs that operators alone read, of which no constant is made, and which the code does not ask."""
     others = {n for c in planned.tape.calls if c.kind != "op" or is_inplace(c.fn) for n in c.inputs}
     return inputs_with_samples(planned) - others
 
 
-def indices(planned: PlannedTape) -> set[int]:
+def index_inputs(planned: PlannedTape) -> set[int]:
     """The inputs in 64 bits whose numbers are looked up in tables and are nothing else: 32 bits hold each place in a table."""
     tensors = planned.tape.tensors
     inputs = {n for n in inputs_with_samples(planned) if tensors[n].dtype == torch.int64}
@@ -343,15 +345,15 @@ def indices(planned: PlannedTape) -> set[int]:
     other: set[int] = set().union(*(made_of.get(n, set()) for n in planned.tape.results()))
     for call in planned.tape.calls:
         given: set[int] = set().union(*(made_of.get(n, set()) for n in call.inputs))
-        same = call.kind == "constant" and call.fn in _SAME_NUMBERS
+        same = call.kind == "constant" and call.fn in _VALUE_PRESERVING
         if same and all(tensors[n].dtype == torch.int64 for n in call.outputs):
             made_of.update(dict.fromkeys(call.outputs, given))
-        elif call.kind != "op" or call.fn not in _LOOKUPS:
+        elif call.kind != "op" or call.fn not in _INDEX_READERS:
             other |= given
     return inputs - other
 
 
-def asked_of_all(planned: PlannedTape) -> list[str]:
+def batch_questions(planned: PlannedTape) -> list[str]:
     """The lines at which the model asks for a yes or no that depends on all samples of the batch. A rank would answer for its own."""
     mixed = planned.mixed()
     asked = (c for c in planned.tape.calls if c.kind == "guard" and isinstance(c.answer, bool))

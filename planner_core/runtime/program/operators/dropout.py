@@ -17,21 +17,21 @@ import torch.nn.functional as F
 
 from planner_core.models.hooks import host_drawing
 from planner_core.runtime.program.collectives import Axis
-from planner_core.runtime.program.collectives.ranks import part
+from planner_core.runtime.program.collectives.ranks import shard_index
 from planner_core.runtime.program.operators.attention import causal_attention
 
-MASKED = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
+MASK_DIMS = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_dropout": 2}
 """Kinds that drop whole channels: the mask spans this many dims."""
 
 
-def seed_of(seed: int, forwards: int, unit: str = "") -> int:
+def unit_seed(seed: int, forwards: int, unit: str = "") -> int:
     """The seed of one unit in one forward pass. `seed`: that of the run; `forwards`: number of forward passes before."""
     text = f"{seed}/{forwards}/{unit}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
     """Inside, torch's generators start from `seed`. Outside, nothing was drawn."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -39,18 +39,18 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
+def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
     """The same for the generators of torch, Python and numpy: all from which a model's own code may draw."""
-    with seeded(seed, device), host_drawing(seed):
+    with seed_torch(seed, device), host_drawing(seed):
         yield
 
 
 def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
     """The seed of this rank's part of a tensor that `axes` shard."""
-    return seed + 0x9E3779B97F4A7C15 * (1 + part(axes)) % (1 << 62) if axes else seed
+    return seed + 0x9E3779B97F4A7C15 * (1 + shard_index(axes)) % (1 << 62) if axes else seed
 
 
-class _Masked(torch.autograd.Function):
+class _Dropout(torch.autograd.Function):
     """The tensor times a mask. The mask is not kept; backward makes it again."""
 
     _shardscope = True
@@ -58,14 +58,14 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, dims: int) -> torch.Tensor:
         ctx.mask = (p, seed, dims)
-        return x * mask(x, p, seed, dims)
+        return x * make_mask(x, p, seed, dims)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient * mask(gradient, *ctx.mask), None, None, None
+        return gradient * make_mask(gradient, *ctx.mask), None, None, None
 
 
-def mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor:
+def make_mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor:
     """A mask: 0 with probability `p`, else 1 / (1 - p). It has one number per element, or with `dims` one per leading dims."""
     shape = like.shape if not dims else (*like.shape[:dims], *(1 for _ in like.shape[dims:]))
     kept = torch.empty(shape, dtype=like.dtype, device=like.device)
@@ -77,7 +77,7 @@ def mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor
 
 def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", split: Sequence[Axis] = ()) -> torch.Tensor:
     """Dropout of a tensor that the axes `split` shard. On other axes it is Replicate, or Partial, since dropout is linear."""
-    out: torch.Tensor = _Masked.apply(x, p, shard_seed(seed, split), MASKED.get(kind, 0))
+    out: torch.Tensor = _Dropout.apply(x, p, shard_seed(seed, split), MASK_DIMS.get(kind, 0))
     return out
 
 
@@ -100,7 +100,7 @@ def attention(
     options["dropout_p"] = dropout_p
     with contextlib.ExitStack() as stack:
         if not query.is_meta:
-            stack.enter_context(seeded(shard_seed(seed, split), query.device))
+            stack.enter_context(seed_torch(shard_seed(seed, split), query.device))
         if queries:
             return causal_attention(query, key, value, queries=queries, **options)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -108,5 +108,5 @@ def attention(
 
 def masked(seed: int, split: Sequence[Axis], device: torch.device, function: Callable[[], Any]) -> Any:
     """What a function returns that draws masks from the default generator of a device, of a tensor that the axes `split` shard."""
-    with seeded(shard_seed(seed, split), device):
+    with seed_torch(shard_seed(seed, split), device):
         return function()

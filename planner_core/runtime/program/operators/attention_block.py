@@ -11,7 +11,7 @@ import torch
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+ThreeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def flash_can_run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, gqa: bool) -> bool:
@@ -21,29 +21,33 @@ def flash_can_run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, d
     return bool(can_use_flash_attention(SDPAParams(query, key, value, None, dropout_p, False, gqa)))
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which blocks are merged and gradients are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def laid_out(like: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+def empty_flash_layout(like: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
     """A new tensor [sample, head, token, width] with the tokens of `like`, laid out as a flash kernel lays it out."""
     samples, heads, tokens, _ = like.shape
     return like.new_empty((samples, tokens, heads, width), dtype=dtype).transpose(1, 2)
 
 
-def block(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None) -> Pair:
+def attend_block(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None
+) -> Pair:
     """The result [sample, head, query, width] and the log-sum-exp [sample, head, query] of one block of keys.
 
     `key` and `value` may have fewer heads than `query`. With `causal`, there are as many keys as queries, at the same positions.
     """
     if query.is_meta:
-        return laid_out(query, value.shape[-1], query.dtype), query.new_empty(query.shape[:-1], dtype=torch.float32)
+        return empty_flash_layout(query, value.shape[-1], query.dtype), query.new_empty(
+            query.shape[:-1], dtype=torch.float32
+        )
     if flash_can_run(query, key, value, 0.0, key.shape[1] != query.shape[1]):
         made = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
         return made[0], made[1]
-    key, value = _each_head(key, query), _each_head(value, query)
-    if _cpu_kernel(query, value):
+    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
+    if _cpu_flash_can_run(query, value):
         out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, scale=scale
         )
@@ -53,7 +57,7 @@ def block(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
     return ((scores - sums[..., None]).exp() @ value.to(scores.dtype)).to(query.dtype), sums
 
 
-def block_backward(
+def attend_block_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -62,7 +66,7 @@ def block_backward(
     sums: torch.Tensor,
     causal: bool,
     scale: float | None,
-) -> Three:
+) -> ThreeTensors:
     """The gradients of the queries, and what these queries add to those of the keys and values of one block.
 
     `out` and `sums` are the result and the log-sum-exp over all blocks, and `gradient` is that of the result.
@@ -72,7 +76,7 @@ def block_backward(
     sums = sums.contiguous()
     if flash_can_run(query, key, value, 0.0, key.shape[1] != query.shape[1]):
         chance = torch.empty(2, dtype=torch.uint64, device=query.device)  # is not read without dropout
-        flash: Three = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        flash: ThreeTensors = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             gradient,
             query,
             key,
@@ -91,17 +95,17 @@ def block_backward(
         )
         return flash
     heads = key.shape[1]
-    key, value = _each_head(key, query), _each_head(value, query)
-    if _cpu_kernel(query, value):
+    key, value = _repeat_heads(key, query), _repeat_heads(value, query)
+    if _cpu_flash_can_run(query, value):
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, query, key, value, out, sums, 0.0, causal, scale=scale
         )
     else:
-        found = _written_out(gradient, query, key, value, out, sums, causal, scale)
-    return found[0], _summed_heads(found[1], heads), _summed_heads(found[2], heads)
+        found = _explicit_backward(gradient, query, key, value, out, sums, causal, scale)
+    return found[0], _sum_heads(found[1], heads), _sum_heads(found[2], heads)
 
 
-def _written_out(
+def _explicit_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -110,14 +114,14 @@ def _written_out(
     sums: torch.Tensor,
     causal: bool,
     scale: float | None,
-) -> Three:
+) -> ThreeTensors:
     weights = (_scores(query, key, causal, scale) - sums[..., None]).exp()
     q, k, v, out, d = (t.to(weights.dtype) for t in (query, key, value, out, gradient))
     share = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _scale(query, scale)
     return (share @ k).to(query.dtype), (share.mT @ q).to(key.dtype), (weights.mT @ d).to(value.dtype)
 
 
-def _cpu_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
+def _cpu_flash_can_run(query: torch.Tensor, value: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 
 
@@ -126,7 +130,7 @@ def _scale(query: torch.Tensor, scale: float | None) -> float:
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
-    dtype = wide(query.dtype)
+    dtype = accumulation_dtype(query.dtype)
     scores = query.to(dtype) @ key.to(dtype).mT * _scale(query, scale)
     if not causal:
         return scores
@@ -134,11 +138,11 @@ def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float |
     return scores.masked_fill(hidden, -torch.inf)
 
 
-def _each_head(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _repeat_heads(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Keys or values for each head of the queries."""
     return x if x.shape[1] == query.shape[1] else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def _summed_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+def _sum_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """The gradient of `heads` heads, each of which several heads of the queries have read."""
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)

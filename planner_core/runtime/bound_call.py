@@ -14,24 +14,24 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Placements, Replicate, Shard
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.engine import Bound, Engine
+from planner_core.runtime.program.engine import BoundProgram, Engine
 from planner_core.runtime.program.names import EditableFunctions
-from planner_core.runtime.program.operators.chances import drawing
-from planner_core.runtime.program.outputs import Deliver, delivery, single, unplanned
+from planner_core.runtime.program.operators.dropout import seed_generators
+from planner_core.runtime.program.outputs import Delivery, guard_scalar, make_delivery, refuse_gradient_of
 from planner_core.runtime.program.setup import torch_placements
 from planner_core.runtime.record import Ref
 from planner_core.runtime.record.tape import COMPUTED
-from planner_core.runtime.write.planned import Prepared, own_part
-from planner_core.runtime.write.planned_tape import PlannedTape
+from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.planned import PreparedProgram, local_samples
 
 
-class Ready:
+class BoundCall:
     """One program on this rank. `gathers`: the axes over which the callers' own parts are gathered first, where the plan shards the
     batch less than the callers do. `script`: the functions that run instead of the generated ones."""
 
     def __init__(
         self,
-        made: Prepared,
+        made: PreparedProgram,
         engine: Engine,
         mesh: DeviceMesh,
         data_axes: Sequence[int],
@@ -40,7 +40,7 @@ class Ready:
         self.program, self.layout, self.whole, self.brought = made.program, made.layout, made.whole, made.brought
         self.made, self.engine, self.mesh = made, engine, mesh
         self.gathers = data_axes if made.brought else None
-        self.bound = Bound(self.program, engine, script)
+        self.bound = BoundProgram(self.program, engine, script)
         self._arguments()
         self._results()
 
@@ -65,7 +65,7 @@ class Ready:
         tensors = [self.layout.tape.tensors[n] for n in self.program.outputs]
         trained = self.layout.trained
         loss = trained in self.layout.delivered and self.layout.tape.tensors[trained].shape == ()
-        self.ways: list[Deliver | None] = []
+        self.ways: list[Delivery | None] = []
         self.unchanged: dict[int, int] = {}  # results that are arguments of the call
         for number, tensor in zip(self.program.outputs, tensors, strict=True):
             if number in self.given and self.gathers is None:
@@ -78,15 +78,15 @@ class Ready:
                 )
             beside = gathered or (loss and tensor.kind == COMPUTED and bool(tensor.shape))
             way = self._planned(number, self._beside(number) if beside else self._delivery(number))
-            self.ways.append(_single(way) if tensor.shape == () else way)
+            self.ways.append(_guard_scalar_result(way) if tensor.shape == () else way)
 
-    def _planned(self, number: int, way: Deliver | None) -> Deliver | None:
+    def _planned(self, number: int, way: Delivery | None) -> Delivery | None:
         """As `way`; but if the loss does not need the tensor, a gradient for it is refused, since none was planned."""
         tensor = self.layout.tape.tensors[number]
         if tensor.kind != COMPUTED or not tensor.grad or number in self.layout.reached:
             return way
         what = f"{self._named(number)}, of shape {tuple(tensor.shape)}"
-        return lambda x: unplanned(way(x) if way else x, what)
+        return lambda x: refuse_gradient_of(way(x) if way else x, what)
 
     def _placements(self, number: int) -> Placements:
         """Those of a result on this rank."""
@@ -97,10 +97,10 @@ class Ready:
         split = () if dim is None or not self.whole else layout.data_axes
         return tuple(Shard(dim) if a in split and dim is not None else Replicate() for a in range(len(layout.sizes)))
 
-    def _delivery(self, number: int) -> Deliver | None:
+    def _delivery(self, number: int) -> Delivery | None:
         layout = self.layout
-        gradient = _gradient(layout, number)
-        return delivery(
+        gradient = _gradient_placements(layout, number)
+        return make_delivery(
             self._placements(number),
             gradient,
             layout.samples[number],
@@ -109,7 +109,7 @@ class Ready:
             whole=self.whole,
         )
 
-    def _beside(self, number: int) -> Deliver | None:
+    def _beside(self, number: int) -> Delivery | None:
         """A result beside a loss, without a collective: the caller's own samples if this rank has them whole, else a DTensor.
 
         A rank has the caller's samples if they are cut along the first of the caller's axes, and nothing else is cut. Along the other
@@ -126,12 +126,16 @@ class Ready:
         if self.gathers is None and cut == own:
             return self._delivery(number)
         what, rest = self._named(number), own[len(cut) :]
-        return lambda x: own_part(unplanned(x, what), dim, rest, axes) if dim is not None else unplanned(x, what)
+        return lambda x: (
+            local_samples(refuse_gradient_of(x, what), dim, rest, axes)
+            if dim is not None
+            else refuse_gradient_of(x, what)
+        )
 
-    def _parts(self, number: int) -> Deliver:
+    def _parts(self, number: int) -> Delivery:
         placements, mesh = torch_placements(self._placements(number)), self.mesh
         what = f"{self._named(number)}, of which each rank has a part"
-        return lambda x: DTensor.from_local(unplanned(x, what), mesh, placements, run_check=False)
+        return lambda x: DTensor.from_local(refuse_gradient_of(x, what), mesh, placements, run_check=False)
 
     def _named(self, number: int) -> str:
         return f"result {self.program.outputs.index(number) + 1} of the model"
@@ -140,9 +144,9 @@ class Ready:
         """The model's result for a call whose arguments, flat, are `leaves`."""
         given = {i: leaves[at] for i, at in self.unchanged.items()}
         for at, dim in self.cuts:
-            leaves[at] = own_part(leaves[at], dim, self.program.data_axes, self.engine.axes)
+            leaves[at] = local_samples(leaves[at], dim, self.program.data_axes, self.engine.axes)
         engine = self.engine
-        drawn = drawing(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
+        drawn = seed_generators(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
         with drawn:  # all ranks draw alike
             found = self.bound.run([leaves[i] for i in self.inputs])
         made = dict(enumerate(x if way is None else way(x) for way, x in zip(self.ways, found, strict=True))) | given
@@ -152,7 +156,7 @@ class Ready:
         return pytree.tree_unflatten(results, self.spec)
 
 
-def script_of(made: Prepared, written: EditableFunctions | None, versions: str) -> EditableFunctions | None:
+def adopt_script(made: PreparedProgram, written: EditableFunctions | None, versions: str) -> EditableFunctions | None:
     """The exported script's functions, if they were written for such a training call. They are the program then, whatever would be
     written here: the model's code may make the same constants in another way on a GPU. Raises PlanMismatch for another model."""
     if written is None:
@@ -168,11 +172,11 @@ def script_of(made: Prepared, written: EditableFunctions | None, versions: str) 
     return written
 
 
-def _single(way: Deliver | None) -> Deliver:
-    return single if way is None else lambda x: single(way(x))
+def _guard_scalar_result(way: Delivery | None) -> Delivery:
+    return guard_scalar if way is None else lambda x: guard_scalar(way(x))
 
 
-def _gradient(layout: PlannedTape, number: int) -> Placements:
+def _gradient_placements(layout: PlannedTape, number: int) -> Placements:
     """The placements in which the gradient of a delivered tensor must come back."""
     for call in layout.ops:
         if number in call.outputs:
