@@ -22,7 +22,7 @@ from planner_core.core import cluster_names
 from planner_core.models import ZOO
 from planner_core.planning import Planner, Request, meshes, prepare
 from planner_core.planning.methods import BASELINES, Method
-from planner_core.search import memory_of, search
+from planner_core.search import memory_bytes, search_within_budget
 
 ROWS = KeptRows("baselines", ("model", "cluster", "baseline"))
 TABLE = ROOT / "docs" / "BASELINES.md"
@@ -69,16 +69,18 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
         restrict = usual.restrict(planner.graph, mesh)
         if restrict is not None:
             problem = planner.problem(mesh, restrict, zero=usual.zero)
-            answer = search(problem)
+            answer = search_within_budget(problem)
             if answer.assignment is not None and (best is None or answer.value < best[1].value):
                 best = problem, answer
     if best is None:
         return None
     problem, answer = best
     # of its plans as fast, the one that communicates least
-    least = search(problem, objective="communication")
+    least = search_within_budget(problem, objective="communication")
     free = planner.problem(problem.model.mesh, zero=usual.zero)
-    ours = search(free, objective="communication", budget=memory_of(least.assignment), known=[least.assignment])
+    ours = search_within_budget(
+        free, objective="communication", budget=memory_bytes(least.assignment), known=[least.assignment]
+    )
     plans = [planner.plan(p, a, "", "", "communication") for p, a in ((problem, least), (free, ours))]
     change = ours.value - least.value
     outcome = "MORE" if change > SAME * least.value else "less" if change < -SAME * least.value else "same"

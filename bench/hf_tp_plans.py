@@ -106,7 +106,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     from bench.support.plan_reasons import apart, why
     from planner_core.planning import Request, meshes, prepare
     from planner_core.planning.methods import vendor_rules
-    from planner_core.search import search
+    from planner_core.search import search_within_budget
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
     planner = prepare(request, graph)
@@ -119,7 +119,7 @@ def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
         if rules is None:
             return {"outcome": "names nothing"}
         problem = planner.problem(mesh, rules, zero=0)
-        answer = search(problem, objective="communication")
+        answer = search_within_budget(problem, objective="communication")
         if answer.assignment is None:
             return {"outcome": f"{who}: no plan"}
         plan = planner.plan(problem, answer, who, who, "communication")

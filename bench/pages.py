@@ -41,7 +41,7 @@ from planner_core.core import unfold  # noqa: E402
 from planner_core.models import open_model  # noqa: E402
 from planner_core.ops import coarsen  # noqa: E402
 from planner_core.planning import Request, plan_model  # noqa: E402
-from planner_core.search.candidates import Candidates, pareto  # noqa: E402
+from planner_core.search.candidates import Candidates, undominated_pairs  # noqa: E402
 from tests.conftest import FLAGS  # noqa: E402
 
 RESULTS = ROOT / "bench" / "support" / "results" / "pages.jsonl"
@@ -73,7 +73,9 @@ def synthetic(n: int) -> Candidates:
     random = np.random.default_rng(0)
     grid = np.indices((3,) * 11, dtype=np.int8).reshape(11, -1).T[:n]
     comm, memory = random.gamma(3.0, 0.01, n), random.gamma(4.0, 2**29, n)
-    return Candidates("Block", tuple(f"w{k}" for k in range(11)), grid, comm, memory, pareto(comm, memory), 8, 4)
+    return Candidates(
+        "Block", tuple(f"w{k}" for k in range(11)), grid, comm, memory, undominated_pairs(comm, memory), 8, 4
+    )
 
 
 def of_t5() -> Candidates:

@@ -45,12 +45,12 @@ from planner_core.planning import (  # noqa: E402  # noqa: E402
 from planner_core.planning.analysis import unfold_problem  # noqa: E402
 from planner_core.planning.methods import METHODS  # noqa: E402
 from planner_core.search import (  # noqa: E402
-    front,
-    least_memory,
-    memory_of,
-    objective_of,
-    search,
-    solve,
+    find_least_memory,
+    find_pareto_front,
+    make_objective,
+    memory_bytes,
+    search_within_budget,
+    solve_folded,
 )
 from tests.support.solvers import highs  # noqa: E402
 
@@ -107,7 +107,7 @@ def zoo() -> list[str]:
             ),
             3,
         )
-        rows.append([name, ms(network), ms(anew(built, search))])
+        rows.append([name, ms(network), ms(anew(built, search_within_budget))])
     return ["## Network and search alone, (2, 8), memory ample", "", *table(["model", "network", "search"], rows)]
 
 
@@ -115,7 +115,9 @@ def depth() -> list[str]:
     rows = []
     for name in ("llama-3-8b", "t5-large"):
         built = [problem(name, (2, 8), n)[1] for n in (10, 1000)]
-        few, many = map(statistics.median, zip(*[[anew(b, search, 1) for b in built] for _ in range(7)], strict=True))
+        few, many = map(
+            statistics.median, zip(*[[anew(b, search_within_budget, 1) for b in built] for _ in range(7)], strict=True)
+        )
         rows.append([name, ms(few), ms(many), f"{many / few:.2f}"])
     return ["## Depth", "", *table(["model", "10 layers", "1000 layers", "ratio"], rows)]
 
@@ -127,12 +129,12 @@ def budgets() -> list[str]:
         for mesh in ((16,), (2, 8)):
             planner = prepare(Request(name, cluster="2x8-h100"))
             built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
-            free, least = search(built).assignment, least_memory(built)
+            free, least = search_within_budget(built).assignment, find_least_memory(built)
             assert free is not None
             assert least is not None
-            budget = (memory_of(free) + memory_of(least)) / 2
-            answer = search(built, budget=budget)
-            took = anew(built, partial(search, budget=budget), 3)
+            budget = (memory_bytes(free) + memory_bytes(least)) / 2
+            answer = search_within_budget(built, budget=budget)
+            took = anew(built, partial(search_within_budget, budget=budget), 3)
             rows.append([name, str(mesh), ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"])
     return ["## Search within a memory budget, 16 GPUs", "", *table(["model", "mesh", "time", "proven optimal"], rows)]
 
@@ -151,7 +153,7 @@ def fronts() -> list[str]:
         built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
         for objective in ("time", "communication"):
             start = time.process_time()
-            found = front(built, objective)
+            found = find_pareto_front(built, objective)
             took = time.process_time() - start
             rows.append(
                 [name, str(mesh), objective, str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"]
@@ -211,14 +213,14 @@ def against_highs() -> list[str]:
     for mesh in ((8,), (2, 8)):
         for layers in (2, 4, 8, 16, 32):
             _, built = problem("llama-3-8b", mesh, layers)
-            objective = objective_of(built, "time")
-            answer = solve(built, objective)
+            objective = make_objective(built, "time")
+            answer = solve_folded(built, objective)
             net = unfold_problem(built, objective, answer)
-            before = anew(built, partial(solve, objective=objective))
+            before = anew(built, partial(solve_folded, objective=objective))
             start = time.process_time()
             found = highs(net, time_limit=HIGHS_LIMIT_S, near=answer.seconds if answer else 1.0)
             took = time.process_time() - start
-            folded = (before + anew(built, partial(solve, objective=objective))) / 2
+            folded = (before + anew(built, partial(solve_folded, objective=objective))) / 2
             said = f"{took:.1f} s" if took < HIGHS_LIMIT_S else f"over {HIGHS_LIMIT_S:.0f} s, stopped"
             rows.append(
                 [

@@ -280,11 +280,11 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bad.parent.mkdir(parents=True)
     (root / "search" / "network").mkdir(parents=True)
     (root / "search" / "folded_solver.py").write_text("")
-    bad.write_text("from planner_core.search.folded_solver import solve\ndef f():\n    import torch.nn\n")
+    bad.write_text("from planner_core.search.folded_solver import solve_folded\ndef f():\n    import torch.nn\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "CORE", root)
     monkeypatch.setitem(ORDER, root, ORDER[CORE] if CORE in ORDER else next(iter(ORDER.values())))
-    assert imports(bad, root) == [("planner_core.search.folded_solver.solve", False), ("torch.nn", True)]
+    assert imports(bad, root) == [("planner_core.search.folded_solver.solve_folded", False), ("torch.nn", True)]
     for place in (bad, bad.parent):
         for rule in (test_other_packages_are_asked_through_their_init, test_packages_point_one_way):
             with pytest.raises(AssertionError):

@@ -8,7 +8,7 @@ from explorer.learn.learner import WITH_EXPERTS, Learner, instead
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
 from planner_core.ops import Kind, operator
-from planner_core.search.candidates import matrices
+from planner_core.search.candidates import weight_matrices
 
 MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"
 
@@ -27,7 +27,7 @@ def at_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "gr
 
 def is_feed_forward(op: Op, block: Block) -> bool:
     """The first weight of an MLP: the first matrix after attention."""
-    own = set(matrices(block))
+    own = set(weight_matrices(block))
     kinds = [operator(o.fn).kind for o in block.ops]
     if Kind.ATTENTION not in kinds:
         return False
@@ -40,7 +40,7 @@ def is_feed_forward(op: Op, block: Block) -> bool:
 
 def is_weight(op: Op, block: Block) -> bool:
     """An operation with a weight matrix."""
-    return bool(set(matrices(block)) & set(op.inputs))
+    return bool(set(weight_matrices(block)) & set(op.inputs))
 
 
 def is_attention(op: Op, block: Block) -> bool:

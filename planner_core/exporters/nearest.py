@@ -29,7 +29,7 @@ from planner_core.planning.methods import (
     used_in_parts,
     whole,
 )
-from planner_core.search import search
+from planner_core.search import search_within_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _planner(plan: Plan) -> Planner:
 
 def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
     problem = planner.problem(mesh, rules, zero=zero)
-    answer = search(problem, objective="time")
+    answer = search_within_budget(problem, objective="time")
     return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
 
 

@@ -38,7 +38,7 @@ from planner_core.planning.fitting.shortage import than_there_is
 from planner_core.planning.methods import BASELINES, AxisRules, anything
 from planner_core.planning.session import Planner
 from planner_core.search import Answer
-from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, only, tensor_name
+from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, allow_only, tensor_name
 
 WeightKey = tuple[str, str]
 """(block, name of a parameter in it). The top block is ""."""
@@ -78,7 +78,7 @@ class Pin(Restriction):
             ok = np.zeros(len(states), dtype=bool)
             for placements in wanted:
                 ok |= _stored_as(states.index, [pair[2] for pair in states.pairs], placements)
-            net.factors.append(only(tensor_name(index), ok))
+            net.factors.append(allow_only(tensor_name(index), ok))
 
 
 def editable(graph: Graph, plan: Plan) -> list[Editable]:

@@ -36,11 +36,11 @@ from planner_core.planning.session import Planner, meshes, prepare, replace_requ
 from planner_core.search import (
     OBJECTIVES,
     TIE,
-    block_totals,
-    objective_of,
-    solve,
+    make_objective,
+    solve_folded,
+    total_of_copies,
 )
-from planner_core.search.candidates import Candidates, score
+from planner_core.search.candidates import Candidates, score_candidates
 
 
 @dataclass(frozen=True)
@@ -306,12 +306,12 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
     restrict = DataAxis(planner.graph) if size < n else None
     problem = planner.problem(mesh, restrict, zero=0)
-    whole = solve(problem, objective_of(problem, "communication"))
+    whole = solve_folded(problem, make_objective(problem, "communication"))
     found = []
     for name, repeats in planner.graph.num_repeats.items():
-        one = score(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
+        one = score_candidates(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
         if one is not None and whole is not None:
-            rest = whole.totals - block_totals(problem, whole, name)
+            rest = whole.totals - total_of_copies(problem, whole, name)
             one = replace(
                 one,
                 rest_comm_s=float(rest[Component.COMMUNICATION]),

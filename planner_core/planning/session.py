@@ -45,26 +45,26 @@ from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import spaces
 from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request
 from planner_core.search import (
-    NO_BOUND,
-    NOTE,
+    NO_BOUND_NOTE,
     OBJECTIVES,
+    RESTRICTED_NOTE,
     Answer,
-    assemble,
-    bounded,
-    fit,
-    gap_note,
+    describe_gap,
+    fit_simulated_memory,
     infeasible_answer,
-    narrow,
-    search,
-    value_of,
+    make_block_plans,
+    objective_value,
+    restrict_states,
+    search_within_budget,
+    with_relaxed_bound,
 )
 from planner_core.search.algebra import PointBudget, TooWide
 from planner_core.search.network import (
+    BlockCache,
     KernelTimes,
-    Networks,
+    ModelNetworks,
     Problem,
     Restriction,
-    Runs,
     build_networks,
     build_problem,
 )
@@ -95,10 +95,10 @@ class Planner:
     work: PointBudget = field(default_factory=lambda: PointBudget(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    networks: dict[tuple[Any, ...], Networks] = field(default_factory=dict)
+    networks: dict[tuple[Any, ...], ModelNetworks] = field(default_factory=dict)
     problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
     """Both by mesh and stages."""
-    runs: dict[tuple[Any, ...], dict[str, Runs]] = field(default_factory=dict)
+    runs: dict[tuple[Any, ...], dict[str, BlockCache]] = field(default_factory=dict)
     """What networks of one mesh share, by block."""
     kernels: dict[str, KernelTimes] = field(default_factory=dict)
     """What networks of all meshes share, by block."""
@@ -172,13 +172,13 @@ class Planner:
                 self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
             nets = self.networks[key]
 
-            def like(nets: Networks, restrict: Restriction | None) -> Problem:
+            def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
                 return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
 
             try:
                 problem = like(nets, restrict)
             except TooWide:
-                problem = narrow(nets, like, self.coarse, restrict)
+                problem = restrict_states(nets, like, self.coarse, restrict)
         problem = problem.with_points(self.effort.network)
         if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[*key, uniform] = problem
@@ -195,11 +195,11 @@ class Planner:
         prices: tuple[float, float] = (0.0, 0.0),
     ) -> Answer:
         """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
-        proof. `stop`, `prove` and `prices` are those of `search`."""
+        proof. `stop`, `prove` and `prices` are those of `search_within_budget`."""
         prove = prove and self.work.left > 0
         with self.clock("search"):
             answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
-            return answer or fit(
+            return answer or fit_simulated_memory(
                 problem,
                 self.graph,
                 self.budget,
@@ -217,7 +217,7 @@ class Planner:
         if problem.whole is None:
             return problem, answer
         with self.clock("search"):
-            answer = bounded(problem, answer, objective, self.budget)
+            answer = with_relaxed_bound(problem, answer, objective, self.budget)
         return (replace(problem, whole=None) if answer.optimal else problem), answer
 
     @functools.cached_property
@@ -254,7 +254,7 @@ class Planner:
         # A layout leaves no choice that trades time for memory, so the fastest plan of the whole model has the plans of its stages.
         answer = None if pipeline else self.solve(problem, "time")
         if answer is None or answer.assignment is None:
-            answer = search(problem, objective="time")
+            answer = search_within_budget(problem, objective="time")
         return None if answer.assignment is None else self.plan(problem, answer, name, "layout", "time", pipeline)
 
     def plan(
@@ -262,7 +262,7 @@ class Planner:
     ) -> Plan:
         """The answer as a plan; with `pipeline` as one of these stages, each on the problem's mesh."""
         assert answer.assignment is not None
-        blocks = assemble(problem, answer.assignment)
+        blocks = make_block_plans(problem, answer.assignment)
         # with the real links, also if the plan was chosen by volume
         ranks, known = pipeline.ranks if pipeline else 1, problem.model
         model = cost_model(self.cluster, known.mesh, known.workload, ranks)
@@ -295,7 +295,7 @@ class Planner:
         if method.by_volume:
             model = _by_volume(cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"])))
             cost = price(plan.blocks, self.graph, model, self.coarse)
-        return value_of(plan.objective, cost.step_time_s, cost.comm_time_s)
+        return objective_value(plan.objective, cost.step_time_s, cost.comm_time_s)
 
 
 def _by_volume(model: CostModel) -> CostModel:
@@ -312,9 +312,11 @@ def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """Notes attached to a plan that was not proven optimal."""
     if problem.whole is None:
-        return () if answer.optimal else (gap_note(answer.value, answer.bound),)
+        return () if answer.optimal else (describe_gap(answer.value, answer.bound),)
     return (
-        f"{NOTE}, {gap_note(answer.value, answer.bound)}" if answer.bound and 0 < answer.gap < 10 else NOTE + NO_BOUND,
+        f"{RESTRICTED_NOTE}, {describe_gap(answer.value, answer.bound)}"
+        if answer.bound and 0 < answer.gap < 10
+        else RESTRICTED_NOTE + NO_BOUND_NOTE,
     )  # a bound that is ten times too low is useless
 
 

@@ -8,57 +8,63 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
-from planner_core.search.budget.memory_fit import ABOVE, exceeds_budget_by_far, fit, infeasible_answer, quick_plan_fits
-from planner_core.search.budget.pareto_front import corners_below, front
-from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import RunTable, block_totals, run_tables, solve
+from planner_core.search.budget.memory_fit import (
+    FIRST_BUDGET_FACTOR,
+    exceeds_budget_by_far,
+    fit_simulated_memory,
+    infeasible_answer,
+    rough_plan_fits,
+)
+from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
+from planner_core.search.extract_plan import make_block_plans
+from planner_core.search.folded_solver import RunTable, run_tables, solve_folded, total_of_copies
 from planner_core.search.lagrangian import (
-    fastest,
-    gap_note,
-    least_memory,
-    least_value,
-    memory_of,
-    objective_of,
-    quick,
-    quick_bound,
-    search,
+    describe_gap,
+    find_least_memory,
+    least_value_bound,
+    make_objective,
+    memory_bytes,
+    possible_winners,
+    rough_bound,
+    search_roughly,
+    search_within_budget,
 )
 from planner_core.search.network.search_cache import Answer, Assignment
-from planner_core.search.objective import OBJECTIVES, TIE, Objective, value_of
-from planner_core.search.restricted_states import NO_BOUND, NOTE, bounded, narrow
+from planner_core.search.objective import OBJECTIVES, TIE, Objective, objective_value
+from planner_core.search.restricted_states import NO_BOUND_NOTE, RESTRICTED_NOTE, restrict_states, with_relaxed_bound
 from planner_core.search.units.dual_shares import best_shares
 
 __all__ = [
-    "ABOVE",
-    "NOTE",
-    "NO_BOUND",
+    "FIRST_BUDGET_FACTOR",
+    "NO_BOUND_NOTE",
     "OBJECTIVES",
+    "RESTRICTED_NOTE",
     "TIE",
     "Answer",
     "Assignment",
     "Objective",
     "RunTable",
-    "assemble",
     "best_shares",
-    "block_totals",
-    "bounded",
-    "corners_below",
+    "describe_gap",
     "exceeds_budget_by_far",
-    "fastest",
-    "fit",
-    "front",
-    "gap_note",
+    "find_corners_below",
+    "find_least_memory",
+    "find_pareto_front",
+    "fit_simulated_memory",
     "infeasible_answer",
-    "least_memory",
-    "least_value",
-    "memory_of",
-    "narrow",
-    "objective_of",
-    "quick",
-    "quick_bound",
-    "quick_plan_fits",
+    "least_value_bound",
+    "make_block_plans",
+    "make_objective",
+    "memory_bytes",
+    "objective_value",
+    "possible_winners",
+    "restrict_states",
+    "rough_bound",
+    "rough_plan_fits",
     "run_tables",
-    "search",
-    "solve",
-    "value_of",
+    "search_roughly",
+    "search_within_budget",
+    "solve_folded",
+    "total_of_copies",
+    "with_relaxed_bound",
 ]

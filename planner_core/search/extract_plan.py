@@ -36,7 +36,7 @@ from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.network.states import TensorStates
 
 
-def assemble(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
+def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
     """Block plans by label: "" for the top block, then one for each different way in which a repeated block runs.
 
     The first way of block `layer` has the label "layer", the next ones "layer#1", "layer#2" and so on.

@@ -45,7 +45,7 @@ TIGHTEN, TOGETHER = 2, (10, 40, 160)
 assignment are computed at once, which costs as much as a few rounds."""
 
 
-def solve(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
+def solve_folded(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
     """The assignment of least priced cost, or None if no assignment is possible.
 
     The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
@@ -289,7 +289,7 @@ def revalued(a: Assignment, objective: Objective) -> Assignment:
     return replace(a, step_time_s=step_time, seconds=sum(n * float(objective.seconds(totals)) for n, totals in units))
 
 
-def block_totals(problem: Problem, a: Assignment, name: str) -> Floats:
+def total_of_copies(problem: Problem, a: Assignment, name: str) -> Floats:
     """[component]: the part of an assignment's totals that all copies of one block add."""
     mine = [c for call, c in zip(problem.coarse.graph.calls(), a.copies, strict=True) if call.block == name]
     zero = np.zeros(NUM_COMPONENTS)

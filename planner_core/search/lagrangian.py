@@ -26,7 +26,7 @@ from planner_core.cost import Component, Shares
 from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.budget.gap_closing import GapClosing
 from planner_core.search.budget.mixing import mixed
-from planner_core.search.folded_solver import folded_at, revalued, solve
+from planner_core.search.folded_solver import folded_at, revalued, solve_folded
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memory_objective
@@ -36,47 +36,47 @@ MAX_PRICES = 16
 FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 
 
-def objective_of(problem: Problem, kind: str) -> Objective:
+def make_objective(problem: Problem, kind: str) -> Objective:
     """The objective `kind` of OBJECTIVES for one problem, with memory at the price zero."""
     assert kind in OBJECTIVES
     return Objective(kind, problem.model.step_time)
 
 
-def quick_bound(problem: Problem, kind: str) -> float:
+def rough_bound(problem: Problem, kind: str) -> float:
     """A value that no assignment is below, whatever its memory. The gaps between the step's time and its bounds stay open."""
-    found = quick(problem, kind)
+    found = search_roughly(problem, kind)
     return found.bound if found else float("inf")
 
 
-def quick(problem: Problem, kind: str) -> Assignment | None:
+def search_roughly(problem: Problem, kind: str) -> Assignment | None:
     """A good assignment of any memory, with its bound. The gaps between the step's time and its bounds stay open."""
-    return solve(problem, replace(objective_of(problem, kind), exact=False))
+    return solve_folded(problem, replace(make_objective(problem, kind), exact=False))
 
 
-def fastest(problems: Iterable[Problem], kind: str) -> list[Problem]:
+def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
     """The problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
     The best assignment of all problems, whatever its memory, is in one of these."""
-    found = [(a, p) for p in problems if (a := quick(p, kind))]
+    found = [(a, p) for p in problems if (a := search_roughly(p, kind))]
     best = min((a.seconds for a, _ in found), default=0.0) * (1 + TIE)
     return [p for a, p in sorted(found, key=lambda f: f[0].bound) if a.bound <= best]
 
 
-def least_value(problems: Iterable[Problem], kind: str) -> float:
+def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
     """A value that no assignment of any of the problems is below, whatever its memory. It is a best value if nothing stays open."""
-    order = fastest(problems, kind)
-    least = min((a.seconds * (1 + TIE) for p in order if (a := quick(p, kind))), default=float("inf"))
+    order = possible_winners(problems, kind)
+    least = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
     for problem in order:
-        if quick_bound(problem, kind) < least:
-            least = min(least, search(problem, objective=kind, abandon_above=least).bound)
+        if rough_bound(problem, kind) < least:
+            least = min(least, search_within_budget(problem, objective=kind, abandon_above=least).bound)
     return least
 
 
-def memory_of(a: Assignment) -> float:
+def memory_bytes(a: Assignment) -> float:
     """Bytes per GPU when the forward pass ends or when the backward pass ends, whichever is more."""
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
-def gap_note(value: float, bound: float) -> str:
+def describe_gap(value: float, bound: float) -> str:
     """The distance between a plan's value and the value that no plan is below, in words."""
     return f"best found: at most {100 * (value - bound) / max(bound, 1e-30):.2g} % above the best there is"
 
@@ -118,7 +118,7 @@ class _Search:
         """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower."""
         self.solves += 1
         objective = replace(self.objective.priced(after_forward, after_backward), exact=exact)
-        a = solve(self.problem, objective, abandon_above)
+        a = solve_folded(self.problem, objective, abandon_above)
         if a is not None:
             self._take(objective, a)
         return a
@@ -137,7 +137,7 @@ class _Search:
         not be `exact`."""
         found = self.at(0.0, 0.0, abandon_above, exact=False)
         # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
-        if exact and found is not None and memory_of(found) <= self.budget and self.bound <= abandon_above:
+        if exact and found is not None and memory_bytes(found) <= self.budget and self.bound <= abandon_above:
             return self.at(0.0, 0.0, abandon_above)
         return found
 
@@ -154,7 +154,7 @@ class _Search:
         if not known and any(prices) and abandon_above < float("inf"):
             self.at(*prices, exact=False)
             known = self.bound > abandon_above
-        return free, self.answer(memory_of(free)) if known else None
+        return free, self.answer(memory_bytes(free)) if known else None
 
     def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool, mix: bool) -> None:
         """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits. `mix`: look for
@@ -194,7 +194,7 @@ class _Search:
 
     def consider(self, a: Assignment) -> None:
         """Make `a` the incumbent if it fits and is better."""
-        if memory_of(a) <= self.budget and (self.best is None or a.seconds < self.best.seconds):
+        if memory_bytes(a) <= self.budget and (self.best is None or a.seconds < self.best.seconds):
             self.best = a
 
     def answer(self, least_memory: float) -> Answer:
@@ -204,7 +204,7 @@ class _Search:
         return Answer(self.best, value, min(self.bound, value), least_memory, self.solves, prices=prices)
 
 
-def search(
+def search_within_budget(
     problem: Problem,
     *,
     objective: str = "time",
@@ -240,7 +240,7 @@ def search(
     """
     run = _Search(
         problem,
-        replace(objective_of(problem, objective), top=top),
+        replace(make_objective(problem, objective), top=top),
         budget,
         work=work or PointBudget(),
         good_enough=good_enough,
@@ -248,10 +248,10 @@ def search(
     free, answer = run.begin(abandon_above, prices, not bound_only)
     if free is None or answer is not None:
         return answer or Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
-    small = least_memory(problem, objective)
+    small = find_least_memory(problem, objective)
     run.solves += 1
     assert small is not None
-    least = memory_of(small)
+    least = memory_bytes(small)
     if least > budget:
         return Answer(None, float("inf"), run.bound, least, run.solves, small)
     for a in (small, *known):
@@ -264,8 +264,8 @@ def search(
     return run.answer(least)
 
 
-def least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
-    """The assignment of least `memory_of`, with its value under `objective`; or None if no assignment is possible.
+def find_least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
+    """The assignment of least `memory_bytes`, with its value under `objective`; or None if no assignment is possible.
 
     Memory is the maximum of two ends of the step, and a solution minimises a weighted sum of them. The assignment of least
     memory after forward is the answer if it holds no more after backward; and the other way round. Else the answer is the best
@@ -274,14 +274,14 @@ def least_memory(problem: Problem, objective: str = "time") -> Assignment | None
     found: list[Assignment] = []
     # max(f, b) ≥ share · f + (1 - share) · b. At share 1 the least f is found. If b is not above it, then max = f is least, too.
     for share in (1.0, 0.0, 0.5):
-        a = solve(problem, least_memory_objective(problem.model.step_time, share))
+        a = solve_folded(problem, least_memory_objective(problem.model.step_time, share))
         if a is None:
             return None
-        found.append(replace(revalued(a, objective_of(problem, objective)), bound=0.0))
+        found.append(replace(revalued(a, make_objective(problem, objective)), bound=0.0))
         ends = float(a.totals[FORWARD]), float(a.totals[BACKWARD])
         if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
             return found[-1]
-    return min(found, key=memory_of)
+    return min(found, key=memory_bytes)
 
 
 def _price_memory(

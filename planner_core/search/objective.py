@@ -73,7 +73,7 @@ class Objective:
         return np.asarray(self.seconds(totals) + forward + totals[..., Component.AFTER_BACKWARD] * self.after_backward)
 
 
-def value_of(kind: str, step_time_s: float, communication_s: float) -> float:
+def objective_value(kind: str, step_time_s: float, communication_s: float) -> float:
     """The objective's value of a plan, as the search compares it."""
     time, communication, _ = _SCALES[kind]
     return time * step_time_s + communication * communication_s

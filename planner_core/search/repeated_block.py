@@ -32,7 +32,7 @@ from planner_core.search.algebra.distinct import distinct
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.minplus import Power, power, times
 from planner_core.search.network.factors import tensor_name
-from planner_core.search.network.folded import Compiled, Problem
+from planner_core.search.network.folded import CompiledNetwork, Problem
 from planner_core.search.network.runs import Run
 from planner_core.search.network.search_cache import Copy
 from planner_core.search.units.tables import opened
@@ -71,7 +71,7 @@ def boundary(problem: Problem, run: Run) -> Boundary:
     return Boundary(tuple(k for k in shared if k not in (entry, exit_)), entry, exit_, top)
 
 
-def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
+def as_matrix(table: Floats, axes: Boundary, compiled: CompiledNetwork) -> Floats:
     """[..., state, state]: a table [..., entry, exit] in one numbering of states for both, that of `chain_states`."""
     both = chain_states(axes, compiled)
     entry, exit_ = (np.searchsorted(both, compiled.alive[v]) for v in (axes.entry, axes.exit))
@@ -82,7 +82,7 @@ def as_matrix(table: Floats, axes: Boundary, compiled: Compiled) -> Floats:
     return wide
 
 
-def chain_states(axes: Boundary, compiled: Compiled) -> NDArray[np.int64]:
+def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]:
     """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
     entry, leaving = compiled.alive[axes.entry], compiled.alive[axes.exit]
     if np.array_equal(entry, leaving):  # mostly they are
@@ -98,7 +98,12 @@ def between_bytes(problem: Problem, run: Run) -> Floats:
 
 
 def to_top(
-    problem: Problem, axes: Boundary, compiled: Compiled, table: Floats, names: Sequence[str], matrix: bool = False
+    problem: Problem,
+    axes: Boundary,
+    compiled: CompiledNetwork,
+    table: Floats,
+    names: Sequence[str],
+    matrix: bool = False,
 ) -> Table:
     """A table over the boundary variables `names` as a table over top variables, in the numbering of their alive states.
 

@@ -3,7 +3,7 @@
 If all copies of a block share its weights (ALBERT's layer, Zamba's attention), every weight is at the block's boundary, and the
 table over the boundary is too large. The same holds for a block that shares keys and values with layers before it (Gemma 3n).
 
-*Restriction* (`narrow`): each shared weight gets the state that suits one copy by itself, and tensors pass between blocks in
+*Restriction* (`restrict_states`): each shared weight gets the state that suits one copy by itself, and tensors pass between blocks in
 fewer states, until every table can be made. The answer is the best plan of this smaller space.
 
 *Relaxation* (`loosen`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
@@ -30,18 +30,18 @@ from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.folded_solver import FoldedTables
-from planner_core.search.lagrangian import memory_of, objective_of, search
-from planner_core.search.network.factors import Factor, Network, only, tensor_name
+from planner_core.search.lagrangian import make_objective, memory_bytes, search_within_budget
+from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
 from planner_core.search.network.folded import (
-    Compiled,
-    Networks,
+    CompiledNetwork,
+    ModelNetworks,
     Problem,
     Restriction,
+    boundary_variables,
     compile_like,
     compile_network,
     merge,
     ordered,
-    ports,
     prune,
     put_together,
     restricted,
@@ -52,8 +52,11 @@ from planner_core.search.objective import EVEN
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.tables import scalar
 
-NOTE = "too many tensors are shared between the parts of this model for an exact search on this mesh: the best plan of a smaller space"
-NO_BOUND = ", with no bound on what is better"
+RESTRICTED_NOTE = (
+    "too many tensors are shared between the parts of this model for an exact search on this mesh: "
+    "the best plan of a smaller space"
+)
+NO_BOUND_NOTE = ", with no bound on what is better"
 
 _TIME = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
 """The prices at which the states of shared weights are chosen: seconds of compute, waits and traffic once a step, most of which
@@ -107,9 +110,9 @@ class Narrow(Restriction):
         net.factors += [_only(name, ok) for (where, name), ok in self.left.items() if where == block]
 
 
-def narrow(
-    networks: Networks,
-    like: Callable[[Networks, Restriction], Problem],
+def restrict_states(
+    networks: ModelNetworks,
+    like: Callable[[ModelNetworks, Restriction], Problem],
     coarse: CoarseGraph,
     restrict: Restriction | None,
 ) -> Problem:
@@ -140,7 +143,7 @@ def narrow(
     raise wide
 
 
-def _borne_by_copies(networks: Networks, coarse: CoarseGraph, prices: Floats) -> Networks:
+def _borne_by_copies(networks: ModelNetworks, coarse: CoarseGraph, prices: Floats) -> ModelNetworks:
     """Move the cost of each weight that calls share from the top block to these calls, in equal parts.
 
     The costs of a whole plan stay the same, except that the weight's seconds are a plain sum at `prices` [component], as they
@@ -169,7 +172,7 @@ def _borne_by_copies(networks: Networks, coarse: CoarseGraph, prices: Floats) ->
             for net in nets.values():
                 net.factors.append(Factor((tensor_name(v),), plain, free))
             top.factors += [Factor((tensor_name(o),), -part, free) for o in outer]
-    return Networks(networks.runs, top, blocks)
+    return ModelNetworks(networks.runs, top, blocks)
 
 
 def _first(variants: Mapping[str, Network]) -> Network:
@@ -183,7 +186,7 @@ def _narrow_block(
     weights are put into `fixed`."""
     block = coarse.graph.blocks[name]
     left: dict[tuple[str, str], Bools] = {}
-    if _fits(restricted(name, net, restrict), ports(block)):
+    if _fits(restricted(name, net, restrict), boundary_variables(block)):
         return left
     everywhere = range(len(block.values))
     # In this order: the tensors at the boundary in fewer and fewer states, then all activations. The first way that fits is taken.
@@ -192,14 +195,14 @@ def _narrow_block(
     ]
     for left in ways:
         own = restricted(name, net, Narrow(restrict, left))
-        if _fits(own, ports(block)):
+        if _fits(own, boundary_variables(block)):
             return left
         try:
             states = _shared_weights(name, block, own, coarse, fixed)
         except TooWide:
             continue
         left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
-        if states and _fits(restricted(name, net, Narrow(restrict, left)), ports(block)):
+        if states and _fits(restricted(name, net, Narrow(restrict, left)), boundary_variables(block)):
             _note(name, states, block, coarse, fixed)
             return left
     return left
@@ -214,7 +217,7 @@ def _fits(net: Network, keep: tuple[str, ...]) -> bool:
 
 
 def _only(name: str, ok: Bools) -> Factor:
-    return only(name, ok)
+    return allow_only(name, ok)
 
 
 def _limit(
@@ -242,7 +245,7 @@ def _shared_weights(
         if known is not None:
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
-    compiled = compile_network(net, tuple(k for k in ports(block) if k not in shared))
+    compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
     link = eliminate(compiled.sizes, scalar(compiled.factors, _TIME), compiled.sequence, compiled.keep)
     best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
     states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
@@ -259,7 +262,7 @@ def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGrap
 # --- a bound on what was given up -----------------------------------------------------------------------------
 
 
-def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
+def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
     """The answer of a restricted problem, with a lower bound for the whole space; the bound is 0 if none was found.
 
     The cost of a shared weight is moved from the top block to the blocks that use it. That is exact only for a plain sum, so the
@@ -267,26 +270,30 @@ def bounded(problem: Problem, answer: Answer, objective: str, budget: float) -> 
     """
     assert problem.whole is not None and answer.assignment is not None
     # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
-    within = max(budget, memory_of(answer.assignment))
-    free = objective_of(problem, objective)
+    within = max(budget, memory_bytes(answer.assignment))
+    free = make_objective(problem, objective)
     try:
         at = best_shares(free, [answer.assignment.top_totals], EVEN)
         prices = free.step_time.linear(at).array()
         loose = loosen(problem, _borne_by_copies(problem.whole, problem.coarse, prices))
-        bound = search(loose, objective=objective, budget=within, prove=False, top=at).bound
+        bound = search_within_budget(loose, objective=objective, budget=within, prove=False, top=at).bound
     except TooWide:
         bound = _in_parts(problem, problem.whole, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
-def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> Problem:
+def loosen(problem: Problem, whole: ModelNetworks, largest: float | None = None) -> Problem:
     """A problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
 
     As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
     """
-    blocks: dict[str, dict[str, Compiled]] = {}
+    blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, nets in whole.blocks.items():
-        pruned, keep, go = prune(_first(nets)), ports(problem.coarse.graph.blocks[name]), _may_go(problem, name, whole)
+        pruned, keep, go = (
+            prune(_first(nets)),
+            boundary_variables(problem.coarse.graph.blocks[name]),
+            _may_go(problem, name, whole),
+        )
         # Each tensor that is let go makes the block's table smaller and the space larger, so the bound stays a bound but falls.
         while name not in blocks:
             try:
@@ -305,22 +312,23 @@ def loosen(problem: Problem, whole: Networks, largest: float | None = None) -> P
     )
 
 
-def _in_parts(problem: Problem, whole: Networks, objective: str) -> float:
+def _in_parts(problem: Problem, whole: ModelNetworks, objective: str) -> float:
     """A lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
     try:
         loose = loosen(problem, whole, math.inf)
     except TooWide:
         return 0.0
-    tables = FoldedTables(loose, replace(objective_of(loose, objective), top=EVEN)).tables
+    tables = FoldedTables(loose, replace(make_objective(loose, objective), top=EVEN)).tables
     return lower_bound(loose.top.sizes, tables, loose.top.sequence, PART)
 
 
-def _may_go(problem: Problem, name: str, whole: Networks) -> list[str]:
+def _may_go(problem: Problem, name: str, whole: ModelNetworks) -> list[str]:
     """The ports of a block that copies may have in states of their own. The last one is let go first."""
     block = problem.coarse.graph.blocks[name]
     runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
     weights_ = {tensor_name(v) for _, v in _given_weights(block)}
     return sorted(
-        (p for p in ports(block) if p not in ends), key=lambda p: (p in weights_, _first(whole.blocks[name]).sizes[p])
+        (p for p in boundary_variables(block) if p not in ends),
+        key=lambda p: (p in weights_, _first(whole.blocks[name]).sizes[p]),
     )

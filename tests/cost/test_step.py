@@ -16,8 +16,8 @@ from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search.extract_plan import assemble
-from planner_core.search.lagrangian import objective_of, search
+from planner_core.search.extract_plan import make_block_plans
+from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.folded import Problem
 from tests.support.solvers import evaluate
 
@@ -31,11 +31,11 @@ def planned(name: str, mesh: str, **options: object) -> tuple[Planner, Problem]:
 
 
 def assert_price_is_total(planner: Planner, problem: Problem, budget: float, objective: str = "time") -> None:
-    answer = search(problem, objective=objective, budget=budget)
+    answer = search_within_budget(problem, objective=objective, budget=budget)
     if answer.assignment is None:
-        answer = search(problem, objective=objective)
+        answer = search_within_budget(problem, objective=objective)
     assert answer.assignment is not None
-    cost = price(assemble(problem, answer.assignment), planner.graph, problem.model)
+    cost = price(make_block_plans(problem, answer.assignment), planner.graph, problem.model)
     assert cost.step_time_s == pytest.approx(answer.assignment.step_time_s, rel=TOLERANCE)
     assert cost.comm_time_s == pytest.approx(answer.assignment.totals[Component.COMMUNICATION], rel=TOLERANCE, abs=1e-6)
 
@@ -65,15 +65,15 @@ def test_price_is_the_total_where_attention_exchanges_queries(recompute: str) ->
 def test_price_is_the_total_of_mixed_plans(share: float) -> None:
     """Under a budget some copies of a block run one way and the rest another."""
     planner, problem = planned("mixtral-8x7b", "2x8", layers=8)
-    least, most = search(problem, budget=1.0).least_memory, search(problem).least_memory
+    least, most = search_within_budget(problem, budget=1.0).least_memory, search_within_budget(problem).least_memory
     assert_price_is_total(planner, problem, least + share * (most - least))
 
 
 def test_messages_add_up_to_the_cost() -> None:
     planner, problem = planned("llama-3-8b", "2x8")
-    answer = search(problem)
+    answer = search_within_budget(problem)
     assert answer.assignment is not None
-    blocks = assemble(problem, answer.assignment)
+    blocks = make_block_plans(problem, answer.assignment)
     cost = price(blocks, planner.graph, problem.model)
     found = list(messages(blocks, planner.graph, problem.model))
     seconds = sum(
@@ -90,9 +90,9 @@ def test_messages_add_up_to_the_cost() -> None:
 
 def test_what_shows_adds_up_and_grows_with_contention() -> None:
     planner, problem = planned("gpt2-xl", "16")
-    answer = search(problem)
+    answer = search_within_budget(problem)
     assert answer.assignment is not None
-    blocks = assemble(problem, answer.assignment)
+    blocks = make_block_plans(problem, answer.assignment)
     before = -1.0
     for contention in (0.0, 0.13, 0.5, 1.0):
         model = replace(problem.model, contention=contention)
@@ -106,9 +106,9 @@ def test_what_shows_adds_up_and_grows_with_contention() -> None:
 def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
     """State by state: what the search hands to the plan is the solution whose cost it claims."""
     _, problem = planned("llama-3-8b", "2x8", layers=2)
-    a = search(problem).assignment
+    a = search_within_budget(problem).assignment
     assert a is not None
-    objective = replace(objective_of(problem, "time"), fixed=Shares())
+    objective = replace(make_objective(problem, "time"), fixed=Shares())
     net = unfold_problem(problem, objective, a)
     at: dict[str, int] = {}
 

@@ -16,7 +16,7 @@ from planner_core.planning.methods.hf_tp_plan import split_dim, vendor_plan, ven
 from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
-from planner_core.search.lagrangian import search
+from planner_core.search.lagrangian import search_within_budget
 
 LLAMA = vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
@@ -71,7 +71,7 @@ def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
     found = []
     for free in (False, True):
         problem = planner.problem(mesh, vendor_rules(graph, mesh, free=free), zero=0)
-        answer = search(problem, objective="communication")
+        answer = search_within_budget(problem, objective="communication")
         assert answer.assignment is not None
         plan = planner.plan(problem, answer, "hf-expert", "hf-expert", "communication")
         found.append((plan, answer.assignment.totals[Component.COMMUNICATION]))

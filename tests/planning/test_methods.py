@@ -23,7 +23,7 @@ from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import no_worse
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search import objective_of
+from planner_core.search import make_objective
 from tests.support.plans import planned, searched
 
 HIDDEN = {
@@ -254,7 +254,7 @@ def test_the_size_of_a_space_counts_the_unfolded_variables() -> None:
     """Every variable of the unfolded network once, by the states that some plan has."""
     planner = plans("gpt2-xl", 3)[0]
     problem = planner.problem(meshes(planner.request, planner.cluster)[0])
-    written = unfold_problem(problem, objective_of(problem, "time"))
+    written = unfold_problem(problem, make_objective(problem, "time"))
     states = sum(math.log10(len(v["states"])) for v in written["variables"])
     assert 0.5 * states < log10_size(problem) <= states
 

@@ -16,7 +16,7 @@ from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import METHODS
 from planner_core.planning.session import meshes, prepare
-from planner_core.search import search
+from planner_core.search import search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched
 
@@ -142,7 +142,7 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
     how, mesh = METHODS[method], meshes(planner.request, planner.cluster)[1]
     problem = planner.problem(mesh, zero=how.zero, uniform=how.uniform, by_volume=how.by_volume)
     objective = how.objective or "time"
-    answer = search(problem, objective=objective)
+    answer = search_within_budget(problem, objective=objective)
     plan = planner.plan(problem, answer, "best", method, objective)
     assert planner.value(plan) == pytest.approx(answer.value, rel=1e-6)
 

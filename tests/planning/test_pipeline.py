@@ -17,7 +17,7 @@ from planner_core.planning.fitting import mesh_search
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.request import Clock, Request
 from planner_core.planning.session import STATED, Planner, meshes, prepare
-from planner_core.search import search
+from planner_core.search import search_within_budget
 from planner_core.search.network import Problem
 from tests.support.plans import planned, searched
 
@@ -122,7 +122,7 @@ def test_a_planner_that_is_changed_keeps_nothing_of_what_it_was() -> None:
     request = Request("llama-3-8b", cluster="2x8-h100", layers=2, mesh="2x8")
 
     def seconds(planner: Planner) -> float:
-        return search(planner.problem(meshes(planner.request, planner.cluster)[0])).bound
+        return search_within_budget(planner.problem(meshes(planner.request, planner.cluster)[0])).bound
 
     slow = prepare(replace(request, cluster="2x8-v100-eth", dtype="bfloat16"))
     used = prepare(request)

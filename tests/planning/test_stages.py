@@ -20,7 +20,7 @@ from planner_core.planning.request import Request
 from planner_core.planning.stages import best_with_stages
 from planner_core.planning.stages.degrees import Degrees
 from planner_core.planning.stages.pieces import Ranges, way_of
-from planner_core.search import assemble, search
+from planner_core.search import make_block_plans, search_within_budget
 
 SLOW = "8x8-h100:inter=12.5"
 
@@ -72,9 +72,9 @@ def test_a_range_takes_what_its_stage_takes() -> None:
     planner = prepare(asked)
     d = Degrees(2, 1, 4, 2, 1, 8)
     problem = planner.problem(d.mesh, uniform=True, ranks=2)
-    found = search(problem, objective="time")
+    found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
-    blocks, ends = assemble(problem, found.assignment), ops_at_the_ends(planner.coarse)
+    blocks, ends = make_block_plans(problem, found.assignment), ops_at_the_ends(planner.coarse)
     model = cost_model(planner.cluster, d.mesh, planner.workload, 2)
     ranges = Ranges([way_of("one", blocks, planner.graph, model, ends, 2)], 8, float("inf"))
     stages = stage_plans(blocks, planner.graph, Pipeline(2, "1f1b", (3, 5)))

@@ -22,11 +22,17 @@ from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.clear_choices import without_clear_choices
 from planner_core.search.candidates.generate import tied
-from planner_core.search.candidates.scoring import Candidates, _stream, matrices, pareto, score
+from planner_core.search.candidates.scoring import (
+    Candidates,
+    _stream,
+    score_candidates,
+    undominated_pairs,
+    weight_matrices,
+)
 from planner_core.search.candidates.two_sums import TwoSums, limit
 from planner_core.search.network.block import Network, build_block, tensor_name
 from planner_core.search.network.factors import Factor
-from planner_core.search.network.folded import compile_network, ports
+from planner_core.search.network.folded import boundary_variables, compile_network
 from planner_core.search.units.tables import scalar
 
 COUNTS = {
@@ -51,7 +57,7 @@ def one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
 def scored(name: str, size: int = 8) -> tuple[Planner, list[Candidates]]:
     planner = prepare(Request(name, layers=2))
     model = one_axis(planner, DeviceMesh(("tensor",), (size,)))
-    found = [score(planner.coarse.blocks[n], planner.strategies[n], model, 2) for n in planner.coarse.blocks]
+    found = [score_candidates(planner.coarse.blocks[n], planner.strategies[n], model, 2) for n in planner.coarse.blocks]
     return planner, [c for c in found if c is not None]
 
 
@@ -70,13 +76,13 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
     net: Network = build_block(
         coarse, planner.strategies[c.block], one_axis(planner, DeviceMesh(("tensor",), (c.axis_size,)))
     )
-    for w, kind in zip(matrices(coarse.block), choice, strict=True):
+    for w, kind in zip(weight_matrices(coarse.block), choice, strict=True):
         states = net.tensors[tensor_name(w)]
         wanted = R if kind == 0 else Shard(int(kind) - 1)
         for f in net.factors:
             if f.vars == (tensor_name(w),):
                 f.allowed = f.allowed & np.array([states.pairs[i][0] == wanted for i in states.index[:, 0]])
-    compiled = compile_network(net, ports(coarse.block))
+    compiled = compile_network(net, boundary_variables(coarse.block))
     if any(not len(a) for a in compiled.alive.values()):
         return float("inf")
     price = CostVector(communication=1.0).array()
@@ -134,7 +140,7 @@ def test_pareto(seed: int) -> None:
     dice = np.random.default_rng(seed)
     a, b = dice.integers(0, 6, 30).astype(float), dice.integers(0, 6, 30).astype(float)
     a[dice.random(30) < 0.1] = np.inf
-    keep = pareto(a, b)
+    keep = undominated_pairs(a, b)
     points = {(x, y) for x, y in zip(a, b, strict=True) if np.isfinite(x)}
     front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
     assert {(x, y) for x, y, k in zip(a, b, keep, strict=True) if k} == front
@@ -183,7 +189,7 @@ def test_a_matrix_that_no_op_reads_is_no_choice() -> None:
     graph = capture_graph(config, batch=4, seq=16, dtype="float32")
     layer = graph.blocks["ProphetNetDecoderLayer"]
     assert "cross_attn.key_proj.weight" in {v.name for v in layer.values}
-    assert matrices(layer) and not any("cross_attn" in layer.values[w].name for w in matrices(layer))
+    assert weight_matrices(layer) and not any("cross_attn" in layer.values[w].name for w in weight_matrices(layer))
 
 
 WIDE = """
@@ -221,7 +227,7 @@ def test_a_tied_block_costs_what_the_whole_costs_on_the_diagonal(name: str) -> N
     model = one_axis(planner, DeviceMesh(("tensor",), (8,)))
     for label, coarse in planner.coarse.blocks.items():
         first, last = _stream(coarse.block) or ("", "")
-        whole = compile_network(build_block(coarse, planner.strategies[label], model), ports(coarse.block))
+        whole = compile_network(build_block(coarse, planner.strategies[label], model), boundary_variables(coarse.block))
         whole.alive[last] = whole.alive[last][1:]
         whole.factors = [_without_first(f, last) for f in whole.factors]
         weights = CostVector(communication=1.0, after_forward=1e-12).array()

@@ -9,7 +9,7 @@ import pytest
 
 from planner_core.core import DeviceMesh, axis_names
 from planner_core.planning import Request, prepare
-from planner_core.search import memory_of, quick_bound, search
+from planner_core.search import memory_bytes, rough_bound, search_within_budget
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
 from planner_core.search.units import unit
@@ -34,18 +34,18 @@ def fresh(
 @pytest.mark.slow(but=("gpt2-xl-zero1",))
 def test_nothing_better_is_given_up(case: tuple[str, str, tuple[int, ...], int, str]) -> None:
     make = fresh(*case)
-    best = search(make())
+    best = search_within_budget(make())
     assert best.optimal
-    bound = quick_bound(make(), "time")
+    bound = rough_bound(make(), "time")
     assert bound <= best.value * (1 + TIE)
     for share in (0.5, 0.9):  # between what a quick search knows and the optimum
         problem, most = make(), bound + share * (best.value - bound)
-        given_up = search(problem, abandon_above=most)
+        given_up = search_within_budget(problem, abandon_above=most)
         assert given_up.bound <= best.value * (1 + TIE)
         assert given_up.bound > most or best.value - bound <= TIE * best.value
-        later = search(problem)
+        later = search_within_budget(problem)
         assert later.optimal and later.value == pytest.approx(best.value, rel=TIE)
-    found = search(make(), abandon_above=best.value * 1.001)
+    found = search_within_budget(make(), abandon_above=best.value * 1.001)
     assert found.optimal and found.value == pytest.approx(best.value, rel=TIE)
 
 
@@ -62,14 +62,14 @@ def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.Monkey
     enumerate_ = unit.least_by_points
     monkeypatch.setattr(unit, "least_by_points", counted)
     problem = make()
-    free = search(problem).assignment
+    free = search_within_budget(problem).assignment
     assert free is not None
-    budget = 0.9 * search(problem, budget=1.0).least_memory + 0.1 * memory_of(free)
-    best = search(problem, budget=budget)
+    budget = 0.9 * search_within_budget(problem, budget=1.0).least_memory + 0.1 * memory_bytes(free)
+    best = search_within_budget(problem, budget=budget)
     assert best.optimal and calls > 3  # else this case shows nothing
     for enumerations in (0, 3):
         calls, problem = 0, make()
         problem.cache.at_prices.left = enumerations * TABLES - 1
-        found = search(problem, budget=budget)
+        found = search_within_budget(problem, budget=budget)
         assert calls <= enumerations
         assert found.bound <= best.value * (1 + TIE) <= found.value * (1 + TIE) ** 2

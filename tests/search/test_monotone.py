@@ -16,7 +16,7 @@ from planner_core.core.workload import RECOMPUTE, Workload
 from planner_core.cost.model import CostModel, cost_model
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.methods.registry import ALL
-from planner_core.search.lagrangian import memory_of, search
+from planner_core.search.lagrangian import memory_bytes, search_within_budget
 from planner_core.search.network.folded import Problem, Restriction, build_problem
 from planner_core.search.objective import TIE
 from tests.support.random_graphs import prepared, random_graph
@@ -61,12 +61,12 @@ def least(problem: Problem, objective: str, budget: float = np.inf) -> float:
     """Value of the optimum within the budget; inf where nothing fits."""
     if problem.impossible:
         return float("inf")
-    answer = search(problem, objective=objective, budget=budget)
+    answer = search_within_budget(problem, objective=objective, budget=budget)
     return answer.value if answer.assignment is not None else float("inf")
 
 
 def least_memory(problem: Problem) -> float:
-    return float("inf") if problem.impossible else search(problem, budget=1.0).least_memory
+    return float("inf") if problem.impossible else search_within_budget(problem, budget=1.0).least_memory
 
 
 @pytest.mark.parametrize("objective", ["time", "communication"])
@@ -81,9 +81,9 @@ def test_a_wider_space_is_never_worse(seed: int, objective: str) -> None:
             assert least(wide, objective) <= want * (1 + TIE), name
             assert least_memory(wide) <= least_memory(narrow) * (1 + TIE), name
             if np.isfinite(want):
-                free = search(narrow, objective=objective).assignment
+                free = search_within_budget(narrow, objective=objective).assignment
                 assert free is not None
-                budget = (memory_of(free) + least_memory(narrow)) / 2
+                budget = (memory_bytes(free) + least_memory(narrow)) / 2
                 assert least(wide, objective, budget) <= least(narrow, objective, budget) * (1 + TIE), name
                 seen += 1
     assert seen > 10, "too few spaces hold a plan"
@@ -100,8 +100,8 @@ def test_the_choice_of_recomputation_needs_no_more_memory(name: str) -> None:
     free = problem_of(graph, replace(model, workload=replace(model.workload, recompute="auto")))
     for policy in RECOMPUTE[1:]:
         fixed = problem_of(graph, replace(model, workload=replace(model.workload, recompute=policy)))
-        alone = search(fixed)
+        alone = search_within_budget(fixed)
         assert alone.assignment is not None
         assert least(free, "time") <= alone.value * (1 + TIE)
         assert least_memory(free) <= least_memory(fixed) * (1 + TIE)
-        assert least(free, "time", memory_of(alone.assignment)) <= alone.value * (1 + TIE), "in the same memory"
+        assert least(free, "time", memory_bytes(alone.assignment)) <= alone.value * (1 + TIE), "in the same memory"

@@ -195,14 +195,14 @@ def test_data_parallel_gradient_sums_are_the_bytes_of_the_weights() -> None:
     from planner_core.cost.communication.collectives import collective_time
     from planner_core.cost.step_time import Component
     from planner_core.planning.methods.registry import BASELINES
-    from planner_core.search.lagrangian import search
+    from planner_core.search.lagrangian import search_within_budget
 
     graph = load_snapshot("llama-3-8b", layers=2)
     c = load_cluster("1x8-h100")
     model = cost_model(c, parse_mesh("8", 8), Workload(graph.workload["batch"], graph.workload["seq"], zero=0))
     coarse, strategies = prepared(graph)
     problem = build_problem(coarse, strategies, model, BASELINES["data-parallel"].restrict(graph, model.mesh))
-    a = search(problem).assignment
+    a = search_within_budget(problem).assignment
     assert a is not None
     units: dict[str, int] = {}
     for name, meta in graph.parameters().items():

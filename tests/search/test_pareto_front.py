@@ -18,8 +18,8 @@ from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.search.algebra.convex_hull import hull, lower_hull, slope
-from planner_core.search.budget.pareto_front import ParetoFront, corners, corners_below, front
-from planner_core.search.lagrangian import objective_of, search
+from planner_core.search.budget.pareto_front import ParetoFront, corners, find_corners_below, find_pareto_front
+from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.folded import Problem, build_problem
 from tests.support.random_graphs import prepared, random_graph
 from tests.support.solvers import highs
@@ -34,7 +34,7 @@ def problem_of(graph: Any, mesh: str = "8", cluster: str = "1x8-h100", **options
 
 def assert_complete(problem: Problem, found: ParetoFront, objective: str, points: list[int]) -> None:
     """A little under a point's memory, by more than HiGHS may break a limit (1e-6 of it), the least cost is that of the next."""
-    net = unfold_problem(problem, objective_of(problem, objective))
+    net = unfold_problem(problem, make_objective(problem, objective))
     for i in points:
         budget = found.memory_bytes[i] * (1 - 5e-6)
         near = float(found.cost_s[min(i + 1, len(found.cost_s) - 1)])
@@ -54,7 +54,7 @@ def some_points(found: ParetoFront) -> list[int]:
 @pytest.mark.slow(only=("0-communication",))
 def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
     problem = problem_of(random_graph(seed))
-    found = front(problem, objective)
+    found = find_pareto_front(problem, objective)
     assert_complete(problem, found, objective, some_points(found))
 
 
@@ -62,7 +62,7 @@ def test_front_of_random_models_is_complete(seed: int, objective: str) -> None:
 @pytest.mark.slow(but=("bert-large",))
 def test_front_of_one_layer_is_complete(name: str) -> None:
     problem = problem_of(load_snapshot(name, layers=1))
-    found = front(problem)
+    found = find_pareto_front(problem)
     assert found.exact
     assert_complete(problem, found, "communication", some_points(found))
 
@@ -71,10 +71,10 @@ def test_front_of_one_layer_is_complete(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
 def test_points_are_what_the_search_finds_within_their_memory(name: str, uniform: bool) -> None:
     problem = problem_of(load_snapshot(name, layers=6), uniform=uniform)
-    found = front(problem, "time")
+    found = find_pareto_front(problem, "time")
     assert found.exact
     for i in range(len(found.cost_s)):
-        answer = search(problem, budget=float(found.memory_bytes[i]) + 1)
+        answer = search_within_budget(problem, budget=float(found.memory_bytes[i]) + 1)
         assert answer.optimal
         assert answer.value == pytest.approx(found.cost_s[i], rel=1e-5)
 
@@ -82,7 +82,7 @@ def test_points_are_what_the_search_finds_within_their_memory(name: str, uniform
 def test_a_point_is_what_it_says() -> None:
     problem = problem_of(load_snapshot("gpt2-xl", layers=4), "2x8", "2x8-h100", uniform=True)
     for objective in ("time", "communication"):
-        found = front(problem, objective)
+        found = find_pareto_front(problem, objective)
         assert (np.diff(found.cost_s) > 0).all()
         assert (np.diff(found.memory_bytes) < 0).all()
         for i in range(0, len(found.cost_s), 7):
@@ -95,7 +95,7 @@ def test_a_point_is_what_it_says() -> None:
 
 def test_copies_of_a_uniform_front_are_alike() -> None:
     problem = problem_of(load_snapshot("llama-3-8b", layers=4), uniform=True)
-    found = front(problem)
+    found = find_pareto_front(problem)
     for i in range(0, len(found.cost_s), 9):
         copies = found.assignment(i).copies
         assert all(c == copies[0] for c in copies)
@@ -103,9 +103,9 @@ def test_copies_of_a_uniform_front_are_alike() -> None:
 
 def test_stopping_leaves_the_corners() -> None:
     problem = problem_of(load_snapshot("llama-3-8b", layers=4))
-    corners = front(problem, stop=lambda: True)
+    corners = find_pareto_front(problem, stop=lambda: True)
     assert not corners.exact
-    assert len(corners.cost_s) < len(front(problem).cost_s)
+    assert len(corners.cost_s) < len(find_pareto_front(problem).cost_s)
 
 
 def test_a_corner_that_is_beaten_is_none() -> None:
@@ -121,7 +121,7 @@ def test_a_corner_that_is_beaten_is_none() -> None:
 
 def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:
     problem = problem_of(load_snapshot("gpt2-xl"), "2x8", "2x8-h100", uniform=True)
-    assert front(problem, "communication").exact
+    assert find_pareto_front(problem, "communication").exact
 
 
 def test_a_problem_above_a_known_hull_gives_its_fastest_corner_alone() -> None:
@@ -138,12 +138,12 @@ def test_a_problem_above_a_known_hull_gives_its_fastest_corner_alone() -> None:
                 for a, b in itertools.pairwise(both)
                 for cost, held in points[mesh]
             )
-            found = corners_below(problem, known, step=0.0)
+            found = find_corners_below(problem, known, step=0.0)
             assert found[0].seconds == pytest.approx(points[mesh][0][0])
             if below:
                 assert len(found) == len(points[mesh]), (mesh, other)
     above = [(c * 0.5, held * 0.5) for c, held in points["8x2"]]
-    assert len(corners_below(made["8x2"], above, step=0.0)) == 1 < len(points["8x2"])
+    assert len(find_corners_below(made["8x2"], above, step=0.0)) == 1 < len(points["8x2"])
 
 
 @given(st.lists(st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=1, max_size=12))

@@ -12,13 +12,13 @@ from planner_core.core import DeviceMesh
 from planner_core.cost import NUM_COMPONENTS
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import METHODS
-from planner_core.search import exceeds_budget_by_far, least_memory, memory_of
+from planner_core.search import exceeds_budget_by_far, find_least_memory, memory_bytes
 from planner_core.search.algebra.elimination import eliminate, given
 from planner_core.search.algebra.elimination_order import _links
 from planner_core.search.algebra.minplus import Power, power
 from planner_core.search.budget.memory_fit import FAR
 from planner_core.search.network.factors import Factor, Network
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units import reduction
 from planner_core.search.units.reduction import Inside, reduced
 from planner_core.search.units.tables import scalar
@@ -30,7 +30,7 @@ def planner(model: str) -> Planner:
     return prepare(Request(model, recompute="auto", zero=None))
 
 
-def alone(c: Compiled, weights: np.ndarray) -> np.ndarray:
+def alone(c: CompiledNetwork, weights: np.ndarray) -> np.ndarray:
     """[boundary]: one variant, eliminated by itself."""
     return eliminate(c.sizes, scalar(c.factors, weights), c.sequence, c.keep).table
 
@@ -56,7 +56,7 @@ def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch:
             assert cost == pytest.approx(float(rest.table.min()), rel=1e-12)
 
 
-def chain(links: int, states: int, seed: int) -> Compiled:
+def chain(links: int, states: int, seed: int) -> CompiledNetwork:
     """A chain of links with equal costs, the ends of which are kept. Its variables are eliminated as `_links` says."""
     chance = np.random.default_rng(seed)
     cost, allowed = chance.random((NUM_COMPONENTS, states, states)), chance.random((states, states)) < 0.9
@@ -65,7 +65,7 @@ def chain(links: int, states: int, seed: int) -> Compiled:
     keep, sizes = (names[0], names[-1]), dict.fromkeys(names, states)
     head, near = _links(sizes, tuple(pairwise(names)), keep)
     assert sorted(near) == sorted(keep)
-    return Compiled(Network(), keep, {v: np.arange(states) for v in names}, factors, list(head.sequence))
+    return CompiledNetwork(Network(), keep, {v: np.arange(states) for v in names}, factors, list(head.sequence))
 
 
 @pytest.mark.parametrize("links", [2, 16, 61])
@@ -94,11 +94,11 @@ def test_no_assignment_holds_less_than_the_least_bytes(model: str, mesh: tuple[i
     there = planner(model)
     for build in there.builders(METHODS["exact"], DeviceMesh(("data", "tensor")[-len(mesh) :], mesh)):
         problem = build()
-        least = least_memory(problem)
+        least = find_least_memory(problem)
         assert least is not None
-        assert 0.75 * memory_of(least) <= problem.least_bytes <= memory_of(least) * (1 + 1e-9)
-        assert not exceeds_budget_by_far(problem, memory_of(least))
-        assert exceeds_budget_by_far(problem, 0.75 * memory_of(least) / FAR)
+        assert 0.75 * memory_bytes(least) <= problem.least_bytes <= memory_bytes(least) * (1 + 1e-9)
+        assert not exceeds_budget_by_far(problem, memory_bytes(least))
+        assert exceeds_budget_by_far(problem, 0.75 * memory_bytes(least) / FAR)
 
 
 def test_a_path_is_the_cheapest_chain() -> None:

@@ -16,9 +16,15 @@ from planner_core.planning.session import meshes, prepare
 from planner_core.search.algebra import elimination_order
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide, order
-from planner_core.search.lagrangian import search
-from planner_core.search.network.folded import Networks, Problem, Restriction, build_networks, build_problem
-from planner_core.search.restricted_states import NO_BOUND, NOTE, Narrow, bounded, narrow
+from planner_core.search.lagrangian import search_within_budget
+from planner_core.search.network.folded import ModelNetworks, Problem, Restriction, build_networks, build_problem
+from planner_core.search.restricted_states import (
+    NO_BOUND_NOTE,
+    RESTRICTED_NOTE,
+    Narrow,
+    restrict_states,
+    with_relaxed_bound,
+)
 
 ALBERT = {
     "model_type": "albert",
@@ -47,7 +53,9 @@ HRM = {
 
 def gap(plan: Plan) -> float:
     """What the plan says that it may be above the best there is."""
-    found = re.fullmatch(re.escape(NOTE) + ", best found: at most ([0-9.e+]+) % above the best there is", plan.notes[0])
+    found = re.fullmatch(
+        re.escape(RESTRICTED_NOTE) + ", best found: at most ([0-9.e+]+) % above the best there is", plan.notes[0]
+    )
     assert found, plan.notes
     return float(found[1]) / 100
 
@@ -72,20 +80,20 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
     nets = build_networks(planner.coarse, planner.strategies, model)
     seen: list[Narrow] = []
 
-    def like(nets: Networks, restrict: Restriction | None) -> Problem:
+    def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
         assert restrict is None or isinstance(restrict, Narrow)
         seen.extend([restrict] if restrict else [])
         return build_problem(planner.coarse, planner.strategies, model, restrict, False, nets)
 
-    cut = narrow(nets, like, planner.coarse, None)
+    cut = restrict_states(nets, like, planner.coarse, None)
     for (block, name), left in seen[-1].left.items():
         net = next(iter(nets.blocks[block].values())) if block else nets.top
         assert 0 < left.sum() <= len(left) == net.sizes[name]
-    found = search(cut)
+    found = search_within_budget(cut)
     assert found.value == pytest.approx(
-        search(like(nets, seen[-1])).value, rel=1e-9
+        search_within_budget(like(nets, seen[-1])).value, rel=1e-9
     )  # borne by copies, weights cost the same
-    assert 0 < bounded(cut, found, "time", float("inf")).bound <= found.value
+    assert 0 < with_relaxed_bound(cut, found, "time", float("inf")).bound <= found.value
 
 
 def test_a_model_that_fits_is_left_alone() -> None:
@@ -123,7 +131,7 @@ def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pyte
             continue
         worse = plan.cost.step_time_s / best.cost.step_time_s
         assert worse > 1 - 1e-9
-        if plan.notes and plan.notes != (NOTE + NO_BOUND,):
+        if plan.notes and plan.notes != (RESTRICTED_NOTE + NO_BOUND_NOTE,):
             assert worse <= 1 + gap(plan) + 1e-9
         assert plan.optimal == (not plan.notes)
         wide += not plan.optimal

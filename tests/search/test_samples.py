@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import planner_core as shardscope
-from planner_core.search.network import given_by_samples
+from planner_core.search.network import input_sample_dims
 
 
 class TokensFirst(nn.Module):
@@ -74,7 +74,7 @@ def test_a_product_of_two_means_of_the_batch_takes_two_sums() -> None:
 def test_samples_behind_the_tokens_are_followed() -> None:
     made, inputs = CASES["tokens first"]
     report = shardscope.plan(made(), inputs=inputs, cluster="1x8-h100:gpus=2", accumulate=1)
-    found = given_by_samples(report.graph)
+    found = input_sample_dims(report.graph)
     top = report.graph.top
     assert all(
         found[top.name][i] == 0 for i, v in enumerate(top.values) if v.kind == "constant" and v.meta.shape == (8, 8)

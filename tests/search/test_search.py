@@ -28,9 +28,9 @@ from planner_core.search.algebra import PointBudget
 from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
 from planner_core.search.budget.mixing import _crossed
-from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import priced, solve
-from planner_core.search.lagrangian import memory_of, objective_of, search
+from planner_core.search.extract_plan import make_block_plans
+from planner_core.search.folded_solver import priced, solve_folded
+from planner_core.search.lagrangian import make_objective, memory_bytes, search_within_budget
 from planner_core.search.network.folded import Problem, build_problem
 from planner_core.search.objective import Objective
 from tests.support.random_graphs import prepared, random_graph
@@ -67,11 +67,11 @@ def problem_of(graph: Any, cluster: Cluster, mesh: str, **options: Any) -> Probl
 
 def relaxed(problem: Problem, kind: str = "time", shares: Shares = SHARES[0], price: float = 0.0) -> Objective:
     """A plain sum: the step's form at some shares of its maxima, memory at a price."""
-    return replace(objective_of(problem, kind).priced(price, 0.0), fixed=shares)
+    return replace(make_objective(problem, kind).priced(price, 0.0), fixed=shares)
 
 
 def claimed(problem: Problem, objective: Objective) -> float:
-    answer = solve(problem, objective)
+    answer = solve_folded(problem, objective)
     return float("inf") if answer is None else priced(objective, answer)
 
 
@@ -137,9 +137,9 @@ def test_optimum_where_no_dim_has_equal_parts_is_proven(mesh: str) -> None:
     problem = problem_of(graph, load_cluster(f"1x8-h100:gpus={3 if mesh == '3' else 6}"), mesh)
     for price in (0.0, PRICE):
         assert_proven(problem, relaxed(problem, price=price))
-    answer = search(problem)
+    answer = search_within_budget(problem)
     assert answer.assignment is not None
-    blocks = assemble(problem, answer.assignment)
+    blocks = make_block_plans(problem, answer.assignment)
     assert any((4096,) in param.segments.values() for bp in blocks.values() for param in bp.params.values())
     assert price_of(blocks, graph, problem.model).step_time_s == pytest.approx(answer.value)
 
@@ -161,9 +161,9 @@ def test_the_choice_of_zero_stages_is_proven(mesh: str, zero: int) -> None:
     problem = problem_of(graph, load_cluster("1x8-h100"), mesh, zero=zero, accumulate=2)
     objective = relaxed(problem, shares=SHARES[2], price=PRICE)
     assert_proven(problem, objective)
-    answer = solve(problem, objective)
+    answer = solve_folded(problem, objective)
     assert answer is not None
-    once = [p.gathered_once for b in assemble(problem, answer).values() for p in b.params.values()]
+    once = [p.gathered_once for b in make_block_plans(problem, answer).values() for p in b.params.values()]
     assert any(once), "no weight has the stage"
 
 
@@ -175,9 +175,11 @@ def test_the_choice_of_chunks_is_proven(recompute: str) -> None:
     problem = problem_of(graph, cluster, "2x4", chunks=4, recompute=recompute)
     assert_proven(problem, relaxed(problem))
     at_once = claimed(once := problem_of(graph, cluster, "2x4", recompute=recompute), relaxed(once))
-    answer = solve(problem, relaxed(problem))
+    answer = solve_folded(problem, relaxed(problem))
     assert answer is not None and priced(relaxed(problem), answer) < at_once
-    assert {e.chunks for p in assemble(problem, answer).values() for s in p.sites.values() for e in s.outputs} == {1, 4}
+    assert {
+        e.chunks for p in make_block_plans(problem, answer).values() for s in p.sites.values() for e in s.outputs
+    } == {1, 4}
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -194,7 +196,7 @@ def test_the_choice_of_recomputation_is_proven(price: float) -> None:
     """Every way in which two copies may run, each solved by itself, against the search that is free to choose."""
     problem = problem_of(load_snapshot("llama-3-8b", layers=2), load_cluster("1x8-h100"), "8", recompute="auto")
     objective = relaxed(problem, price=price)
-    found = solve(problem, objective)
+    found = solve_folded(problem, objective)
     assert found is not None
     (variants,) = problem.blocks.values()
     assert set(variants) == set(RECOMPUTE[1:])
@@ -217,10 +219,10 @@ def test_the_proof_can_fail() -> None:
 
 def assert_true_form_proven(problem: Problem) -> None:
     """The step's true form, a sum of maxima, has no lower value than the search says."""
-    answer = search(problem)
+    answer = search_within_budget(problem)
     assert answer.assignment is not None
     assert answer.optimal
-    net = unfold_problem(problem, objective_of(problem, "time"), answer.assignment)
+    net = unfold_problem(problem, make_objective(problem, "time"), answer.assignment)
     assert answer.assignment.step_time_s == pytest.approx(highs(net, near=answer.value), rel=3e-6)
 
 
@@ -252,7 +254,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b"])
 def test_deeper_models_cost_one_layer_more_each(name: str) -> None:
     """In the long run every further layer costs the same: the powers lose nothing at depth."""
-    few, more, most = (search(zoo(name, "8", n)).value for n in (20, 40, 60))
+    few, more, most = (search_within_budget(zoo(name, "8", n)).value for n in (20, 40, 60))
     assert most - more == pytest.approx(more - few, rel=1e-6)
 
 
@@ -262,11 +264,11 @@ def test_deeper_models_cost_one_layer_more_each(name: str) -> None:
 @lru_cache
 def ends(name: str, mesh: str, layers: int) -> tuple[float, float]:
     """Memory of the fastest assignment, and the least there is."""
-    free = search(zoo(name, mesh, layers)).assignment
+    free = search_within_budget(zoo(name, mesh, layers)).assignment
     assert free is not None
-    tight = search(zoo(name, mesh, layers), budget=1.0)
+    tight = search_within_budget(zoo(name, mesh, layers), budget=1.0)
     assert tight.assignment is None
-    return memory_of(free), tight.least_memory
+    return memory_bytes(free), tight.least_memory
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", T5_SLOW, "mixtral-8x7b", "gpt2-xl"])
@@ -277,14 +279,14 @@ def test_a_budget_is_kept_and_more_never_hurts(name: str) -> None:
     before = float("inf")
     for share in np.linspace(0.0, 1.0, 12):
         budget = least + share * (most - least)
-        answer = search(problem, budget=budget)
+        answer = search_within_budget(problem, budget=budget)
         assert answer.assignment is not None
-        assert memory_of(answer.assignment) <= budget
+        assert memory_bytes(answer.assignment) <= budget
         assert answer.bound <= answer.value * (1 + 1e-9)
         assert answer.optimal
         assert answer.value <= before * (1 + 1e-6)
         before = answer.value
-    assert search(problem, budget=least * (1 - 1e-6)).assignment is None
+    assert search_within_budget(problem, budget=least * (1 - 1e-6)).assignment is None
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", T5_SLOW, "mixtral-8x7b"])
@@ -292,11 +294,11 @@ def test_one_byte_under_a_plan_never_returns_it(name: str) -> None:
     problem = zoo(name, "8", 4)
     budget = float("inf")
     for _ in range(8):
-        answer = search(problem, budget=budget)
+        answer = search_within_budget(problem, budget=budget)
         if answer.assignment is None:
             break
-        assert memory_of(answer.assignment) <= budget
-        budget = memory_of(answer.assignment) - 1
+        assert memory_bytes(answer.assignment) <= budget
+        budget = memory_bytes(answer.assignment) - 1
     else:
         budget = 0.0
     assert budget < float("inf")
@@ -309,9 +311,9 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
     most, least = ends(name, "8", 3)
     for share in (0.8, 0.2, 0.5):
         budget = least + share * (most - least)
-        later = search(problem, budget=budget)
+        later = search_within_budget(problem, budget=budget)
         problem.cache.exact.clear()
-        first = search(problem, budget=budget)
+        first = search_within_budget(problem, budget=budget)
         assert later.optimal and first.optimal
         assert later.value == pytest.approx(first.value, rel=2e-6)
         assert later.solves <= first.solves
@@ -320,24 +322,26 @@ def test_what_was_asked_before_changes_no_answer(name: str) -> None:
 def test_a_search_without_proof_mixes_the_copies() -> None:
     """Where the solutions at prices lie far apart, plans between them are mixtures of their copies; one is found without a proof."""
     problem = problem_of(load_snapshot("gpt2-xl", layers=12), load_cluster("2x8-h100"), "2x8", recompute="auto")
-    fast = search(problem)
-    small = search(problem, budget=1.0)
-    budget = small.least_memory + 0.6 * (memory_of(fast.assignment) - small.least_memory) if fast.assignment else 0.0
-    rough = search(problem, budget=budget, prove=False)
-    assert rough.assignment is not None and memory_of(rough.assignment) <= budget
+    fast = search_within_budget(problem)
+    small = search_within_budget(problem, budget=1.0)
+    budget = small.least_memory + 0.6 * (memory_bytes(fast.assignment) - small.least_memory) if fast.assignment else 0.0
+    rough = search_within_budget(problem, budget=budget, prove=False)
+    assert rough.assignment is not None and memory_bytes(rough.assignment) <= budget
     assert len({c.variant for c in rough.assignment.copies}) > 1
-    assert rough.gap < 0.1 * (search(problem, budget=small.least_memory + 1, prove=False).value / fast.value - 1)
+    assert rough.gap < 0.1 * (
+        search_within_budget(problem, budget=small.least_memory + 1, prove=False).value / fast.value - 1
+    )
 
 
 def test_a_search_leaves_no_cycle_behind() -> None:
     """A server plans all day: what a search made must go when it is dropped, not when the collector comes by."""
     problem = problem_of(load_snapshot("gpt2-xl", layers=4), load_cluster("2x8-h100"), "2x8")
-    free, least = search(problem), search(problem, budget=1.0).least_memory
+    free, least = search_within_budget(problem), search_within_budget(problem, budget=1.0).least_memory
     assert free.assignment is not None
     gc.collect()
     gc.disable()
     try:
-        answer = search(problem, budget=(least + memory_of(free.assignment)) / 2)
+        answer = search_within_budget(problem, budget=(least + memory_bytes(free.assignment)) / 2)
         assert answer.solves > 2
         left = weakref.ref(problem)
         del problem
@@ -349,16 +353,16 @@ def test_a_search_leaves_no_cycle_behind() -> None:
 def assert_best_within(problem: Problem, shares: Sequence[float], gap: float = 0.0) -> None:
     """The search is called optimal at budgets between the least memory and that of the fastest, and an integer program with both
     ends of the step as constraints finds nothing better. Where less than `gap` is left open, its answer lies within what is."""
-    free, none = search(problem).assignment, search(problem, budget=1.0)
+    free, none = search_within_budget(problem).assignment, search_within_budget(problem, budget=1.0)
     assert free is not None
     assert none.assignment is None
     for share in shares:
-        budget = none.least_memory + share * (memory_of(free) - none.least_memory)
-        answer = search(problem, budget=budget)
+        budget = none.least_memory + share * (memory_bytes(free) - none.least_memory)
+        answer = search_within_budget(problem, budget=budget)
         assert answer.assignment is not None
         assert answer.optimal or answer.gap < gap
-        assert memory_of(answer.assignment) <= budget
-        net = unfold_problem(problem, objective_of(problem, "time"))
+        assert memory_bytes(answer.assignment) <= budget
+        net = unfold_problem(problem, make_objective(problem, "time"))
         limits = dict.fromkeys(("after_forward", "after_backward"), budget)
         best = highs(net, limits, near=answer.value)
         assert answer.bound * (1 - 3e-6) <= best <= answer.assignment.step_time_s * (1 + 3e-6)
@@ -416,9 +420,9 @@ def test_no_budget_leaves_a_gap_in_a_deep_model(name: str, layers: int) -> None:
 def test_what_is_left_open_in_a_deep_model_is_little(share: float) -> None:
     """Copies that differ bring a plan near the bound: what neither price nor sample would do alone."""
     problem = zoo("mixtral-8x7b", "16", 1000)
-    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    free, least = search_within_budget(problem).assignment, search_within_budget(problem, budget=1.0).least_memory
     assert free is not None
-    answer = search(problem, budget=least + share * (memory_of(free) - least))
+    answer = search_within_budget(problem, budget=least + share * (memory_bytes(free) - least))
     assert answer.assignment is not None
     assert answer.gap < 0.01  # 18 % before samples were taken
     assert len(set(answer.assignment.copies)) > 1
@@ -448,11 +452,13 @@ def test_no_budget_leaves_a_gap(name: str, mesh: str) -> None:
 
 def assert_no_gap(name: str, mesh: str, layers: int | None = None, gap: float = 0.0) -> None:
     problem = zoo(name, mesh, layers)
-    free, least = search(problem).assignment, search(problem, budget=1.0).least_memory
+    free, least = search_within_budget(problem).assignment, search_within_budget(problem, budget=1.0).least_memory
     assert free is not None
     before = float("inf")
     for share in (0.02, 0.2, 0.5, 0.8, 0.98):
-        answer = search(problem, budget=least + share * (memory_of(free) - least), work=PointBudget(THOROUGH.request))
+        answer = search_within_budget(
+            problem, budget=least + share * (memory_bytes(free) - least), work=PointBudget(THOROUGH.request)
+        )
         assert answer.optimal or answer.gap < gap
         assert answer.value <= before * (1 + 1e-6 + gap)
         before = answer.value
@@ -462,7 +468,7 @@ def assert_no_gap(name: str, mesh: str, layers: int | None = None, gap: float = 
 
 
 def value_on(cluster: Cluster, mesh: str, name: str = "llama-3-8b") -> float:
-    return search(problem_of(load_snapshot(name, layers=2), cluster, mesh)).value
+    return search_within_budget(problem_of(load_snapshot(name, layers=2), cluster, mesh)).value
 
 
 @settings(max_examples=12)

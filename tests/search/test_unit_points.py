@@ -13,7 +13,7 @@ from planner_core.cost.step_time import StepTime
 from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.network.factors import Factor, Network
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.narrowed import Part, narrowed
 from planner_core.search.units.unit import total
@@ -22,16 +22,16 @@ from planner_core.search.units.unit_points import TimeSums, around, least_by_poi
 PAIRS = (("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"))
 
 
-def random_unit(seed: int) -> Compiled:
+def random_unit(seed: int) -> CompiledNetwork:
     """Four variables of three states in a ring; some entries impossible, all components between 0 and 1."""
     dice = np.random.default_rng(seed)
     factors = [Factor(pair, dice.random((NUM_COMPONENTS, 3, 3)), dice.random((3, 3)) > 0.1) for pair in PAIRS]
     sizes = dict.fromkeys("abcd", 3)
     sequence = order(sizes, [f.vars for f in factors], ())
-    return Compiled(Network(sizes, factors), (), {v: np.arange(3) for v in sizes}, factors, sequence)
+    return CompiledNetwork(Network(sizes, factors), (), {v: np.arange(3) for v in sizes}, factors, sequence)
 
 
-def every(unit: Compiled, objective: Objective) -> Iterator[tuple[dict[str, int], float]]:
+def every(unit: CompiledNetwork, objective: Objective) -> Iterator[tuple[dict[str, int], float]]:
     """Each possible one of all 81 assignments, and its true cost."""
     for states in itertools.product(range(3), repeat=4):
         at = dict(zip("abcd", states, strict=True))
@@ -39,7 +39,7 @@ def every(unit: Compiled, objective: Objective) -> Iterator[tuple[dict[str, int]
             yield at, float(objective.priced_cost(total(unit.factors, at)))
 
 
-def brute_force(unit: Compiled, objective: Objective) -> float:
+def brute_force(unit: CompiledNetwork, objective: Objective) -> float:
     """The least of all assignments."""
     return min(cost for _, cost in every(unit, objective))
 

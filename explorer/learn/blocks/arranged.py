@@ -17,8 +17,8 @@ from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.ops import Kind, operator
 from planner_core.planning import Planner
 from planner_core.planning.methods import BASELINES
-from planner_core.search import search
-from planner_core.search.candidates import matrices
+from planner_core.search import search_within_budget
+from planner_core.search.candidates import weight_matrices
 from planner_core.search.network import Problem
 
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -64,7 +64,7 @@ class Arranged:
 def suited(learner: Learner) -> tuple[Learner, str, str]:
     """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
     for name, block in learner.graph.blocks.items():
-        if tuple(short(block.values[w].name) for w in matrices(block)) == WEIGHTS:
+        if tuple(short(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
             return learner, name, ""
     found, name, _ = suited(standard(learner))
     return found, name, f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD]}."
@@ -101,7 +101,7 @@ def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged | 
     """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
     learner, name, _ = suited(learner)
     block = learner.graph.blocks[name]
-    full = [block.values[w].name for w in matrices(block)]
+    full = [block.values[w].name for w in weight_matrices(block)]
     planner = placing.neighbours(learner, devices)
     placed = placing.PlacedBlock(name, block, dict(zip(full, letters, strict=True)))
     problem = planner.problem(DeviceMesh(("tensor",), (devices,)), placed, zero=0, uniform=True)
@@ -121,7 +121,7 @@ def of_plan(learner: Learner, plan: Plan, planner: Planner) -> Arranged:
 
 
 def _searched(planner: Planner, problem: Problem, block: str, title: str, objective: str) -> Arranged | None:
-    answer = search(problem, objective=objective)
+    answer = search_within_budget(problem, objective=objective)
     if answer.assignment is None:
         return None
     return _arranged(planner.plan(problem, answer, title, "learn", objective), planner, block)

@@ -11,7 +11,7 @@ from explorer.learn.learner import Learner
 from planner_core.core import Block, BlockPlan, Edge, Graph, Plan
 from planner_core.cost import CostModel, Message, MessageSource, cost_model, message_time, messages
 from planner_core.planning import Planner
-from planner_core.search.network import Network, Restriction, only
+from planner_core.search.network import Network, Restriction, allow_only
 
 SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
@@ -55,7 +55,7 @@ class PlacedBlock(Restriction):
             if value.kind == "parameter" and value.name in self.letters:
                 good = [str(pair[0]) == self.letters[value.name] for pair in states.pairs]
                 ok = np.array(good, dtype=bool)[states.index[:, -1]]
-                net.factors.append(only(name, ok))
+                net.factors.append(allow_only(name, ok))
 
 
 def neighbours(learner: Learner, devices: int) -> Planner:

@@ -10,7 +10,7 @@ from planner_core.core import BlockPlan, Cost, DeviceMesh, Workload
 from planner_core.cost import price
 from planner_core.cost.memory import walk
 from planner_core.planning.methods import BASELINES
-from planner_core.search import assemble, least_memory, search
+from planner_core.search import find_least_memory, make_block_plans, search_within_budget
 from planner_core.search.network import Problem
 
 
@@ -75,8 +75,8 @@ def _made(
     problem = _problem(learner, devices, method, keeping)
     if not problem:
         return None
-    found = search(problem, objective="time").assignment if method else least_memory(problem)
-    return (problem, assemble(problem, found)) if found else None
+    found = search_within_budget(problem, objective="time").assignment if method else find_least_memory(problem)
+    return (problem, make_block_plans(problem, found)) if found else None
 
 
 def _problem(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Problem | None:

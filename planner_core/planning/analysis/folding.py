@@ -6,7 +6,7 @@ from typing import Any
 
 from planner_core.models import fold_steps, weight_nodes
 from planner_core.ops import CoarseGraph
-from planner_core.search.candidates import matrices
+from planner_core.search.candidates import weight_matrices
 
 
 def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
     repeats = graph.num_repeats
     blocks = []
     for name, block in coarse.blocks.items():
-        weights = [block.block.values[w].name for w in matrices(block.block)]
+        weights = [block.block.values[w].name for w in weight_matrices(block.block)]
         calls = [c.prefix for c in graph.calls() if c.block == name]
         blocks.append(
             {

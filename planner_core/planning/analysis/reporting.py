@@ -16,7 +16,7 @@ from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, software_text, speed_of
 from planner_core.planning.session import usable_bytes
-from planner_core.search.candidates import matrices
+from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
 AGREES = 0.01
@@ -93,8 +93,8 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
             "name": name,
             "repeats": repeats[name],
             "nodes": len(b.groups),
-            "weights": len(matrices(b.block)),
-            "candidates": 3 ** len(matrices(b.block)),
+            "weights": len(weight_matrices(b.block)),
+            "candidates": 3 ** len(weight_matrices(b.block)),
         }
         for name, b in coarse.blocks.items()
     ]

@@ -22,7 +22,7 @@ from planner_core.core import Call
 from planner_core.cost import Component, Shares
 from planner_core.planning.methods import EXACT
 from planner_core.planning.session import Planner, meshes
-from planner_core.search import Assignment, Objective, best_shares, objective_of, search, solve
+from planner_core.search import Assignment, Objective, best_shares, make_objective, search_within_budget, solve_folded
 from planner_core.search.network import Factor, Network, Problem, tensor_name
 
 INFINITE = 1e12
@@ -35,10 +35,10 @@ def network_json(planner: Planner) -> dict[str, Any]:
     mesh, kind = meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
     problems = [planner.problem(mesh, zero=zero) for zero in planner.stages_of(EXACT)]
-    found = [(search(problem, objective=kind, budget=budget), problem) for problem in problems]
+    found = [(search_within_budget(problem, objective=kind, budget=budget), problem) for problem in problems]
     answer, problem = min(found, key=lambda f: f[0].value)
     objective = relaxation(problem, kind, answer.assignment, answer.prices)
-    relaxed = solve(problem, objective)
+    relaxed = solve_folded(problem, objective)
     data = unfold_problem(problem, objective, answer.assignment)
     data["optimum"] = relaxed.bound if relaxed else INFINITE
     data["value"] = answer.value if answer.assignment else None
@@ -50,7 +50,7 @@ def relaxation(
     problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float] = (0.0, 0.0)
 ) -> Objective:
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
-    free = objective_of(problem, kind)
+    free = make_objective(problem, kind)
     shares = best_shares(free, [found.totals], Shares()) if found else Shares()
     return replace(free.priced(*prices), fixed=shares)
 

@@ -8,7 +8,15 @@ from itertools import islice
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
-from planner_core.search import Answer, exceeds_budget_by_far, fastest, fit, quick_bound, quick_plan_fits, search
+from planner_core.search import (
+    Answer,
+    exceeds_budget_by_far,
+    fit_simulated_memory,
+    possible_winners,
+    rough_bound,
+    rough_plan_fits,
+    search_within_budget,
+)
 from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
@@ -86,12 +94,12 @@ def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: M
     fit: what `planner` may choose, `saving` may choose too."""
     problems = _problems(planner, options, b)
     with planner.clock("baselines"):
-        fast = fastest(problems, "time") if saving is not planner else []
-        fits = any(quick_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
+        fast = possible_winners(problems, "time") if saving is not planner else []
+        fits = any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
     if fast and not fits:
         planner, problems = saving, _problems(saving, options, b)
     with planner.clock("baselines"):
-        problems.sort(key=lambda p: quick_bound(p, "time"))  # so that meshes that cannot win any more are skipped
+        problems.sort(key=lambda p: rough_bound(p, "time"))  # so that meshes that cannot win any more are skipped
         chosen = _best(planner, problems)
         return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
 
@@ -110,17 +118,17 @@ def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] |
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
     for problem in problems:
-        if quick_bound(problem, "time") >= least:
+        if rough_bound(problem, "time") >= least:
             break
         if exceeds_budget_by_far(problem, planner.budget):
             continue
-        answer = fit(
+        answer = fit_simulated_memory(
             problem, planner.graph, planner.budget, "time", least, prove=False
         )  # its gap is told; nobody asked to prove it
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
     if best is None:
-        free = [(p, search(p, objective="time")) for p in fastest(problems, "time")]
+        free = [(p, search_within_budget(p, objective="time")) for p in possible_winners(problems, "time")]
         best = min(free, key=lambda f: f[1].value, default=None)
     return best
 

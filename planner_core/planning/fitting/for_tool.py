@@ -26,7 +26,7 @@ from planner_core.planning.methods import (
 )
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner
-from planner_core.search import search
+from planner_core.search import search_within_budget
 
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
@@ -78,7 +78,7 @@ def _in_pairs(
     for mesh in options:
         say(f"search on {mesh}")
         problem = planner.builders(EXACT, mesh)[0]()
-        answer = search(problem, objective="time")
+        answer = search_within_budget(problem, objective="time")
         if answer.assignment is not None:
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
             layout = layers_of(plan, planner.graph, form)
@@ -114,7 +114,7 @@ def as_told(
         return None
     answer = planner.solve(problem, "time")
     if answer.assignment is None:
-        answer = search(problem, objective="time")
+        answer = search_within_budget(problem, objective="time")
     if answer.assignment is None:
         return None
     found = planner.plan(problem, answer, plan.name, plan.method, "time")

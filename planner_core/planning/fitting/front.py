@@ -10,7 +10,7 @@ from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner
-from planner_core.search import Answer, Assignment, corners_below, front, memory_of, quick
+from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes, search_roughly
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -38,8 +38,8 @@ def corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Pla
             with contextlib.suppress(TooWide), planner.clock("front"):
                 problem, usual = build(), number == 0 or bool(planner.spaces)
                 known = [p[:2] for p in points]
-                ends = corners_below(problem, known, FRONT_STEP) if usual else [quick(problem, "time")]
-                points += [(a.seconds, memory_of(a), problem, a) for a in ends if a is not None]
+                ends = find_corners_below(problem, known, FRONT_STEP) if usual else [search_roughly(problem, "time")]
+                points += [(a.seconds, memory_bytes(a), problem, a) for a in ends if a is not None]
     points.sort(key=lambda p: p[:2])
     kept: list[tuple[float, float, Problem, Assignment]] = []
     for point in points:
@@ -76,7 +76,7 @@ def exact_front(
         say(f"front on {mesh}")
         for build in planner.builders(uniform, mesh):
             try:
-                found = front(build(), objective)
+                found = find_pareto_front(build(), objective)
             except TooWide:
                 exact = False
                 continue

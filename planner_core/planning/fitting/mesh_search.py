@@ -24,16 +24,16 @@ from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import (
-    ABOVE,
+    FIRST_BUDGET_FACTOR,
     TIE,
     Answer,
-    bounded,
+    describe_gap,
     exceeds_budget_by_far,
-    gap_note,
-    memory_of,
-    quick,
-    quick_bound,
-    search,
+    memory_bytes,
+    rough_bound,
+    search_roughly,
+    search_within_budget,
+    with_relaxed_bound,
 )
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -115,10 +115,10 @@ def choose_mesh(
 def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float:
     """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
     with planner.clock("search"):
-        found = quick(problem, objective)
+        found = search_roughly(problem, objective)
         if found is None:
             return 0.0
-        return bounded(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
+        return with_relaxed_bound(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
 
 
 def _without_gathers(
@@ -165,7 +165,7 @@ def _no_worse_than_one_policy(
         except PlannerError:
             continue
         if other.fits and planner.value(other) < planner.value(plan):
-            gap = gap_note(planner.value(other), answer.bound)
+            gap = describe_gap(planner.value(other), answer.bound)
             plan = replace(other, optimal=False, bound=answer.bound, notes=(gap,))
     return plan
 
@@ -187,7 +187,7 @@ def _ranked_problems(
     objective = planner.objective(method)
     with planner.clock("search"):
         if len(found) == 1:
-            return [RoughSearch(found[0], bound=quick_bound(found[0], objective) if below < math.inf else 0.0)], wide
+            return [RoughSearch(found[0], bound=rough_bound(found[0], objective) if below < math.inf else 0.0)], wide
         return rank_by_bound(found, objective, planner.budget, say, below), wide
 
 
@@ -231,13 +231,13 @@ def rank_by_bound(
     first."""
     found: list[tuple[bool, float, RoughSearch]] = []
     near = [p for p in problems if not exceeds_budget_by_far(p, budget)]
-    fit = [a.seconds * (1 + TIE) for p in near if (a := quick(p, objective)) and memory_of(a) <= budget]
+    fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]
     best, prices = min([below, *fit]), (0.0, 0.0)
-    for problem in sorted(near, key=lambda p: _level(quick_bound(p, objective))):
-        if less(best, bound := quick_bound(problem, objective)):
+    for problem in sorted(near, key=lambda p: _level(rough_bound(p, objective))):
+        if less(best, bound := rough_bound(problem, objective)):
             found.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
-        answer = search(
+        answer = search_within_budget(
             problem,
             objective=objective,
             budget=budget,
@@ -248,7 +248,7 @@ def rank_by_bound(
         )
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
-        bound = answer.bound - sum(answer.prices) * (ABOVE - 1) * budget
+        bound = answer.bound - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
         found.append((nothing, answer.bound, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
         best = answer.value if less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices

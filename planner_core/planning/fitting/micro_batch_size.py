@@ -22,7 +22,7 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
 from planner_core.planning.session import Planner, meshes, prepare
-from planner_core.search.network import Network, Restriction, only, ports
+from planner_core.search.network import Network, Restriction, allow_only, boundary_variables
 
 
 @dataclass
@@ -41,14 +41,14 @@ class SamplesOver(Restriction):
         if not block and self.graph.blocks:
             return
         where = self.graph.blocks[block] if block else self.graph.top
-        counted = ports(where) if block else tuple(net.tensors)
+        counted = boundary_variables(where) if block else tuple(net.tensors)
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
         for name, states in net.tensors.items():
             value = where.values[int(name[1:])]
             if name in counted and value.kind != "parameter" and value.meta.shape[:1] in ((batch,), (batch * seq,)):
                 over = np.array([pair[0] == Shard(0) for pair in states.pairs])[states.index]  # [state, axis]
                 wanted = np.isin(np.arange(over.shape[1]), self.axes)
-                net.factors.append(only(name, (over == wanted).all(axis=1)))
+                net.factors.append(allow_only(name, (over == wanted).all(axis=1)))
 
 
 def of_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:

@@ -35,13 +35,13 @@ from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Re
 from planner_core.planning.session import Planner, meshes, with_recompute
 from planner_core.search import (
     TIE,
+    describe_gap,
     exceeds_budget_by_far,
-    fastest,
-    gap_note,
-    least_value,
-    quick,
-    quick_bound,
-    quick_plan_fits,
+    least_value_bound,
+    possible_winners,
+    rough_bound,
+    rough_plan_fits,
+    search_roughly,
 )
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -214,13 +214,13 @@ class _Choice:
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
         if bound >= min(plan.bound, value) * (1 - TIE / 10):
             return planner, plan
-        before = gap_note(value, plan.bound)
+        before = describe_gap(value, plan.bound)
         notes = tuple(note for note in plan.notes if note != before)
         return planner, replace(
             plan,
             optimal=value <= bound * (1 + TIE),
             bound=bound,
-            notes=notes if value <= bound * (1 + TIE) else (gap_note(value, bound), *notes),
+            notes=notes if value <= bound * (1 + TIE) else (describe_gap(value, bound), *notes),
         )
 
 
@@ -232,7 +232,7 @@ def _least(planner: Planner, mesh: DeviceMesh) -> float:
         return 0.0
     with planner.clock("search"):
         objective = planner.objective()
-        return min((0.0 if p.whole is not None else quick_bound(p, objective) for p in problems), default=np.inf)
+        return min((0.0 if p.whole is not None else rough_bound(p, objective) for p in problems), default=np.inf)
 
 
 def _looked_at(
@@ -296,8 +296,8 @@ def _room(count: Count) -> float:
     planner, least = count.plain, np.inf
     with contextlib.suppress(TooWide):
         problems = _problems(planner, count.options)
-        for problem in fastest(problems, planner.objective()):
-            if (fast := quick(problem, planner.objective())) is not None:
+        for problem in possible_winners(problems, planner.objective()):
+            if (fast := search_roughly(problem, planner.objective())) is not None:
                 after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
                 left = planner.budget - after_backward
                 least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
@@ -318,10 +318,10 @@ def _without_recomputation(
     if any(p.whole is not None for p in problems):  # its bound does not hold for the whole space
         return None
     with planner.clock("search"):
-        fast = fastest(problems, objective)
-        if not any(quick_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
+        fast = possible_winners(problems, objective)
+        if not any(rough_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
             return None
-        least = least_value(fast, objective) * (1 + TIE)
+        least = least_value_bound(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):
         plan = search(planner, count.options, say, below=min(below, least), prove=False)
         if plan.fits and planner.value(plan) <= least:

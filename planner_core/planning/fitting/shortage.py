@@ -25,7 +25,7 @@ from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_mode
 from planner_core.cost.memory import Held, tensors_at_peak
 from planner_core.ops import operator
 from planner_core.planning.session import Planner
-from planner_core.search import Answer, memory_of
+from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -170,7 +170,7 @@ def idle_axes(plan: Plan, graph: Graph) -> list[int]:
 def needs_buffers(answer: Answer, budget: float) -> bool:
     """Whether the network's sum of the least memory nearly fits, and its peak is well above the sum. Buffers for gathered weights may
     be why: the sum does not hold them."""
-    held = memory_of(answer.smallest) if answer.smallest else float("inf")
+    held = memory_bytes(answer.smallest) if answer.smallest else float("inf")
     return held <= budget * NEARLY and answer.least_memory > held * (1 + BUFFERS)
 
 
@@ -199,7 +199,7 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    short = shortage(plan, planner.graph, planner.budget, memory_of(answer.smallest))
+    short = shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         again = "" if planner.workload.recompute in ("auto", "full") else ", --recompute full"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner_core.core import Block, Graph, Op
 from planner_core.ops import DISPATCH, Kind, operator, rows
 from planner_core.planning.methods.layout import CP_TYPES, Layout
-from planner_core.search.network import Problem, deciding
+from planner_core.search.network import Problem, find_infeasible_group
 
 OTHERS = {
     "ring": "cp_type=ulysses or cp_type=gather",
@@ -31,7 +31,7 @@ def faults(graph: Graph, layout: Layout) -> list[str]:
 
 def undecided(problem: Problem, layout: Layout) -> str:
     """The operator because of which a layout has no plan, as a sentence without a way out."""
-    found = deciding(problem)
+    found = find_infeasible_group(problem)
     if found is None:
         return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
     op = next((op for op in found.ops if _joins(found.block, op)), found.ops[0])

@@ -39,7 +39,7 @@ from planner_core.planning.methods.restrictions import (
     whole,
 )
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
-from planner_core.search.network import FREE, AxisState, Network, only
+from planner_core.search.network import NO_STAGE, AxisState, Network, allow_only
 
 EXPERTS = {"gate_up_proj": 1, "down_proj": 2}
 """The dim of fused experts that is their inner width."""
@@ -109,7 +109,7 @@ class FormRules(VendorRules):
             meta = value.meta
             if value.kind == "activation" and meta.shape and meta.shape[-1] in wide:
                 good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.pairs])
-                net.factors.append(only(name, good[states.index[:, axis]]))
+                net.factors.append(allow_only(name, good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [
                 [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
@@ -117,7 +117,7 @@ class FormRules(VendorRules):
             ]
             if wide and any(rows):
                 good = np.array(["classes" not in names for names in rows], dtype=bool)
-                net.factors.append(only(name, good[node.index[:, axis]]))
+                net.factors.append(allow_only(name, good[node.index[:, axis]]))
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         if axis == self.layout.axis and any(_runs_in_part(op, row) for op, row in zip(ops, rows, strict=True)):
@@ -167,7 +167,7 @@ def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
                     choice[id(value)] = {0} if tied else {0, 1}
 
     def follows(v: Value, pair: AxisState) -> bool:
-        if pair[0] != pair[2] or (isinstance(pair[0], Shard) and pair[3] != FREE):  # gathered at use
+        if pair[0] != pair[2] or (isinstance(pair[0], Shard) and pair[3] != NO_STAGE):  # gathered at use
             return False
         if id(v) in choice:
             return pair[0] == R or (isinstance(pair[0], Shard) and pair[0].dim in choice[id(v)])

@@ -9,7 +9,7 @@ import numpy as np
 from planner_core.core import DeviceMesh, Graph, Shard
 from planner_core.ops import MULTIPLYING, operator
 from planner_core.planning.methods.restrictions import residual_shapes
-from planner_core.search.network import Network, Restriction, only
+from planner_core.search.network import Network, Restriction, allow_only
 
 
 @dataclass
@@ -36,7 +36,7 @@ class SplitWeights(Restriction):
             ok = np.ones(len(states), dtype=bool)
             for axis in range(states.index.shape[1]):
                 ok &= np.array(good, dtype=bool)[states.index[:, axis]]
-            net.factors.append(only(name, ok))
+            net.factors.append(allow_only(name, ok))
 
 
 @dataclass
@@ -54,7 +54,7 @@ class SplitWork(Restriction):
             split = np.array([all(row[i].splits_work for i in heavy) for row in s.rows], dtype=bool)
             ok = np.asarray(split[node.index].all(axis=1))
             if heavy and ok.any():
-                net.factors.append(only(name, ok))
+                net.factors.append(allow_only(name, ok))
 
 
 def alpa(graph: Graph, mesh: DeviceMesh) -> Restriction | None:

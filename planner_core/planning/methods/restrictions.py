@@ -16,16 +16,16 @@ from planner_core.core import Block, DeviceMesh, Graph, Op, P, R, Shard, Value
 from planner_core.ops import DISPATCH, WHOLE_LOGITS, Kind, Row, operator
 from planner_core.planning.methods.method import Restrict
 from planner_core.search.network import (
-    FREE,
+    NO_STAGE,
     AxisState,
-    Dims,
+    DimByValue,
     Ints,
     Network,
     Restriction,
-    Samples,
-    given_by_samples,
-    only,
-    samples_of,
+    SampleDims,
+    allow_only,
+    find_sample_dims,
+    input_sample_dims,
     tensor_name,
 )
 
@@ -51,7 +51,7 @@ BY_HEADS: Mapping[Kind, Runs] = {Kind.ATTENTION: Runs(frozenset({"heads"}))}
 class AxisRules(Restriction):
     """For each mesh axis a test of activations and a test of parameters.
 
-    An axis with the test `batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see `Samples`).
+    An axis with the test `batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see `SampleDims`).
     On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for
     each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a
     data axis, and experts without an all_to_all of tokens. No plan deals samples out unevenly to `ranks`, those of the data axes together.
@@ -64,14 +64,14 @@ class AxisRules(Restriction):
     ranks: int = field(default=1, kw_only=True)
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the parameters that pass in every state."""
-    _samples: dict[str, Samples] = field(default_factory=dict, init=False, repr=False)  # by block
-    _given: dict[str, Dims] = field(default_factory=dict, init=False, repr=False)
+    _samples: dict[str, SampleDims] = field(default_factory=dict, init=False, repr=False)  # by block
+    _given: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
         if self.graph.workload["batch"] % self.ranks:
-            net.factors += [only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
+            net.factors += [allow_only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
             return
         samples = self._samples_of(where, net)
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
@@ -129,11 +129,11 @@ class AxisRules(Restriction):
                     return False
         return True
 
-    def _samples_of(self, where: Block, net: Network) -> Samples:
+    def _samples_of(self, where: Block, net: Network) -> SampleDims:
         if not self._given:
-            self._given.update(given_by_samples(self.graph))
+            self._given.update(input_sample_dims(self.graph))
         if where.name not in self._samples:
-            self._samples[where.name] = samples_of(where, net, self._given.get(where.name, {}))
+            self._samples[where.name] = find_sample_dims(where, net, self._given.get(where.name, {}))
         return self._samples[where.name]
 
     def _in_stream(self, value: Value) -> bool:
@@ -153,7 +153,7 @@ class AxisRules(Restriction):
             if test is not None:
                 ok &= np.array(test, dtype=bool)[index[:, axis]]
         if ok.any() or not lenient:  # a bias that cannot be sharded is not restricted
-            net.factors.append(only(name, ok))
+            net.factors.append(allow_only(name, ok))
 
 
 def residual_shapes(graph: Graph) -> set[tuple[int, ...]]:
@@ -215,12 +215,12 @@ def of_stage(stage: int) -> PairTest:
 
 def dealt_out(v: Value, pair: AxisState) -> bool:
     """The weight of experts: each rank has some of the experts, and uses them where they are."""
-    return bool(pair[0] == Shard(0) and pair[3] == FREE)
+    return bool(pair[0] == Shard(0) and pair[3] == NO_STAGE)
 
 
 def used_in_parts(v: Value, pair: AxisState) -> bool:
     """The weight of a product (see PRODUCTS) is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
-    return isinstance(pair[0], Shard) and pair[3] == FREE if is_matrix(v) else pair[3] in (FREE, 0)
+    return isinstance(pair[0], Shard) and pair[3] == NO_STAGE if is_matrix(v) else pair[3] in (NO_STAGE, 0)
 
 
 @dataclass
@@ -239,7 +239,7 @@ class DataAxis(Restriction):
                 continue
             wanted = R if value.kind == "parameter" else Shard(0)
             ok = np.array([pair[0] == wanted for pair in states.pairs])[states.index[:, 0]]
-            net.factors.append(only(name, ok))
+            net.factors.append(allow_only(name, ok))
 
 
 # --- usual layouts ----------------------------------------------------------------------------------------------

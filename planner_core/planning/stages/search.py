@@ -45,7 +45,7 @@ from planner_core.planning.session import Planner, prepare, with_recompute
 from planner_core.planning.stages.cuts import best_cut, even_cut, priced_cut
 from planner_core.planning.stages.degrees import Degrees, every_degrees
 from planner_core.planning.stages.pieces import Ranges, Way, way_of
-from planner_core.search import assemble, quick, search
+from planner_core.search import make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -236,7 +236,7 @@ class _Search:
         """Seconds and bytes of activations of a micro-batch of the whole model on the mesh of a rank, without recomputation."""
         problem, m = self.problem(d, "none", uniform=False), d.micro_batches
         with self.first.clock("search"):
-            found = quick(problem, "time") if problem else None
+            found = search_roughly(problem, "time") if problem else None
         if found is None:
             return None
         kept = found.totals[Component.AFTER_FORWARD] - found.totals[Component.AFTER_BACKWARD]
@@ -253,7 +253,9 @@ class _Search:
                 most = limit / d.least(1.0)
                 self.known[at] = math.inf
                 if problem:
-                    found = search(problem, budget=self.room(d), abandon_above=most, prove=False, bound_only=True)
+                    found = search_within_budget(
+                        problem, budget=self.room(d), abandon_above=most, prove=False, bound_only=True
+                    )
                     if found.assignment or found.bound > most:
                         self.known[at] = found.bound
         return self.known[at]
@@ -307,10 +309,10 @@ class _Search:
             for part in parts if problem else ():
                 assert problem is not None
                 with self.first.clock("search"):
-                    found = search(problem, budget=self.room(d, part), prove=False)
+                    found = search_within_budget(problem, budget=self.room(d, part), prove=False)
                 if found.assignment is None:
                     break
-                blocks = assemble(problem, found.assignment)
+                blocks = make_block_plans(problem, found.assignment)
                 if blocks not in seen:
                     seen.append(blocks)
                     ends, name = ops_at_the_ends(self.first.coarse), f"{recompute} {part:g}"

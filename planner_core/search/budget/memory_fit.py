@@ -6,7 +6,7 @@ budgets for the sum, until the best assignment that fits lies just below one tha
 
     next budget of the sum = (sum of the last answer) + (budget of the GPU - simulated peak of the last answer)
 
-Example: a GPU has 80 GB. The search is asked for a sum of 84 GB (`ABOVE`). Its answer has a sum of 83 GB and a simulated peak
+Example: a GPU has 80 GB. The search is asked for a sum of 84 GB (`FIRST_BUDGET_FACTOR`). Its answer has a sum of 83 GB and a simulated peak
 of 82 GB, which does not fit. The next budget is 83 + (80 - 82) = 81 GB. Its answer has a sum of 80.9 GB and a peak of 79.9 GB,
 which fits. The next budget would be 80.9 + (80 - 79.9) = 81 GB again, so the search ends.
 """
@@ -20,16 +20,22 @@ from itertools import product
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
 from planner_core.search.algebra.pareto_points import MAX_PROOF_POINTS, PointBudget
-from planner_core.search.extract_plan import assemble
-from planner_core.search.folded_solver import solve
-from planner_core.search.lagrangian import least_memory, memory_of, objective_of, quick, search
+from planner_core.search.extract_plan import make_block_plans
+from planner_core.search.folded_solver import solve_folded
+from planner_core.search.lagrangian import (
+    find_least_memory,
+    make_objective,
+    memory_bytes,
+    search_roughly,
+    search_within_budget,
+)
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Answer, Assignment, SearchCache
 from planner_core.search.objective import TIE
 
 WALKS = 6
 """Budgets of the sum that are tried."""
-ABOVE = 1.05
+FIRST_BUDGET_FACTOR = 1.05
 """The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
 FAR = 1.25
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
@@ -47,11 +53,13 @@ CLOSE = 4e-3
 def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
     """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead:
     it is quicker, and tells as much."""
-    held = memory_of(assignment)
+    held = memory_bytes(assignment)
     if held > FAR * budget:
         return held
     if assignment.peak is None:
-        assignment.peak = peak_memory(assemble(problem, assignment), graph, problem.model, problem.cache.walks)["peak"]
+        assignment.peak = peak_memory(make_block_plans(problem, assignment), graph, problem.model, problem.cache.walks)[
+            "peak"
+        ]
     return assignment.peak
 
 
@@ -72,7 +80,7 @@ def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, obj
     near = _near_least(with_smallest_variants(problem), objective)
     if near is None:
         return None
-    return Answer(None, float("inf"), float("inf"), memory_of(near), smallest=near)
+    return Answer(None, float("inf"), float("inf"), memory_bytes(near), smallest=near)
 
 
 def with_smallest_variants(problem: Problem) -> Problem:
@@ -85,16 +93,16 @@ def with_smallest_variants(problem: Problem) -> Problem:
 
 def _near_least(problem: Problem, objective: str) -> Assignment | None:
     """An assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
-    return solve(problem, replace(objective_of(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
+    return solve_folded(problem, replace(make_objective(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
 
 
-def quick_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
+def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
     """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
-    found = quick(problem, objective)
+    found = search_roughly(problem, objective)
     return found is not None and walked(problem, graph, found, budget) <= budget
 
 
-def fit(
+def fit_simulated_memory(
     problem: Problem,
     graph: Graph,
     budget: float,
@@ -108,10 +116,11 @@ def fit(
 ) -> Answer:
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search`. `work` is what all searches for a proof may take
-    together; each takes at most MAX_PROOF_POINTS of it. If none is given, each may take as much. The bound of the answer holds for the
-    network's sums: `optimal` says that no assignment whose sum is within the budget is better. If nothing fits, `least_memory` is a
-    simulated peak too, that of `smallest`.
+    `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search_within_budget`. `work`: the points that all
+    searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. Without `work`, each may form as many.
+
+    The bound of the answer holds for the network's sums: `optimal` says that no assignment whose sum is within the budget is better.
+    If nothing fits, the answer's `least_memory` is a simulated peak too, that of `smallest`.
     """
     known = problem.cache.infeasible.get((objective, budget))
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
@@ -145,9 +154,9 @@ def _fit(
     prices: tuple[float, float],
     good_enough: float,
 ) -> Answer:
-    fast = quick(problem, objective)
+    fast = search_roughly(problem, objective)
     if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
-        free = search(problem, objective=objective, abandon_above=abandon_above)
+        free = search_within_budget(problem, objective=objective, abandon_above=abandon_above)
         fast = free.assignment
         if fast is None or free.value > abandon_above or walked(problem, graph, fast, budget) <= budget:
             return free
@@ -157,7 +166,7 @@ def _fit(
     if aim.least_within < found.value * (1 - TIE):
         aim.most = min(aim.most, OPEN_WORK)
     aim.good_enough = good_enough
-    proven = aim.near(aim.hit, memory_of(fast), prove=True)
+    proven = aim.near(aim.hit, memory_bytes(fast), prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
 
 
@@ -179,15 +188,15 @@ def _aimed(
         return replace(before, abandon_above=abandon_above, stop=stop, work=work), answer
     aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
     aim.simulated(fast)
-    small = least_memory(problem, objective)
-    if small is not None and memory_of(small) > budget:
+    small = find_least_memory(problem, objective)
+    if small is not None and memory_bytes(small) > budget:
         # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory say so, and save
         # searches among sums of up to ABOVE times the budget.
         aim.simulated(small)
-        nothing = aim.of_small_sum(Answer(None, float("inf"), fast.bound, memory_of(small)), memory_of(small))
+        nothing = aim.of_small_sum(Answer(None, float("inf"), fast.bound, memory_bytes(small)), memory_bytes(small))
         if nothing.assignment is None:
             return aim, nothing
-    found = aim.near(min(budget * ABOVE, memory_of(fast) - 1), memory_of(fast), prove=False)
+    found = aim.near(min(budget * FIRST_BUDGET_FACTOR, memory_bytes(fast) - 1), memory_bytes(fast), prove=False)
     if found.assignment is not None:
         problem.cache.budget_match[objective, budget] = aim, found
     return aim, found
@@ -226,7 +235,7 @@ class _Aim:
             if answer.assignment is None or answer.bound > self.abandon_above:
                 break
             self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
-            held, peak = memory_of(answer.assignment), self.simulated(answer.assignment)
+            held, peak = memory_bytes(answer.assignment), self.simulated(answer.assignment)
             if held <= self.budget:
                 self.least_within = min(self.least_within, answer.value)
             if peak > self.budget:
@@ -260,13 +269,13 @@ class _Aim:
         prices = PRICES[:1] if nothing_fits else PRICES
         found = []
         for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
-            objective = objective_of(self.problem, self.objective).priced(f * price, b * price)
-            a = solve(self.problem, replace(objective, exact=False))
+            objective = make_objective(self.problem, self.objective).priced(f * price, b * price)
+            a = solve_folded(self.problem, replace(objective, exact=False))
             if a is not None and self.simulated(a) <= self.budget:
                 found.append(a)
         if found:
             best = min(found, key=lambda a: a.seconds)
-            self.hit = memory_of(best)
+            self.hit = memory_bytes(best)
             return replace(answer, assignment=best, value=best.seconds, bound=min(self.bound, best.seconds))
         smallest, least = min(self.peaks, key=lambda known: known[1])
         return replace(answer, assignment=None, least_memory=least, smallest=smallest)
@@ -280,7 +289,7 @@ class _Aim:
     def _within(self, budget: float, prove: bool) -> Answer:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
         with self.work.part(self.most) as work:
-            answer = search(
+            answer = search_within_budget(
                 self.problem,
                 objective=self.objective,
                 budget=budget,

@@ -27,8 +27,8 @@ from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import TooMuch
 from planner_core.search.budget.gap_closing import Found, front_of
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import FoldedTables, revalued, solve
-from planner_core.search.lagrangian import least_memory, objective_of
+from planner_core.search.folded_solver import FoldedTables, revalued, solve_folded
+from planner_core.search.lagrangian import find_least_memory, make_objective
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective, least_memory_objective
@@ -60,13 +60,15 @@ class ParetoFront:
         return self.behind[point]()
 
 
-def front(problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False) -> ParetoFront:
+def find_pareto_front(
+    problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False
+) -> ParetoFront:
     """The Pareto front between an objective and memory.
 
     All copies of a run are equal if the problem is `uniform`; else each copy may differ. `stop` is called between two parts; if
     it returns True, the rest is left out.
     """
-    free = objective_of(problem, objective)
+    free = make_objective(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
     found = _hull(problem, free)
@@ -110,8 +112,8 @@ def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) ->
 
 def _hull(problem: Problem, free: Objective) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
-    fast = solve(problem, free)
-    small = solve(problem, least_memory_objective(free.step_time, 1.0))
+    fast = solve_folded(problem, free)
+    small = solve_folded(problem, least_memory_objective(free.step_time, 1.0))
     if fast is None or small is None:
         return []
     small = revalued(small, free)
@@ -123,8 +125,8 @@ def corners(problem: Problem) -> list[Assignment]:
 
     The gaps between the step's time and its bounds stay open, so a corner need not be exact.
     """
-    free = replace(objective_of(problem, "time"), exact=False)
-    fast, small = solve(problem, free), least_memory(problem)
+    free = replace(make_objective(problem, "time"), exact=False)
+    fast, small = solve_folded(problem, free), find_least_memory(problem)
     if fast is None or small is None:
         return []
     return hull(fast, small, _point, partial(_below, problem, free), FEW_CORNERS, TIE)
@@ -132,17 +134,17 @@ def corners(problem: Problem) -> list[Assignment]:
 
 def _below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
     """The best assignment at the price of the line through two corners."""
-    return solve(problem, free.priced(slope(_point(a), _point(b)), 0.0))
+    return solve_folded(problem, free.priced(slope(_point(a), _point(b)), 0.0))
 
 
-def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:
+def find_corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:
     """The corners of a problem if one of them lies below the hull of the points `known`; else its fastest assignment alone, as
     for a problem whose calls share so many tensors that one corner takes many seconds.
 
     Two known points of which the second saves less than the share `step` of memory are taken as one.
     """
-    free = replace(objective_of(problem, "time"), exact=False)
-    fast = solve(problem, free)
+    free = replace(make_objective(problem, "time"), exact=False)
+    fast = solve_folded(problem, free)
     if fast is not None and _entries(problem) > MOST_ENTRIES:
         return [fast]
     if fast is None or not known:
@@ -152,7 +154,7 @@ def corners_below(problem: Problem, known: Sequence[Point], step: float) -> list
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
         # Most problems lie above the hull, and their first bound says so: what is above it need not be solved.
-        found = solve(problem, free.priced(price, 0.0), abandon_above=weighed(a, price))
+        found = solve_folded(problem, free.priced(price, 0.0), abandon_above=weighed(a, price))
         if found is not None and weighed(_point(found), price) < weighed(a, price) * (1 - TIE):
             return corners(problem)
     return [fast]

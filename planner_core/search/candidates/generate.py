@@ -23,7 +23,7 @@ from planner_core.search.algebra.elimination_order import TooWide, order
 from planner_core.search.algebra.pareto_points import TooLarge, TooMuch
 from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit
 from planner_core.search.network.factors import Factor
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units.reduction import Inside, reduced
 from planner_core.search.units.unit import Solver, total
 
@@ -34,7 +34,7 @@ Way = tuple[tuple[int, ...], float, float]
 the bytes per GPU."""
 
 
-def generate(compiled: Compiled, names: Sequence[str]) -> list[Way]:
+def generate(compiled: CompiledNetwork, names: Sequence[str]) -> list[Way]:
     """The Pareto front of communication and memory over all ways to run a block, of each of which the states of `names` are told.
     Some dominated ways may be there too."""
     block = _Block(compiled, names)
@@ -45,7 +45,7 @@ def generate(compiled: Compiled, names: Sequence[str]) -> list[Way]:
     return found
 
 
-def tied(compiled: Compiled, first: str, last: str) -> Compiled:
+def tied(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
     """The block whose variable `last` is in the state of `first`, and has no variable of its own."""
     both = np.intersect1d(compiled.alive[first], compiled.alive[last])
     pick = {v: np.searchsorted(compiled.alive[v], both) for v in (first, last)}
@@ -61,7 +61,7 @@ def tied(compiled: Compiled, first: str, last: str) -> Compiled:
         return Factor(names, cost, allowed)
 
     alive = {v: both if v == first else states for v, states in compiled.alive.items() if v != last}
-    found = Compiled(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
+    found = CompiledNetwork(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
     found.sequence = order(found.sizes, [f.vars for f in found.factors], ())
     return found
 
@@ -69,7 +69,7 @@ def tied(compiled: Compiled, first: str, last: str) -> Compiled:
 class _Block:
     """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `whole` block."""
 
-    def __init__(self, compiled: Compiled, names: Sequence[str]) -> None:
+    def __init__(self, compiled: CompiledNetwork, names: Sequence[str]) -> None:
         self.compiled, self.names = compiled, names
         self.whole: TwoSums | None = None
         self.parts: dict[tuple[Way, Way], TwoSums] = {}

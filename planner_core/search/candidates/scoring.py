@@ -24,7 +24,7 @@ from planner_core.search.algebra.elimination_order import order
 from planner_core.search.candidates.generate import generate, tied
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import tensor_name
-from planner_core.search.network.folded import Compiled, Restriction, compile_network, ports
+from planner_core.search.network.folded import CompiledNetwork, Restriction, boundary_variables, compile_network
 
 Floats = NDArray[np.float64]
 MAX_CANDIDATES = 3**11
@@ -79,7 +79,7 @@ class Candidates:
         return int(np.isfinite(self.comm_s).sum())
 
 
-def matrices(block: Block) -> list[int]:
+def weight_matrices(block: Block) -> list[int]:
     """The numbers of the block's own weight matrices that an operator reads, in order."""
     read = {i for item in block.items for i in item.inputs}
     return [
@@ -89,7 +89,7 @@ def matrices(block: Block) -> list[int]:
     ]
 
 
-def score(
+def score_candidates(
     coarse: CoarseBlock,
     strategies: BlockStrategies,
     model: CostModel,
@@ -101,13 +101,13 @@ def score(
     `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate`).
     """
     block = coarse.block
-    weights = matrices(block)
+    weights = weight_matrices(block)
     if not weights:
         return None
     net = build_block(coarse, strategies, model)
     if restrict:
         restrict.apply(block.name, net)
-    compiled = compile_network(net, ports(block))
+    compiled = compile_network(net, boundary_variables(block))
     if any(not len(a) for a in compiled.alive.values()):
         return None
     names = tuple(block.values[w].name for w in weights)
@@ -116,10 +116,12 @@ def score(
     comm, memory = _tables(compiled, block, weights)
     grid = np.indices((3,) * len(weights), dtype=np.int8).reshape(len(weights), -1).T
     comm, memory = comm.ravel(), memory.ravel()
-    return Candidates(block.name, names, grid, comm, memory, pareto(comm, memory), model.sizes[-1], repeats)
+    return Candidates(block.name, names, grid, comm, memory, undominated_pairs(comm, memory), model.sizes[-1], repeats)
 
 
-def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, repeats: int) -> Candidates | None:
+def _generated(
+    compiled: CompiledNetwork, block: Block, weights: list[int], size: int, repeats: int
+) -> Candidates | None:
     """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _kinds(compiled, n) for n in names}
@@ -128,7 +130,7 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
     found = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in ways]
     if not found:
         return None
-    best = np.flatnonzero(pareto(*(np.array([x[i] for x in found]) for i in (1, 2))))
+    best = np.flatnonzero(undominated_pairs(*(np.array([x[i] for x in found]) for i in (1, 2))))
     comm, memory = (np.array([found[b][i] for b in best]) for i in (1, 2))
     return Candidates(
         block.name,
@@ -143,13 +145,13 @@ def _generated(compiled: Compiled, block: Block, weights: list[int], size: int, 
     )
 
 
-def _kinds(compiled: Compiled, name: str) -> list[int]:
+def _kinds(compiled: CompiledNetwork, name: str) -> list[int]:
     """[state]: 0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
     states = compiled.net.tensors[name]
     return [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
-def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
+def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
     """[point]: whether no other point is at most as large in both `a` and `b`. Of equal points one is kept."""
     finite = np.isfinite(a) & np.isfinite(b)
     sequence = np.lexsort((b, a))
@@ -162,7 +164,7 @@ def pareto(a: Floats, b: Floats) -> NDArray[np.bool_]:
     return front
 
 
-def _tables(compiled: Compiled, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
+def _tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
     """Two tables [3, ..., 3]: the least communication of each candidate over all states of the residual stream, and the memory of
     that choice."""
     names = [tensor_name(w) for w in weights]
@@ -193,7 +195,7 @@ def _stream(block: Block) -> tuple[str, str] | None:
     return None
 
 
-def _with_choices(compiled: Compiled, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
+def _with_choices(compiled: CompiledNetwork, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
     """Tables (variables, communication, memory) in which each matrix has three states; its other axes are at their best."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
@@ -241,7 +243,7 @@ def _by_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Flo
 Tables = list[tuple[tuple[str, ...], Floats, Floats]]
 
 
-def _fix(compiled: Compiled, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
+def _fix(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
     """The tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
     if ends is None:
         return tables

@@ -24,7 +24,7 @@ from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import Ints, Points, Pruning
 from planner_core.search.candidates.clear_choices import without_clear_choices
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units.tables import opened
 
 SUMS = [Component.COMMUNICATION, Component.AFTER_FORWARD]
@@ -44,7 +44,7 @@ class TwoSums:
     told: Sequence[str]
 
     @staticmethod
-    def of(compiled: Compiled, told: Sequence[str]) -> TwoSums:
+    def of(compiled: CompiledNetwork, told: Sequence[str]) -> TwoSums:
         """All of a block; the states of the variables in `told` are asked for."""
         tables = []
         for f in compiled.factors:

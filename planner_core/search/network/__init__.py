@@ -1,48 +1,48 @@
 """The cost network of a block on a mesh, and the folded network of a whole model."""
 
-from planner_core.search.network.contradiction import Deciding, deciding
-from planner_core.search.network.factors import Factor, Network, only, tensor_name
+from planner_core.search.network.contradiction import InfeasibleGroup, find_infeasible_group
+from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
 from planner_core.search.network.folded import (
-    Compiled,
-    Networks,
+    CompiledNetwork,
+    ModelNetworks,
     Problem,
     Restriction,
+    boundary_variables,
     build_networks,
     build_problem,
-    ports,
 )
-from planner_core.search.network.group_work import KernelTimes, Runs
+from planner_core.search.network.group_work import BlockCache, KernelTimes
 from planner_core.search.network.runs import Run, find_runs
-from planner_core.search.network.samples import Dims, Samples, given_by_samples, samples_of
+from planner_core.search.network.samples import DimByValue, SampleDims, find_sample_dims, input_sample_dims
 from planner_core.search.network.search_cache import SearchCache
-from planner_core.search.network.states import FREE, AxisState, Bools, Ints, WeightState
+from planner_core.search.network.states import NO_STAGE, AxisState, Bools, Ints, WeightState
 
 __all__ = [
-    "FREE",
+    "NO_STAGE",
     "AxisState",
+    "BlockCache",
     "Bools",
-    "Compiled",
-    "Deciding",
-    "Dims",
+    "CompiledNetwork",
+    "DimByValue",
     "Factor",
+    "InfeasibleGroup",
     "Ints",
     "KernelTimes",
+    "ModelNetworks",
     "Network",
-    "Networks",
     "Problem",
     "Restriction",
     "Run",
-    "Runs",
-    "Samples",
+    "SampleDims",
     "SearchCache",
     "WeightState",
+    "allow_only",
+    "boundary_variables",
     "build_networks",
     "build_problem",
-    "deciding",
+    "find_infeasible_group",
     "find_runs",
-    "given_by_samples",
-    "only",
-    "ports",
-    "samples_of",
+    "find_sample_dims",
+    "input_sample_dims",
     "tensor_name",
 ]

@@ -30,7 +30,7 @@ from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
 from planner_core.search.network.chunks import least_wait, may_run_in_chunks
 from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
-from planner_core.search.network.group_work import GroupWork, Runs, UnitOptions
+from planner_core.search.network.group_work import BlockCache, GroupWork, UnitOptions
 from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
 from planner_core.search.network.states import (
     Axes,
@@ -56,11 +56,11 @@ def build_block(
     strategies: BlockStrategies,
     model: CostModel,
     options: UnitOptions | None = None,
-    runs: Runs | None = None,
+    runs: BlockCache | None = None,
 ) -> Network:
     """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables). `runs`: what was found
     about its operators when another variant was built."""
-    return _Builder(coarse, strategies, model, options or UnitOptions(), runs or Runs()).build()
+    return _Builder(coarse, strategies, model, options or UnitOptions(), runs or BlockCache()).build()
 
 
 class _Builder:
@@ -71,7 +71,7 @@ class _Builder:
     """
 
     def __init__(
-        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions, runs: Runs
+        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions, runs: BlockCache
     ) -> None:
         self.runs = runs
         self.block, self.strategies, self.model, self.options = coarse.block, strategies, model, options

@@ -16,21 +16,23 @@ from planner_core.search.network.folded import Problem, prune, with_runs
 
 
 @dataclass(frozen=True, slots=True)
-class Deciding:
+class InfeasibleGroup:
     """The operators of one group of a block, none of whose strategies goes with the groups before it."""
 
     block: Block
     ops: tuple[Op, ...]
 
 
-def deciding(problem: Problem) -> Deciding | None:
+def find_infeasible_group(problem: Problem) -> InfeasibleGroup | None:
     """The group that decides that a problem has no solution; None if pruning states block by block does not show one."""
     graph = problem.coarse.graph
     nets = {name: (graph.blocks[name], problem.compiled(name).net) for name in problem.blocks}
     nets[""] = (graph.top, with_runs(problem, problem.top.net))
     for block, net in nets.values():
         if not _possible(net, len(net.nodes)):
-            return Deciding(block, net.nodes[list(net.nodes)[_first(net) - 1]].strategy.ops) if net.nodes else None
+            return (
+                InfeasibleGroup(block, net.nodes[list(net.nodes)[_first(net) - 1]].strategy.ops) if net.nodes else None
+            )
     return None
 
 

@@ -74,7 +74,7 @@ def costs(*shape: int) -> Floats:
     return np.zeros((NUM_COMPONENTS, *shape))
 
 
-def only(name: str, ok: Bools) -> Factor:
+def allow_only(name: str, ok: Bools) -> Factor:
     """A factor that allows a variable only the states in `ok` [state]. It costs nothing."""
     return Factor((name,), costs(len(ok)), np.asarray(ok, dtype=bool))
 

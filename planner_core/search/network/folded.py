@@ -27,15 +27,15 @@ from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
 from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import Distinct, Factor, Network, distinct_tables, only, tensor_name
-from planner_core.search.network.group_work import KernelTimes, Runs, UnitOptions
+from planner_core.search.network.factors import Distinct, Factor, Network, allow_only, distinct_tables, tensor_name
+from planner_core.search.network.group_work import BlockCache, KernelTimes, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_between
 from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import Bools, Floats
 
 
 @dataclass
-class Compiled:
+class CompiledNetwork:
     """A network without impossible states, and an order of elimination.
 
     `alive[v]` are the states of variable v that are left, in the numbering of `net`; `factors` number the states anew. `keep`
@@ -97,12 +97,12 @@ class Problem:
     coarse: CoarseGraph
     model: CostModel
     runs: list[Run]
-    top: Compiled
-    blocks: dict[str, dict[str, Compiled]]
+    top: CompiledNetwork
+    blocks: dict[str, dict[str, CompiledNetwork]]
     strategies: Mapping[str, BlockStrategies]
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    whole: Networks | None = None
+    whole: ModelNetworks | None = None
     """The unrestricted networks, if states were given up to keep elimination tractable (see `restricted_states`); else None."""
     unit_work: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
@@ -113,7 +113,7 @@ class Problem:
         """The same problem, not searched yet, where units may form so many points."""
         return replace(self, unit_work=most, cache=SearchCache(at_prices=PointBudget(most)))
 
-    def compiled(self, name: str) -> Compiled:
+    def compiled(self, name: str) -> CompiledNetwork:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
         return next(iter(self.blocks[name].values()))
 
@@ -142,26 +142,26 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Networks:
+class ModelNetworks:
     """The unrestricted networks of a model on one mesh: that of the top block, and each repeated block's by name and variant."""
 
     runs: list[Run]
     top: Network
     blocks: Mapping[str, Mapping[str, Network]]
 
-    def without(self, restrict: Restriction | None) -> Networks:
+    def without(self, restrict: Restriction | None) -> ModelNetworks:
         """The same networks without the states that `restrict` forbids."""
         blocks = {n: restricted_variants(n, nets, restrict) for n, nets in self.blocks.items()}
-        return Networks(self.runs, restricted("", self.top, restrict), blocks)
+        return ModelNetworks(self.runs, restricted("", self.top, restrict), blocks)
 
 
 def build_networks(
     coarse: CoarseGraph,
     strategies: Mapping[str, BlockStrategies],
     model: CostModel,
-    known: dict[str, Runs] | None = None,
+    known: dict[str, BlockCache] | None = None,
     kernels: dict[str, KernelTimes] | None = None,
-) -> Networks:
+) -> ModelNetworks:
     """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
     the name of the top block is "". `known`: what was found about the operators of each block when networks of the same mesh were
     built, for other ZeRO stages or ways to recompute. `kernels`: the same of other meshes.
@@ -174,7 +174,7 @@ def build_networks(
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        found = known.setdefault(name, Runs(kernels=kernels.setdefault(name, {})))
+        found = known.setdefault(name, BlockCache(kernels=kernels.setdefault(name, {})))
         for variant, held in recompute_ways(block.block, model.workload.recompute).items():
             plain = variant == "none"
             again = {} if plain else run_again(block.block, held)
@@ -199,10 +199,10 @@ def build_networks(
         fixed_s=model.software.outside_s,
         fixed_bytes=graph.buffer_bytes,
     )
-    top_runs = known.setdefault("", Runs(kernels=kernels.setdefault("", {})))
+    top_runs = known.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _whole_results(coarse.top.block, top)
-    return Networks(runs, top, blocks)
+    return ModelNetworks(runs, top, blocks)
 
 
 def build_problem(
@@ -211,7 +211,7 @@ def build_problem(
     model: CostModel,
     restrict: Restriction | None = None,
     uniform: bool = False,
-    networks: Networks | None = None,
+    networks: ModelNetworks | None = None,
 ) -> Problem:
     """The folded network of a model on one mesh, ready to be solved.
 
@@ -219,10 +219,10 @@ def build_problem(
     `networks`: what `build_networks` made, if it was called before. Raises TooWide.
     """
     nets = networks or build_networks(coarse, strategies, model)
-    blocks: dict[str, dict[str, Compiled]] = {}
+    blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, variants in nets.blocks.items():
         first, *others = restricted_variants(name, variants, restrict).items()
-        like, before = compile_network(first[1], ports(coarse.graph.blocks[name])), merge(first[1])
+        like, before = compile_network(first[1], boundary_variables(coarse.graph.blocks[name])), merge(first[1])
         blocks[name] = {first[0]: like, **{variant: compile_like(like, before, net) for variant, net in others}}
     return put_together(coarse, strategies, model, nets.runs, restricted("", nets.top, restrict), blocks, uniform)
 
@@ -233,13 +233,13 @@ def put_together(
     model: CostModel,
     runs: list[Run],
     top: Network,
-    blocks: dict[str, dict[str, Compiled]],
+    blocks: dict[str, dict[str, CompiledNetwork]],
     uniform: bool = False,
     largest: float | None = None,
 ) -> Problem:
     """The folded network of compiled blocks and of the top network. Raises TooWide if that needs a table of more than
     `largest` entries (default: MAX_TABLE)."""
-    problem = Problem(coarse, model, runs, Compiled(top, (), {}, [], []), blocks, strategies, uniform)
+    problem = Problem(coarse, model, runs, CompiledNetwork(top, (), {}, [], []), blocks, strategies, uniform)
     problem = replace(problem, scopes={k: _run_scope(problem, run) for k, run in enumerate(runs)})
     return replace(problem, top=_compile_top(problem, top, largest))
 
@@ -271,7 +271,7 @@ def _whole_results(block: Block, net: Network) -> None:
         if name in net.tensors:
             states = net.tensors[name]
             whole = (states.forward == 0) & (states.gradient == 0)
-            net.factors.append(only(name, whole))
+            net.factors.append(allow_only(name, whole))
 
 
 class Restriction:
@@ -281,24 +281,24 @@ class Restriction:
         """Add factors to `net` that forbid states: the same in all variants of a block. `block` is its name, "" for the top block."""
 
 
-def ports(block: Block) -> tuple[str, ...]:
+def boundary_variables(block: Block) -> tuple[str, ...]:
     """The variables at a block's boundary: inputs and outputs that are not constants, each once."""
     both = (*block.inputs, *block.outputs)
     return tuple(dict.fromkeys(tensor_name(v) for v in both if block.values[v].kind != "constant"))
 
 
-def compile_network(net: Network, keep: tuple[str, ...]) -> Compiled:
+def compile_network(net: Network, keep: tuple[str, ...]) -> CompiledNetwork:
     """Remove states that no solution uses, merge factors of the same variables, and choose an order. Raises TooWide."""
     return ordered(prune(net), keep)
 
 
-def ordered(pruned: Compiled, keep: tuple[str, ...]) -> Compiled:
+def ordered(pruned: CompiledNetwork, keep: tuple[str, ...]) -> CompiledNetwork:
     """The pruned network with the boundary `keep` and an order in which its other variables are eliminated. Raises TooWide."""
     kept = tuple(v for v in keep if v in pruned.alive)
     return replace(pruned, keep=kept, sequence=order(pruned.sizes, [f.vars for f in pruned.factors], kept), orders={})
 
 
-def compile_like(first: Compiled, before: Mapping[tuple[str, ...], Factor], net: Network) -> Compiled:
+def compile_like(first: CompiledNetwork, before: Mapping[tuple[str, ...], Factor], net: Network) -> CompiledNetwork:
     """Compile another variant as the `first` was, whose merged factors are `before`. Variables, states and constraints are the same;
     only costs differ."""
     merged, factors = merge(net), []
@@ -320,7 +320,7 @@ def merge(net: Network) -> dict[tuple[str, ...], Factor]:
     return merged
 
 
-def prune(net: Network) -> Compiled:
+def prune(net: Network) -> CompiledNetwork:
     """Remove states that no solution uses (arc consistency), and merge factors of the same variables.
 
     A state is removed if, in one of its factors, it goes with no state of the other variable that is left. A removal may make
@@ -345,7 +345,7 @@ def prune(net: Network) -> Compiled:
                 alive[other] = fresh
                 todo[other] = None
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
-    return Compiled(net, (), index, [_picked(f, index) for f in merged.values()], [])
+    return CompiledNetwork(net, (), index, [_picked(f, index) for f in merged.values()], [])
 
 
 def _picked(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
@@ -379,11 +379,11 @@ def with_runs(problem: Problem, top: Network) -> Network:
         for outer, port in touched(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
-            factors.append(only(outer, ok))
+            factors.append(allow_only(outer, ok))
     return replace(top, factors=factors)
 
 
-def _compile_top(problem: Problem, top: Network, largest: float | None) -> Compiled:
+def _compile_top(problem: Problem, top: Network, largest: float | None) -> CompiledNetwork:
     compiled = replace(prune(with_runs(problem, top)), net=top)  # `net` is the network before pruning
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = order(compiled.sizes, scopes, (), largest)

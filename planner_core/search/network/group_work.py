@@ -25,7 +25,7 @@ KernelTimes = dict[tuple[object, ...], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Runs:
+class BlockCache:
     """What the networks of one block on one mesh have in common, whatever ZeRO stages weights may have.
 
     `seconds` are those of each operator, by name (`GroupWork._run`); `index` the joint rows of each group, by number. Both are the
@@ -86,7 +86,7 @@ class GroupWork:
     options: UnitOptions
     passes: Mapping[str, MemoryPasses]
     kept_by_reader: Callable[[int], bool]
-    runs: Runs = field(default_factory=Runs)
+    runs: BlockCache = field(default_factory=BlockCache)
 
     @property
     def kind(self) -> tuple[object, ...]:

@@ -15,12 +15,12 @@ from planner_core.core import Block, Graph, Op, Shard
 from planner_core.ops import DISPATCH, Row, rows
 from planner_core.search.network.factors import Network, NodeRows
 
-Dims = dict[int, int]
+DimByValue = dict[int, int]
 """The dim of the samples, by value. Values that are made of all samples, or of none, are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SampleDims:
     """By value of a block the dim by which it is `made` sharded where samples are, and by which it is `delivered`: a value that an
     operator reads whole (a statistic of all samples) is made in parts, but not delivered so."""
 
@@ -28,11 +28,11 @@ class Samples:
     delivered: Mapping[int, int]
 
 
-def given_by_samples(graph: Graph) -> dict[str, Dims]:
+def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
     """For each block the dims of the samples in what it is given: constants, inputs, and what it gets back from the blocks it calls."""
     top = graph.top.name
     found = {top: _constants(graph, graph.top)}
-    inside: dict[str, Dims] = {}
+    inside: dict[str, DimByValue] = {}
     dims = dict(found[top])
     for item in graph.top.items:
         if isinstance(item, Op):
@@ -52,7 +52,7 @@ def given_by_samples(graph: Graph) -> dict[str, Dims]:
     return found
 
 
-def samples_of(where: Block, net: Network, given: Dims) -> Samples:
+def find_sample_dims(where: Block, net: Network, given: DimByValue) -> SampleDims:
     """The dims of the samples in a block, by the rows of its groups. `given`: those of what it is given."""
     dims, whole = dict(given), {*where.inputs, *where.outputs}  # the block around may need all samples of these
     for node in _in_order(net):
@@ -60,7 +60,7 @@ def samples_of(where: Block, net: Network, given: Dims) -> Samples:
         even = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
         chosen = _pass_on(where, dims, s.ops, even)
         whole.update(v for v, pair in _operands(s.ops, chosen) if v in dims and pair != Shard(dims[v]))
-    return Samples(dims, {v: d for v, d in dims.items() if v not in whole})
+    return SampleDims(dims, {v: d for v, d in dims.items() if v not in whole})
 
 
 def _in_order(net: Network) -> list[NodeRows]:
@@ -73,13 +73,13 @@ def _in_order(net: Network) -> list[NodeRows]:
     return [net.nodes[name] for name in TopologicalSorter(reads).static_order()]
 
 
-def _constants(graph: Graph, block: Block) -> Dims:
+def _constants(graph: Graph, block: Block) -> DimByValue:
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     sizes = ((batch,), (batch * seq,))
     return {i: 0 for i, v in enumerate(block.values) if v.kind == "constant" and v.meta.shape[:1] in sizes}
 
 
-def _pass_on(where: Block, dims: Dims, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
+def _pass_on(where: Block, dims: DimByValue, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
     """Add the dims of what a group makes, by the row that takes most operands by their samples, computed ones first; that row."""
     held = [
         (k, i, Shard(dims[v]), where.values[v].kind == "activation")

@@ -61,21 +61,21 @@ def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
     return tuple(found)
 
 
-FREE = -1
+NO_STAGE = -1
 HOMES = 2
 """ZeRO-1 and ZeRO-2 may shard optimizer states along the first two dims. If another axis shards one, the other is used."""
 
 
 def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -> tuple[WeightState, ...]:
     """States of a weight on one axis, in ZeRO stage 0 and in `stages`."""
-    found = [WeightState(R, R, R, FREE)]
+    found = [WeightState(R, R, R, NO_STAGE)]
     dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
     if grad:
         found.append(WeightState(R, P, R, 0))
         found += [WeightState(R, P, at, 1) for at in dims[:HOMES] if 1 in stages]
         found += [WeightState(R, at, at, 2) for at in dims[:HOMES] if 2 in stages]
     found += [WeightState(at, at if grad else R, at, 3) for at in dims if 3 in stages]
-    return (*found, *(WeightState(at, at if grad else R, at, FREE) for at in dims))
+    return (*found, *(WeightState(at, at if grad else R, at, NO_STAGE) for at in dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
                 lies = made == gradient or (made == R and gradient == P) or (made == P and isinstance(gradient, Shard))
                 ok[r, s] = used in (R, P) and lies
             else:
-                ok[r, s] = used == (working if stage == FREE else R)
+                ok[r, s] = used == (working if stage == NO_STAGE else R)
     return ok
 
 

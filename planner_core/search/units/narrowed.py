@@ -21,7 +21,7 @@ from planner_core.search.algebra.bucket_tree import WHICH, Bounds, BucketTree, o
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import Ints
 from planner_core.search.network.factors import Factor
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import Objective
 from planner_core.search.units.tables import opened, scalar
 
@@ -43,7 +43,7 @@ class Part:
 
     @staticmethod
     def of(
-        compiled: Compiled,
+        compiled: CompiledNetwork,
         sequence: Sequence[str],
         at: Mapping[str, int],
         others: Sequence[Table] = (),

@@ -24,7 +24,7 @@ import numpy as np
 
 from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, largest_last
 from planner_core.search.algebra.least_sum import least_sum
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 
 SMALL = 1_000_000
 """Entries of the largest table that is made for all states of shared tensors together. What would need a larger one is solved for
@@ -58,7 +58,7 @@ class Recipe:
     left: list[str]
 
 
-def recipe(compiled: Compiled, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
+def recipe(compiled: CompiledNetwork, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
     """The recipe of a network with tables over the variables `wanted` [table]. Tables of one of the `kinds` [table] are equal. What
     needs a table of more than SMALL entries is left. The network keeps it."""
     if (key := (tuple(wanted), tuple(kinds))) not in compiled.recipes:
@@ -67,7 +67,7 @@ def recipe(compiled: Compiled, wanted: Sequence[tuple[str, ...]], kinds: Sequenc
     return found
 
 
-def _recipe(compiled: Compiled, made: Recipe) -> Recipe:
+def _recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
     """The recipe, which is `made` from one that has the scopes and arrays of the factors alone."""
     sizes, scopes = compiled.sizes, made.scopes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
@@ -119,7 +119,7 @@ class Reduced:
             arrays.append(least_sum([arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts]))
 
 
-def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:
+def reduced(variants: Sequence[CompiledNetwork], weights: Floats) -> Reduced:
     """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
     first, apart = variants[0], [c.distinct for c in variants]
     sizes = first.sizes
@@ -140,7 +140,7 @@ def reduced(variants: Sequence[Compiled], weights: Floats) -> Reduced:
     return Reduced(recipe(first, scopes, kinds), arrays)
 
 
-def solved(compiled: Compiled, tables: Sequence[Table]) -> Elimination:
+def solved(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
     """The `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
     each = recipe(compiled, names, range(len(names)))

@@ -28,7 +28,7 @@ from planner_core.search.algebra.elimination import Elimination, Floats, elimina
 from planner_core.search.algebra.elimination_order import order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.factors import Factor
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.network.search_cache import Copy
 from planner_core.search.objective import EVEN, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
@@ -63,7 +63,7 @@ class Settled:
 class Solver:
     """One variant of a block whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
 
-    def __init__(self, compiled: Compiled, inside: Inside) -> None:
+    def __init__(self, compiled: CompiledNetwork, inside: Inside) -> None:
         self.compiled, self.inside = compiled, inside
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
@@ -108,7 +108,7 @@ class UnitCost:
     entries that were made exact. `shares` are the shares that helped, by variant.
     """
 
-    variants: Mapping[str, Compiled]
+    variants: Mapping[str, CompiledNetwork]
     objective: Objective
     bounds: dict[View, Floats] = field(default_factory=dict)
     settled: dict[tuple[View, tuple[int, ...]], Settled] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class UnitCost:
     """What `best_copy` gave: the runs of one block ask for the same entries."""
 
     @property
-    def compiled(self) -> Compiled:
+    def compiled(self) -> CompiledNetwork:
         """The network of the first variant. Variables, states and boundary are the same in all variants."""
         return next(iter(self.variants.values()))
 

@@ -20,7 +20,7 @@ from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import Bounds
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TooLarge, TooMuch
-from planner_core.search.network.folded import Compiled
+from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.narrowed import Part, Sums, narrowed
 from planner_core.search.units.tables import vectors
@@ -91,7 +91,7 @@ class TimeSums:
 
 
 def least_by_points(
-    compiled: Compiled,
+    compiled: CompiledNetwork,
     sequence: Sequence[str],
     at: Mapping[str, int],
     objective: Objective,

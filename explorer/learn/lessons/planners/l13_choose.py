@@ -23,7 +23,7 @@ from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost import CostModel, cost_model
 from planner_core.cost.communication import collective_time
-from planner_core.search.candidates import Candidates, score
+from planner_core.search.candidates import Candidates, score_candidates
 
 LETTERS = ("R", "S(0)", "S(1)")
 
@@ -33,7 +33,9 @@ def scored(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
     planner, mesh = placing.neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
-    found = score(planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block])
+    found = score_candidates(
+        planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block]
+    )
     assert found is not None
     return found
 

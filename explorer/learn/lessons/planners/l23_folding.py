@@ -12,7 +12,7 @@ from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, plural, read_lesson
 from explorer.text import units
 from planner_core.models import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
-from planner_core.search.candidates import matrices
+from planner_core.search.candidates import weight_matrices
 
 SHOWN = 7
 
@@ -27,8 +27,8 @@ def counts(learner: Learner) -> dict[str, float]:
     """Matrices in all and in the unique blocks, and the logarithms of the numbers of plans."""
     graph = learner.graph
     repeats = graph.num_repeats
-    unique = {name: len(matrices(block)) for name, block in graph.blocks.items()}
-    top = len(matrices(graph.top))
+    unique = {name: len(weight_matrices(block)) for name, block in graph.blocks.items()}
+    top = len(weight_matrices(graph.top))
     total = top + sum(n * repeats[name] for name, n in unique.items())
     folded = 3**top + sum(3**n for n in unique.values())
     return {
@@ -44,7 +44,9 @@ def live(learner: Learner, values: Values) -> Live:
     """Algorithm 1 depth by depth, what it keeps, and the number of plans."""
     found, c, graph = replay(learner, int(values["least"])), counts(learner), learner.graph
     shared = shared_subgraphs(found)
-    blocks = [{"copies": graph.num_repeats[name], "matrices": len(matrices(b))} for name, b in graph.blocks.items()]
+    blocks = [
+        {"copies": graph.num_repeats[name], "matrices": len(weight_matrices(b))} for name, b in graph.blocks.items()
+    ]
     kept = [(g.pattern, str(g.count), str(g.similar), g.reason) for g in shared[:10]] or [
         ("nothing repeats", "", "", "")
     ]

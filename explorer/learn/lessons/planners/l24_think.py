@@ -22,7 +22,7 @@ from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
-from planner_core.search import Answer, RunTable, run_tables, search
+from planner_core.search import Answer, RunTable, run_tables, search_within_budget
 from planner_core.search.network import Problem
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ def thought(learner: Learner, devices: int) -> Thought:
     """The table and the answer; call it on what `of_model` gives."""
     run, (problem, budget) = _run(learner, devices), asked(learner, devices)
     assert run is not None
-    return Thought(run, search(problem, budget=budget), budget)
+    return Thought(run, search_within_budget(problem, budget=budget), budget)
 
 
 def asked(learner: Learner, devices: int) -> tuple[Problem, float]:

@@ -13,7 +13,7 @@ from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_number
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
 from planner_core.planning import METHODS, Planner, choose_mesh, meshes
 from planner_core.planning.methods import Layout
-from planner_core.search import search
+from planner_core.search import search_within_budget
 
 WORKING = 2
 """Bytes of a number that products take in these lessons."""
@@ -72,7 +72,7 @@ def of_batch(
     problem = planner.of_space(layout.space())
     if problem.impossible:
         return None
-    answer = search(problem, objective="time")  # whether it fits is told, not asked for
+    answer = search_within_budget(problem, objective="time")  # whether it fits is told, not asked for
     if answer.assignment is None:
         return None
     return Stated(layout, planner.plan(problem, answer, str(layout), "layout", "time"), planner)
