@@ -139,4 +139,4 @@ def _notes(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
     """The options of the file that the page leaves out."""
     off = [f"{key} {value}" for key, value in rest.items() if value]
     more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()
-    return (*found.told({}), *more)
+    return (*found.describe({}), *more)

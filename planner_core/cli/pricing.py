@@ -119,7 +119,7 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     if "micro_batch" not in options:
         options["micro_batch"] = pricer.usual_micro_batch(layout)
     stated = Statement(layout=layout, **options)
-    notes = setup.told(pricer.planner(stated).graph.config) if args.config is not None else ()
+    notes = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
     priced = price_statement(pricer, stated, advise=not args.alone, notes=notes)
     from planner_core.planning.analysis import price_report, price_text
 

@@ -91,8 +91,8 @@ def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: di
     made = export_text(of_layout(name, text), "megatron")
     found = json.loads(made.text)
     assert {k: found["flags"].get(k) for k in flags} == flags
-    fields, notes = megatron.read(" ".join(found["argv"]), "exported")
-    again = megatron.setup(fields, 16, notes)
+    fields, notes = megatron.read_arguments(" ".join(found["argv"]), "exported")
+    again = megatron.read(fields, 16, notes)
     if held:
         assert again.layout == parse_layout(text) and not any("priced" in note for note in again.notes)
     assert made.nearest is not None

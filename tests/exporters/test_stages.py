@@ -32,8 +32,8 @@ def test_megatron_is_told_of_stages(text: str) -> None:
     found = json.loads(export_text(of_layout(text), "megatron").text)
     stated = parse_layout(text)
     assert found["flags"]["pipeline-model-parallel-size"] == stated.pp
-    fields, notes = megatron.read(" ".join(found["argv"]), "exported")
-    again = megatron.setup(fields, 16, notes)
+    fields, notes = megatron.read_arguments(" ".join(found["argv"]), "exported")
+    again = megatron.read(fields, 16, notes)
     assert again.layout == stated and again.options["accumulate"] == 8
 
 
@@ -64,11 +64,11 @@ def test_layouts_that_cannot_be(text: str) -> None:
 
 def test_first_and_last_stages_of_megatron() -> None:
     text = "--num-layers 40 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 9"
-    fields, notes = megatron.read(f"{text} --hidden-size 64 --num-attention-heads 4", "run.sh")
-    assert megatron.setup(fields, 16, notes).layout.copies == (9, 11, 11, 9)
-    fields, notes = megatron.read(text.replace("40", "41"), "run.sh")
+    fields, notes = megatron.read_arguments(f"{text} --hidden-size 64 --num-attention-heads 4", "run.sh")
+    assert megatron.read(fields, 16, notes).layout.copies == (9, 11, 11, 9)
+    fields, notes = megatron.read_arguments(text.replace("40", "41"), "run.sh")
     with pytest.raises(InputError, match="23 to deal out in 2 equal parts"):
-        megatron.setup(fields, 16, notes)
+        megatron.read(fields, 16, notes)
 
 
 def test_torchtitan_is_told_of_stages() -> None:

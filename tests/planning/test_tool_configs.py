@@ -286,7 +286,7 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     )
     found = read(tmp_path, "run.sh", MEGATRON)
     assert found.notes == ()
-    assert found.told({})[0].startswith("config run.sh, a file of Megatron-LM; read: --bf16, --global-batch-size, ")
+    assert found.describe({})[0].startswith("config run.sh, a file of Megatron-LM; read: --bf16, --global-batch-size, ")
     assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
 
 

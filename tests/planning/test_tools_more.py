@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner_core.core import InputError
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, read_setup
-from planner_core.planning.pricing.configs.neutral import RISKY, is_neutral, is_risky
+from planner_core.planning.pricing.configs.neutral import RISKY_WORDS, is_neutral, is_risky
 
 SCRIPT = """
 #!/bin/bash
@@ -337,7 +337,7 @@ def test_a_file_is_the_layout_that_its_tool_runs(
     (tmp_path / "z3.json").write_text('{"zero_optimization": {"stage": 3, "overlap_comm": true}}')
     found = read(tmp_path, name, text)
     assert (found.tool, found.layout, dict(found.options)) == (tool, parse_layout(layout), options)
-    assert found.told({})[0].startswith(f"config {name.partition(':')[0]}, a file of {tool}; read: ")
+    assert found.describe({})[0].startswith(f"config {name.partition(':')[0]}, a file of {tool}; read: ")
 
 
 def test_the_adapters_of_trainers_are_stated(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_script_says_what_its_text_does_not(tmp_path: Path) -> None:
 def test_a_file_of_another_model_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, "run.sh", SCRIPT)
     assert dict(found.sizes) == {"num_hidden_layers": 32, "hidden_size": 4096}
-    told = found.told({"num_hidden_layers": 80, "hidden_size": 4096})[1]
+    told = found.describe({"num_hidden_layers": 80, "hidden_size": 4096})[1]
     assert "is of another model: num_hidden_layers 32 (80 in the model)" in told
 
 
@@ -454,7 +454,7 @@ LETTERS = st.text("bdjkwxyz", min_size=1, max_size=6)
 @given(
     base=st.sampled_from(sorted(BASES)),
     before=LETTERS,
-    word=st.sampled_from(RISKY),
+    word=st.sampled_from(RISKY_WORDS),
     after=LETTERS,
     value=st.one_of(
         st.integers(2, 512), st.booleans(), st.sampled_from(["auto", "none", "full", "cpu", 0, 1, -1, None, ""])

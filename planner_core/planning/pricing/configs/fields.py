@@ -1,25 +1,38 @@
-"""The settings of a tool, read field by field, so that fields that were not read can be reported, or refused (see `neutral`)."""
+"""Read the settings of a tool field by field. Fields that no reader asked for are reported, or refuse the file (see `neutral`).
+
+Each tool has a `Table`: the options that one field states as it is, the sizes of the model, and the fields that never change a price.
+Code is left for what a table cannot say: layouts, and fields that depend on each other.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from planner_core.core import InputError, listed, short
 from planner_core.planning.methods import Layout
-from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal
+from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
 
-MOST = 10**9
-UNSAID = ("auto", None, "")
-"""Values that mean: the tool chooses."""
+MAX_COUNT = 10**9
+CHOSEN_BY_TOOL = ("auto", None, "")
+"""Values with which the tool chooses by itself."""
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "no": "float32",
+    "float32": "float32",
+}
+"""Dtypes by the words of tools."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
-    """A value that the file does not state by itself: it is computed, or set under a condition. `text`: as the file has it."""
+class UnknownValue:
+    """A value that the file alone does not give: the tool computes it, or sets it under a condition. `text`: the source text."""
 
     text: str
 
@@ -29,8 +42,17 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a tool's file says about a run: the layout, options of the statement by name, and notes about what is priced in another way
-    or was not read. `read`: the fields that were read. `sizes`: what it says of the model, by the names of Hugging Face configs."""
+    """A run as a tool's file states it.
+
+    Attributes:
+        layout: The degrees of parallelism.
+        options: Options of the statement, by name.
+        notes: Sentences about settings that are priced in another way, or were not read.
+        where: The file, as messages name it.
+        tool: The name of the tool.
+        read: The fields that were read.
+        sizes: Sizes of the model, by the names of Hugging Face configs.
+    """
 
     layout: Layout
     options: Mapping[str, Any]
@@ -40,52 +62,102 @@ class Setup:
     read: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def told(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Notes in the order in which they are told, before the price: what was read, where the file is of another model than the one
-        with this config, then the rest."""
+    def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
+        `config`, then the notes."""
         head = (f"{self.where}, a file of {self.tool}; read: {listed(self.read)}",) if self.read else ()
-        other = [f"{n} {v} ({config[n]} in the model)" for n, v in self.sizes.items() if config.get(n) not in (None, v)]
-        unlike = (f"{self.where} is of another model: {', '.join(other)}; the price is that of the model given",)
-        return (*head, *(unlike if other else ()), *self.notes)
+        differences = [
+            f"{name} {size} ({config[name]} in the model)"
+            for name, size in self.sizes.items()
+            if config.get(name) not in (None, size)
+        ]
+        warning = f"{self.where} is of another model: {', '.join(differences)}; the price is that of the model given"
+        return (*head, *((warning,) if differences else ()), *self.notes)
+
+
+# --- the table of a tool ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option of the statement, and the fields that state it. Tools rename fields; the first field with a value counts.
+
+    `kind` is `int`, `bool` (true if any field is), or a mapping from the tool's words to values. `values`: the option's values for
+    false and true. A `default` of None leaves the option out where no field has a value."""
+
+    option: str
+    fields: tuple[str, ...]
+    kind: type | Mapping[str, Any]
+    default: Any = None
+    values: tuple[Any, Any] = (False, True)
+
+
+def count(option: str, *fields: str, default: int | None = None) -> Setting:
+    """A row for a positive whole number."""
+    return Setting(option, fields, int, default)
+
+
+def switch(option: str, *fields: str, off: Any = False, on: Any = True) -> Setting:
+    """A row for flags. `off` None leaves the option out where no flag is set."""
+    return Setting(option, fields, bool, off, (off, on))
+
+
+def choice(option: str, name: str, words: Mapping[str, Any], default: str | None = None) -> Setting:
+    """A row for a word of the tool. `default`: the tool's own default."""
+    return Setting(option, (name,), words, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How the files of one tool are read. `sizes`: names of Hugging Face configs, by field. `no_effect`: patterns of fields that never
+    change a price, separated by spaces."""
+
+    tool: str
+    settings: tuple[Setting, ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    no_effect: str = ""
 
 
 @dataclass
 class Fields:
-    """Settings by dotted path (`parallelism.tensor_parallel_degree`). A field counts as read when its value was asked for."""
+    """Settings by dotted path (`parallelism.tensor_parallel_degree`). Asking for a value marks its field as read.
+
+    `read_json(path, field)` reads a JSON file that another field names."""
 
     where: str
     values: dict[str, Any]
     read: set[str] = field(default_factory=set)
     without_effect: set[str] = field(default_factory=set)
     tool: str = ""
+    read_json: Callable[[str, str], Mapping[str, Any]] | None = None
 
     @staticmethod
-    def of(data: Mapping[str, Any], where: str, tool: str = "") -> Fields:
-        """The leaves of nested settings."""
+    def from_nested(data: Mapping[str, Any], where: str, tool: str = "") -> Fields:
+        """Flatten nested settings."""
         return Fields(where, dict(_leaves(data, "")), tool=tool)
 
-    def has(self, name: str) -> bool:
-        """Whether a field is there and has a value."""
+    def has_value(self, name: str) -> bool:
+        """Whether a field exists and is not left to the tool."""
         value = self.values.get(name)
-        return isinstance(value, (list, tuple, Unknown)) or value not in UNSAID
+        return isinstance(value, (list, tuple, UnknownValue)) or value not in CHOSEN_BY_TOOL
 
-    def first(self, *names: str) -> str:
-        """The first of these fields that has a value; the first if none has. Tools rename fields. The others count as read."""
+    def first_set(self, *names: str) -> str:
+        """The first of these fields that has a value, or the first name if none has. All of them count as read."""
         self.read.update(n for n in names if n in self.values)
-        return next((n for n in names if self.has(n)), names[0])
+        return next((n for n in names if self.has_value(n)), names[0])
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _value(self, name: str, default: Any) -> Any:
         self.read.add(name)
         value = self.values.get(name)
-        if isinstance(value, Unknown):
+        if isinstance(value, UnknownValue):
             raise InputError(
                 f"{self.where}: {name} is {short(value.text)}, which the file does not set to one value; write the value there"
             )
-        return default if value in UNSAID else value
+        return default if value in CHOSEN_BY_TOOL else value
 
-    def whole(self, name: str, default: int, least: int = 1) -> int:
-        """A whole number; raises InputError for anything else."""
-        value = self._get(name, default)
+    def read_int(self, name: str, default: int, least: int = 1) -> int:
+        """A whole number from `least`. Raises InputError for anything else."""
+        value = self._value(name, default)
         try:
             number = int(value)
         except (TypeError, ValueError):
@@ -93,97 +165,124 @@ class Fields:
         if (
             isinstance(value, bool)
             or number < least
-            or number > MOST
+            or number > MAX_COUNT
             or number != (float(value) if number >= least else number)
         ):
-            raise self.wrong(name, value, f"a whole number from {least}")
+            raise self.wrong_value(name, value, f"a whole number from {least}")
         return number
 
-    def number(self, name: str, default: float) -> float:
-        """A number; raises InputError for anything else."""
-        value = self._get(name, default)
+    def read_optional_int(self, name: str) -> int | None:
+        """A positive whole number, or None if the field has no value."""
+        return self.read_int(name, 1) if self.has_value(name) else None
+
+    def read_float(self, name: str, default: float) -> float:
+        """A finite number. Raises InputError for anything else."""
+        value = self._value(name, default)
         try:
-            found = float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            found = math.nan
-        if isinstance(value, bool) or not math.isfinite(found):
-            raise self.wrong(name, value, "a number")
-        return found
+            number = math.nan
+        if isinstance(value, bool) or not math.isfinite(number):
+            raise self.wrong_value(name, value, "a number")
+        return number
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def read_flag(self, name: str, default: bool = False) -> bool:
         """True or false, also as text."""
-        value = self._get(name, default)
-        found = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
-        if found is None:
-            raise self.wrong(name, value, "true or false")
-        return found
+        value = self._value(name, default)
+        flag = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
+        if flag is None:
+            raise self.wrong_value(name, value, "true or false")
+        return flag
 
-    def text(self, name: str, default: str, choices: tuple[str, ...] = ()) -> str:
-        """A word in lower case; one of `choices` if there are any."""
-        value = str(self._get(name, default)).lower()
+    def read_word(self, name: str, default: str, choices: tuple[str, ...] = ()) -> str:
+        """A word in lower case. Raises InputError if it is not one of `choices`; without choices any word is accepted."""
+        value = str(self._value(name, default)).lower()
         if choices and value not in choices:
-            raise self.wrong(name, value, f"one of {', '.join(choices)}")
+            raise self.wrong_value(name, value, f"one of {', '.join(choices)}")
         return value
 
-    def words(self, name: str) -> tuple[str, ...]:
-        """Words in lower case, of a list or of a text with spaces or commas between them."""
-        value = self._get(name, ())
+    def read_words(self, name: str) -> tuple[str, ...]:
+        """Words in lower case, from a list or from text separated by spaces or commas."""
+        value = self._value(name, ())
         parts = value if isinstance(value, (list, tuple)) else str(value).replace(",", " ").split()
         return tuple(str(part).lower() for part in parts)
 
-    def only(self, name: str, wanted: int, what: str) -> None:
+    def lowered(self, name: str) -> str:
+        """The value as text in lower case, without marking the field as read; `none` if there is no such field."""
+        return str(self.values.get(name)).lower()
+
+    def require_value(self, name: str, wanted: int, what: str) -> None:
         """Raise InputError if a number other than `wanted` asks for `what`, which cannot be priced."""
-        if self.has(name) and self.whole(name, wanted, least=0) not in (0, wanted):
+        if self.has_value(name) and self.read_int(name, wanted, least=0) not in (0, wanted):
             raise InputError(
                 f"{self.where}: {name} {self.values[name]} asks for {what}, which cannot be priced; set it to {wanted}"
             )
         self.read.add(name)
 
-    def off(self, name: str, what: str, instead: str = "switch it off") -> None:
-        """Raise InputError if a flag asks for `what`, which cannot be priced. `instead`: what would do."""
-        if self.has(name) and not is_neutral(name, self.values[name]):
+    def require_off(self, name: str, what: str, instead: str = "switch it off") -> None:
+        """Raise InputError if a flag asks for `what`, which cannot be priced. `instead`: the advice in the message."""
+        if self.has_value(name) and not is_neutral(name, self.values[name]):
             raise InputError(f"{self.where}: {name} asks for {what}, which cannot be priced; {instead}")
         self.read.add(name)
 
-    def wrong(self, name: str, value: Any, wanted: str) -> InputError:
+    def wrong_value(self, name: str, value: Any, wanted: str) -> InputError:
         """The error for an impossible value."""
         return InputError(f"{self.where}: {name} is {short(value)}, but must be {wanted}")
 
     def ignore(self, patterns: str) -> None:
-        """Fields that have no effect on a price at any value, by patterns such as `checkpoint.*` with spaces between."""
+        """Mark fields that never change a price, by patterns such as `checkpoint.*` separated by spaces."""
         self.without_effect.update(n for n in self.values for p in patterns.split() if fnmatchcase(n, p))
 
-    def unread(self) -> tuple[str, ...]:
-        """A note about the fields that were not read, if there are any. Raises InputError for one that may change the layout."""
+    def read_options(self, table: Table) -> dict[str, Any]:
+        """The options that the rows of a table state."""
+        options: dict[str, Any] = {}
+        for row in table.settings:
+            value = self._read_setting(row)
+            if value is not None:
+                options[row.option] = value
+        return options
+
+    def _read_setting(self, row: Setting) -> Any:
+        if row.kind is bool:
+            flags = [self.read_flag(name) for name in row.fields]  # a list, so that every field counts as read
+            return row.values[any(flags)]
+        name = self.first_set(*row.fields)
+        if row.default is None and not self.has_value(name):
+            return None
+        if isinstance(row.kind, Mapping):
+            return row.kind[self.read_word(name, str(row.default), tuple(row.kind))]
+        return self.read_int(name, row.default or 1)
+
+    def finish(self, table: Table, layout: Layout, options: Mapping[str, Any], notes: tuple[str, ...] = ()) -> Setup:
+        """The run that was read, with a note about unread fields. Raises InputError for an unread field that may change the layout."""
+        sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
+        self.ignore(table.no_effect)
+        unread = self._report_unread()
+        used = tuple(sorted(n for n in self.read if n in self.values))
+        return Setup(layout, options, (*notes, *unread), self.where, self.tool or table.tool, used, sizes)
+
+    def _report_unread(self) -> tuple[str, ...]:
         rest = sorted(n for n in self.values if n not in self.read and n not in self.without_effect)
         risky = [(n, self.values[n]) for n in rest if is_risky(n) and not is_neutral(n, self.values[n])]
         if risky:
-            raise InputError(refusal(self.where, self.tool, risky))
+            raise InputError(refusal_text(self.where, self.tool, risky))
         return (f"{self.where}: not read, and not in the price if they change it: {listed(rest)}",) if rest else ()
-
-    def setup(
-        self,
-        layout: Layout,
-        options: Mapping[str, Any],
-        notes: tuple[str, ...] = (),
-        sizes: Mapping[str, int] | None = None,
-    ) -> Setup:
-        """What was read, with a note about what was not. Raises InputError for an unread field that may change the layout."""
-        rest = self.unread()
-        used = tuple(sorted(n for n in self.read if n in self.values))
-        return Setup(layout, options, (*notes, *rest), self.where, self.tool, used, sizes or {})
 
 
 def _leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for key, value in data.items():
         name = f"{path}.{key}" if path else str(key)
-        found += _leaves(value, name) if isinstance(value, Mapping) and value else [(name, value)]
-    return found
+        # An empty mapping is a leaf: a section without fields still says that the tool's feature is on.
+        leaves += _leaves(value, name) if isinstance(value, Mapping) and value else [(name, value)]
+    return leaves
 
 
-def shared_out(fields: Fields, name: str, num_gpus: int, others: int) -> int:
-    """`num_gpus` divided by `others`: the ranks that are left for a degree. Raises InputError if that is not a whole number."""
+# --- what several tools state alike ----------------------------------------------------------------------------
+
+
+def remaining_ranks(fields: Fields, name: str, num_gpus: int, others: int) -> int:
+    """`num_gpus` divided by `others`: the ranks that remain for a degree. Raises InputError if that is not a whole number."""
     if num_gpus % others:
         raise InputError(
             f"{fields.where}: {name} makes groups of {others} ranks, but {num_gpus} GPUs do not divide by that"
@@ -191,11 +290,11 @@ def shared_out(fields: Fields, name: str, num_gpus: int, others: int) -> int:
     return num_gpus // others
 
 
-def accumulation(fields: Fields, name: str, micro_batch: int, ranks: int) -> int | None:
+def micro_batches_of_step(fields: Fields, name: str, micro_batch: int, ranks: int) -> int | None:
     """Micro-batches of a step, from the field with the samples of a whole step; None if that field has no value."""
-    if not fields.has(name):
+    batch = fields.read_optional_int(name)
+    if batch is None:
         return None
-    batch = fields.whole(name, 1)
     if batch % (micro_batch * ranks):
         raise InputError(
             f"{fields.where}: {name} {batch} is not a multiple of {micro_batch} samples on each of {ranks} data-parallel ranks"
@@ -203,22 +302,29 @@ def accumulation(fields: Fields, name: str, micro_batch: int, ranks: int) -> int
     return batch // (micro_batch * ranks)
 
 
-def precision(fields: Fields, bf16: str, fp16: str) -> dict[str, str]:
-    """The dtype of two flags, as an option; none if neither is set."""
+def read_dtype_flags(fields: Fields, bf16: str, fp16: str) -> dict[str, str]:
+    """The dtype as an option, from a flag for each 16-bit type; empty if neither is set. axolotl also has the words full and none."""
     for name, dtype in ((bf16, "bfloat16"), (fp16, "float16")):
-        if fields.has(name) and fields.flag(name):
-            return {"dtype": dtype}
         fields.read.add(name)
+        word = fields.lowered(name)
+        if fields.has_value(name) and word != "none" and (word == "full" or fields.read_flag(name)):
+            return {"dtype": dtype}
     return {}
 
 
-STRATEGIES = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
+FSDP_STRATEGIES = {
+    "1": "full_shard",
+    "2": "shard_grad_op",
+    "3": "no_shard",
+    "4": "hybrid_shard",
+    "5": "hybrid_shard_zero2",
+}
 """FSDP's sharding strategies by the numbers of accelerate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
-    """Degrees that a tool of FSDP is told, each with its field: `shard` and `replicate` may be None, what is left."""
+class FsdpDegrees:
+    """The degrees of a tool that runs FSDP. `replicate` and `shard` None mean all remaining ranks."""
 
     tp: int = 1
     sp: bool = False
@@ -230,29 +336,32 @@ class Degrees:
     strategy: str = "full_shard"
 
 
-def by_degrees(fields: Fields, num_gpus: int, told: Degrees, names: str) -> Layout:
-    """The layout of FSDP's degrees. `names`: the fields of those that neither shard nor replicate. Raises InputError."""
-    ranks = shared_out(fields, names, num_gpus, told.tp * told.cp)
-    kind = told.cp_type if told.cp > 1 else "ring"
-    common = Layout(tp=told.tp, sp=told.sp and told.tp > 1, cp=told.cp, ep=told.ep, cp_type=kind)
-    if told.strategy == "no_shard":
+def fsdp_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees, names: str) -> Layout:
+    """The layout of FSDP's degrees. `names`: the fields of the other degrees, for messages. Raises InputError."""
+    ranks = remaining_ranks(fields, names, num_gpus, degrees.tp * degrees.cp)
+    cp_type = degrees.cp_type if degrees.cp > 1 else "ring"
+    sp = degrees.sp and degrees.tp > 1
+    common = Layout(tp=degrees.tp, sp=sp, cp=degrees.cp, ep=degrees.ep, cp_type=cp_type)
+    if degrees.strategy == "no_shard":
         return replace(common, dp=ranks)
-    if told.strategy in ("shard_grad_op", "hybrid_shard_zero2"):
+    if degrees.strategy in ("shard_grad_op", "hybrid_shard_zero2"):
+        # Weights stay whole between forward and backward, gradients and states are sharded: ZeRO-2.
         return replace(common, dp=ranks, zero=2)
-    copies = told.replicate or (ranks // told.shard if told.shard and ranks % told.shard == 0 else 1)
-    shards = told.shard or shared_out(fields, "dp_replicate_size", ranks, copies)
+    copies = degrees.replicate or (ranks // degrees.shard if degrees.shard and ranks % degrees.shard == 0 else 1)
+    shards = degrees.shard or remaining_ranks(fields, "dp_replicate_size", ranks, copies)
     if copies * shards != ranks:
         raise InputError(
             f"{fields.where}: {copies} replicas of {shards} shards are {copies * shards} ranks, but {ranks} are left beside {names}; "
-            f"give degrees whose product is {num_gpus}, or a cluster of {copies * shards * told.tp * told.cp} GPUs"
+            f"give degrees whose product is {num_gpus}, or a cluster of {copies * shards * degrees.tp * degrees.cp} GPUs"
         )
-    return replace(common, dp=copies, fsdp=shards, zero=3 if shards == 1 < told.cp else 0)
+    # Context ranks hold the same weights, so FSDP shards over them too, even if a single data-parallel rank is left.
+    return replace(common, dp=copies, fsdp=shards, zero=3 if shards == 1 < degrees.cp else 0)
 
 
-def strategy_of(fields: Fields, name: str, default: str = "full_shard") -> str:
+def read_fsdp_strategy(fields: Fields, name: str, default: str = "full_shard") -> str:
     """FSDP's sharding strategy by its word or number. Raises InputError."""
-    given = fields.text(name, default)
-    strategy = STRATEGIES.get(given, given.removeprefix("shardingstrategy.").removeprefix("_"))
-    if strategy not in STRATEGIES.values():
-        raise fields.wrong(name, given, f"one of {', '.join(STRATEGIES.values())}")
+    word = fields.read_word(name, default)
+    strategy = FSDP_STRATEGIES.get(word, word.removeprefix("shardingstrategy.").removeprefix("_"))
+    if strategy not in FSDP_STRATEGIES.values():
+        raise fields.wrong_value(name, word, f"one of {', '.join(FSDP_STRATEGIES.values())}")
     return strategy

@@ -1,8 +1,8 @@
-"""Fields that a reader did not read, and that may change the layout, the workload or the memory: such a file is refused.
+"""Refuse a file with an unread field that may change the layout, the workload or the memory.
 
-A field is *risky* if its name has one of `RISKY`. Its value is *neutral* if it asks for nothing: no value, false, none, auto, 0; and for
-degrees 1 and -1. A risky field that was not read, and that is not neutral, refuses the file. A reader says which risky fields have no
-effect on a price at any value (the folder of a checkpoint, the size of a bucket).
+A field is *risky* if its name contains one of `RISKY_WORDS`. Its value is *neutral* if it asks for nothing: no value, false, none,
+auto, 0; for degrees also 1 and -1. A file with an unread risky field is refused unless the value is neutral. The table of a tool
+lists the risky fields that never change a price, such as the folder of a checkpoint or the size of a bucket.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from planner_core.core import short
 
-RISKY = ("parallel", "shard", "replicate", "size", "offload", "stage", "seq", "checkpoint")
-DEGREES = ("parallel", "shard", "replicate", "size", "stage")
-"""Words of fields whose value 1, or -1 for what is left, asks for nothing."""
-NOTHING = frozenset({"", "auto", "none", "null", "false", "no", "off", "default", "0", "0.0", "[]", "{}", "()"})
-WAYS = (
+RISKY_WORDS = ("parallel", "shard", "replicate", "size", "offload", "stage", "seq", "checkpoint")
+DEGREE_WORDS = ("parallel", "shard", "replicate", "size", "stage")
+"""Words in the names of degrees. A degree of 1 asks for nothing, nor does -1, which means all remaining ranks."""
+NEUTRAL_VALUES = frozenset({"", "auto", "none", "null", "false", "no", "off", "default", "0", "0.0", "[]", "{}", "()"})
+OPTION_BY_WORD = (
     ("offload", "--offload keeps the optimizer's moments in the host's memory"),
     ("pipeline", "leave pipeline stages out of the file to price the rest"),
     ("context", "--layout states context parallelism as cp=N"),
@@ -33,14 +33,14 @@ WAYS = (
     ("batch", "--micro-batch and --accumulate state the samples"),
     ("parallel", "--layout states degrees, such as dp=2,fsdp=8,tp=4,sp"),
 )
-"""What states a field of a name in the planner's own words; the first that is in the name counts."""
-ANY_WAY = "--layout, --micro-batch, --seq and --recompute state a run without a file"
+"""The planner's option for a field, by a word in its name. Specific words come first, since the first match counts."""
+GENERAL_OPTIONS = "--layout, --micro-batch, --seq and --recompute state a run without a file"
 
 
 def is_risky(name: str) -> bool:
-    """Whether a field's name says that it may change the layout, the workload or the memory."""
+    """Whether a field may change the layout, the workload or the memory, judged by its name."""
     plain = name.lower().replace("-", "_")
-    return any(word in plain for word in RISKY)
+    return any(word in plain for word in RISKY_WORDS)
 
 
 def is_neutral(name: str, value: Any) -> bool:
@@ -48,20 +48,20 @@ def is_neutral(name: str, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(is_neutral(name, v) for v in value)
     text = "none" if value is None else str(value).strip().lower()
-    degree = any(word in name.lower() for word in DEGREES)
-    return text in NOTHING or (degree and text in ("1", "-1", "1.0"))
+    degree = any(word in name.lower() for word in DEGREE_WORDS)
+    return text in NEUTRAL_VALUES or (degree and text in ("1", "-1", "1.0"))
 
 
-def way_of(name: str) -> str:
-    """How the planner's own options state what a field of this name states."""
+def option_for(name: str) -> str:
+    """The sentence about the planner's option for a field of this name."""
     plain = name.lower().replace("-", "_")
-    return next((way for word, way in WAYS if word in plain), ANY_WAY)
+    return next((sentence for word, sentence in OPTION_BY_WORD if word in plain), GENERAL_OPTIONS)
 
 
-def refusal(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> str:
-    """The sentence about the fields that are not read, with their values."""
+def refusal_text(where: str, tool: str, risky: Iterable[tuple[str, Any]]) -> str:
+    """The sentence that refuses a file for these fields, with their values."""
     fields = list(risky)
     shown = ", ".join(f"{name} {short(value)}" for name, value in fields[:4])
     more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
-    ways = "; ".join(dict.fromkeys(way_of(name) for name, _ in fields[:2]))
-    return f"{where} ({tool}): {shown}{more} may change the layout or the memory, and cannot be read; {ways}"
+    options = "; ".join(dict.fromkeys(option_for(name) for name, _ in fields[:2]))
+    return f"{where} ({tool}): {shown}{more} may change the layout or the memory, and cannot be read; {options}"

@@ -5,8 +5,8 @@
             parallelism=ParallelismConfig(                                 "tensor_parallel_degree": 8}}
                 tensor_parallel_degree=8))
 
-A call becomes a mapping of its keywords, with its name under `()`. What cannot be read so is `Unknown`: it holds its own text, and a
-reader that needs it says so. Under a condition a value is unknown, since which branch runs is not.
+A call becomes a mapping of its keywords, with its name under `()`. An expression that cannot be read becomes an `UnknownValue`, which
+keeps its text; a reader that needs the value refuses the file. A value that is set under a condition is unknown as well.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner_core.core import InputError
-from planner_core.planning.pricing.configs.fields import Unknown
+from planner_core.planning.pricing.configs.fields import UnknownValue
 from planner_core.planning.pricing.configs.shell import arithmetic
 
 CALL = "()"
-MOST_CALLS = 400
-MOST_ARGUMENTS = 8
+MAX_CALLS = 400
+MAX_ARGUMENTS = 8
 
 
 def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, Any], frozenset[str]]:
-    """What a function returns, and the modules that the file imports. `name` None: the file's only function without a leading underscore.
-    Raises InputError."""
+    """Read the value that a function returns, and the modules that the file imports. Raises InputError.
+
+    `name` None: the file's only function without a leading underscore."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -45,31 +46,31 @@ def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, An
             if public
             else f"{where} has no functions; give a config"
         )
-    reader = _Reader(functions, {})
-    reader.constants.update(_constants(tree, reader))
+    reader = _FunctionReader(functions, {})
+    reader.constants.update(_module_constants(tree, reader))
     try:
-        found = reader.call(functions[name], {})
+        config = reader.call(functions[name], {})
     except RecursionError:
         raise InputError(
             f"{where}: {name} calls itself, or is nested too deeply, to be read as data; give --layout"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise InputError(f"{where}: {name} does not return a config that can be read without running it; give --layout")
-    return found, frozenset(_imported(tree))
+    return config, frozenset(_imported_modules(tree))
 
 
-def _imported(tree: ast.Module) -> list[str]:
-    found = []
+def _imported_modules(tree: ast.Module) -> list[str]:
+    modules = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-    return found
+            modules.append(node.module)
+    return modules
 
 
-def _constants(tree: ast.Module, reader: _Reader) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _module_constants(tree: ast.Module, reader: _FunctionReader) -> dict[str, Any]:
+    constants: dict[str, Any] = {}
     for node in tree.body:
         target = (
             node.targets[0]
@@ -79,48 +80,48 @@ def _constants(tree: ast.Module, reader: _Reader) -> dict[str, Any]:
             else None
         )
         if isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            found[target.id] = reader.value(node.value, found)
-    return found
+            constants[target.id] = reader.value(node.value, constants)
+    return constants
 
 
-class _Reader:
+class _FunctionReader:
     """Reads functions of one file, with the constants of its module."""
 
     def __init__(self, functions: Mapping[str, ast.FunctionDef], constants: dict[str, Any]) -> None:
         self.functions, self.constants, self.calls = functions, constants, 0
 
     def call(self, function: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
-        """What a function returns for these arguments; None if it returns nothing."""
+        """The value that a function returns for these arguments; None if it returns nothing."""
         self.calls += 1
-        if self.calls > MOST_CALLS:
+        if self.calls > MAX_CALLS:
             raise InputError(f"{function.name} calls too many functions to be read as data; give --layout")
         names = _defaults(function.args)
-        scope = {name: self.value(node, {}) if node is not None else Unknown(name) for name, node in names.items()}
-        return self._body(function.body, {**scope, **given})
+        scope = {name: self.value(node, {}) if node is not None else UnknownValue(name) for name, node in names.items()}
+        return self._run_body(function.body, {**scope, **given})
 
-    def _body(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
+    def _run_body(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> Any:
         for node in body:
             if isinstance(node, ast.Return):
                 return None if node.value is None else self.value(node.value, scope)
             if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
-                self._doubt(node, scope)
+                self._mark_unknown(node, scope)
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
-                    self._set(target, self.value(node.value, scope), scope)
+                    self._assign(target, self.value(node.value, scope), scope)
             elif isinstance(node, ast.AugAssign):
-                self._set(node.target, Unknown(ast.unparse(node)), scope)
+                self._assign(node.target, UnknownValue(ast.unparse(node)), scope)
         return None
 
-    def _doubt(self, node: ast.stmt, scope: dict[str, Any]) -> None:
-        """Make all that is assigned under a condition or in a loop unknown."""
+    def _mark_unknown(self, node: ast.stmt, scope: dict[str, Any]) -> None:
+        """Mark every variable that is assigned under a condition or in a loop as unknown."""
         for inner in ast.walk(node):
             if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 text = "" if inner.value is None else ast.unparse(inner.value)
                 for target in inner.targets if isinstance(inner, ast.Assign) else [inner.target]:
-                    self._set(target, Unknown(f"{text}, under a condition"), scope)
+                    self._assign(target, UnknownValue(f"{text}, under a condition"), scope)
 
-    def _set(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
         if isinstance(target, ast.Name):
             scope[target.id] = value
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
@@ -140,32 +141,34 @@ class _Reader:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return scope.get(node.id, self.constants.get(node.id, Unknown(node.id)))
+            return scope.get(node.id, self.constants.get(node.id, UnknownValue(node.id)))
         if isinstance(node, (ast.List, ast.Tuple)):
             return [self.value(n, scope) for n in node.elts]
         if isinstance(node, ast.Dict):
-            return self._mapping(node, scope)
+            return self._read_dict(node, scope)
         if isinstance(node, ast.Call):
-            return self._called(node, scope)
+            return self._read_call(node, scope)
         if isinstance(node, ast.Attribute):
-            return self._attribute(node, scope)
+            return self._read_attribute(node, scope)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            return -node.operand.value if isinstance(node.operand.value, (int, float)) else Unknown(ast.unparse(node))
+            return (
+                -node.operand.value if isinstance(node.operand.value, (int, float)) else UnknownValue(ast.unparse(node))
+            )
         text = ast.unparse(node)
         number = arithmetic(text)
-        return Unknown(text) if number is None else number
+        return UnknownValue(text) if number is None else number
 
-    def _mapping(self, node: ast.Dict, scope: Mapping[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _read_dict(self, node: ast.Dict, scope: Mapping[str, Any]) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
         for key, inner in zip(node.keys, node.values, strict=True):
             value = self.value(inner, scope)
             if key is None:
-                found |= value if isinstance(value, dict) else {}
+                entries |= value if isinstance(value, dict) else {}  # `**other`
             else:
-                found[str(self.value(key, scope))] = value
-        return found
+                entries[str(self.value(key, scope))] = value
+        return entries
 
-    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
+    def _read_attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
         path = _path(node)
         place: Any = scope.get(path[0], self.constants.get(path[0])) if path else None
         for key in path[1:]:
@@ -173,30 +176,30 @@ class _Reader:
         if place is not None:
             return place
         text = ast.unparse(node)
-        return text if text.startswith("torch.") else Unknown(text)
+        return text if text.startswith("torch.") else UnknownValue(text)
 
-    def _called(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+    def _read_call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
         name = ast.unparse(node.func)
-        given = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
+        keywords = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
         for k in (k for k in node.keywords if k.arg is None):
             inner = self.value(k.value, scope)
-            given |= inner if isinstance(inner, dict) else {}
-        placed = [self.value(a, scope) for a in node.args[:MOST_ARGUMENTS]]
+            keywords |= inner if isinstance(inner, dict) else {}
+        positional = [self.value(a, scope) for a in node.args[:MAX_ARGUMENTS]]
         function = self.functions.get(name)
         if function is None:
-            return {CALL: name, **{str(i): v for i, v in enumerate(placed)}, **given}
+            return {CALL: name, **{str(i): v for i, v in enumerate(positional)}, **keywords}
         names = list(_defaults(function.args))
-        return self.call(function, {**dict(zip(names, placed, strict=False)), **given})
+        return self.call(function, {**dict(zip(names, positional, strict=False)), **keywords})
 
 
 def _defaults(args: ast.arguments) -> dict[str, ast.expr | None]:
-    """The parameters of a function, each with its default."""
+    """The parameters of a function, each with its default or None."""
     names = [*args.posonlyargs, *args.args]
     first = len(names) - len(args.defaults)
-    found: dict[str, ast.expr | None] = {
+    defaults: dict[str, ast.expr | None] = {
         a.arg: args.defaults[i - first] if i >= first else None for i, a in enumerate(names)
     }
-    return found | {a.arg: d for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
+    return defaults | {a.arg: d for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True)}
 
 
 def _path(node: ast.expr) -> list[str]:

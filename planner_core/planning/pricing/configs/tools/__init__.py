@@ -1,1 +1,1 @@
-"""One reader for each tool: `NAME`, the signature by which a file is known as the tool's own, and `setup`, which reads it."""
+"""One reader for each tool: `TABLE` (names of fields), `recognises` (the tool's signature) and `read` (the run)."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from planner_core.core import InputError
 from planner_core.planning.methods import PEERS_TYPES, Layout
-from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, precision, shared_out
+from planner_core.planning.pricing.configs.fields import (
+    Fields,
+    Setup,
+    Table,
+    choice,
+    count,
+    micro_batches_of_step,
+    read_dtype_flags,
+    remaining_ranks,
+    switch,
+)
 from planner_core.planning.pricing.configs.shell import options_of
-from planner_core.planning.pricing.configs.tools.megatron_stages import stages_of
+from planner_core.planning.pricing.configs.tools.megatron_stages import read_stages
 
-NAME = "Megatron-LM"
-OWN = (
+SIGNATURE = (
     "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size",
     "--context-parallel-size",
@@ -27,17 +35,34 @@ OWN = (
     "--sequence-parallel",
 )
 """Options by which a list of arguments is known as Megatron-LM's."""
-SIZES = {
-    "--num-layers": "num_hidden_layers",
-    "--hidden-size": "hidden_size",
-    "--num-attention-heads": "num_attention_heads",
-    "--ffn-hidden-size": "intermediate_size",
-    "--num-query-groups": "num_key_value_heads",
-    "--num-experts": "num_local_experts",
-    "--moe-ffn-hidden-size": "moe_intermediate_size",
-    "--moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
-}
-"""Options about the model, and the names that Hugging Face configs have for them."""
+TABLE = Table(
+    "Megatron-LM",
+    (
+        count("micro_batch", "--micro-batch-size", default=1),
+        count("seq", "--seq-length", "--encoder-seq-length"),
+        switch("loss", "--cross-entropy-loss-fusion", off="whole", on="fused"),
+        choice("optimizer", "--optimizer", {"adam": "adamw", "sgd": "sgd"}, default="adam"),
+    ),
+    sizes={
+        "--num-layers": "num_hidden_layers",
+        "--hidden-size": "hidden_size",
+        "--num-attention-heads": "num_attention_heads",
+        "--ffn-hidden-size": "intermediate_size",
+        "--num-query-groups": "num_key_value_heads",
+        "--num-experts": "num_local_experts",
+        "--moe-ffn-hidden-size": "moe_intermediate_size",
+        "--moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    },
+    no_effect="""
+    --save* --load* --*checkpoint-args --use-checkpoint-opt* --exit-on-missing-checkpoint --*ckpt* --tensorboard-*
+    --nproc_per_node --nnodes --node_rank --master_* --rdzv_* --nproc-per-node --vocab-size --vocab-file
+    --*-bucket-size --ddp-num-buckets --make-vocab-size-divisible-by --pad-vocab-size-to --padded-vocab-size
+    --no-persist-layer-norm --distributed-backend --seed --data-path --merge-file --eval-* --log-* --lr* --min-lr
+    --weight-decay --adam-* --clip-grad --init-method-std --train-* --split --tokenizer-* --overlap-grad-reduce
+    --overlap-param-gather --encoder-seq-length --pipeline-dtype --*pipeline-model-parallel-layout
+    --account-for-*-in-pipeline-split --seq-length-* --fully-parallel-* --data-sharding
+""",
+)
 FLAGS = frozenset(
     (
         "--sequence-parallel",
@@ -56,16 +81,7 @@ FLAGS = frozenset(
     )
 )
 """Options without a value."""
-WITHOUT_EFFECT = """
-    --save* --load* --*checkpoint-args --use-checkpoint-opt* --exit-on-missing-checkpoint --*ckpt* --tensorboard-*
-    --nproc_per_node --nnodes --node_rank --master_* --rdzv_* --nproc-per-node --vocab-size --vocab-file
-    --*-bucket-size --ddp-num-buckets --make-vocab-size-divisible-by --pad-vocab-size-to --padded-vocab-size
-    --no-persist-layer-norm --distributed-backend --seed --data-path --merge-file --eval-* --log-* --lr* --min-lr
-    --weight-decay --adam-* --clip-grad --init-method-std --train-* --split --tokenizer-* --overlap-grad-reduce
-    --overlap-param-gather --encoder-seq-length --pipeline-dtype --*pipeline-model-parallel-layout
-    --account-for-*-in-pipeline-split --seq-length-* --fully-parallel-* --data-sharding
-"""
-CHANGES = {
+PRICED_OTHERWISE = {
     "--fp8-format": "products in 8 bits are faster than in 16, in which they are priced",
     "--fp8": "products in 8 bits are faster than in 16, in which they are priced",
     "--rampup-batch-size": "the batch grows during the run; the price is that of the whole one",
@@ -73,149 +89,142 @@ CHANGES = {
     "--cuda-graph-impl": "graphs launch kernels at once; the price has no graphs",
     "--external-cuda-graph": "graphs launch kernels at once; the price has no graphs",
 }
-"""Options that are read and not priced, and what they change."""
+"""Options that the price leaves out, and what each changes."""
 
 
-def read(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
-    """Read options and their values, and notes about what the text does not say. Raises InputError."""
-    found = options_of(text, where, FLAGS)
-    fields = Fields(where, dict(found.values), tool=NAME)
-    return fields, found.notes
+def read_arguments(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
+    """The options of a command line or a launch script, and notes about values that the text does not give. Raises InputError."""
+    options = options_of(text, where, FLAGS)
+    return Fields(where, dict(options.values), tool=TABLE.tool), options.notes
 
 
-def setup(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
-    """A run by Megatron-LM. The ranks that neither tensor nor context parallelism uses are data parallel, and experts are dealt to some of
-    them. Its distributed optimizer and its FSDP shard over context ranks too, as the layout does."""
-    fields.off(
+def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
+    """Read a run by Megatron-LM.
+
+    Ranks that tensor, context and pipeline parallelism do not use are data parallel, and experts are dealt to some of them. The
+    distributed optimizer and Megatron's FSDP shard over context ranks too, as the layout does."""
+    fields.require_off(
         "--cpu-offloading", "activations in the host's memory", "recompute them instead (--recompute-granularity full)"
     )
-    fields.off("--cpu-offload", "CPU offload", "--optimizer-cpu-offload can be priced")
-    tp, cp = fields.whole("--tensor-model-parallel-size", 1), fields.whole("--context-parallel-size", 1)
-    pp, vp, copies = stages_of(fields)
-    by = "--tensor-model-parallel-size" + (" with --context-parallel-size" if cp > 1 else "")
-    by += " with --pipeline-model-parallel-size" if pp > 1 else ""
-    ranks = shared_out(fields, by, num_gpus, tp * cp * pp)
-    common = Layout(
+    fields.require_off("--cpu-offload", "CPU offload", "--optimizer-cpu-offload can be priced")
+    tp, cp = fields.read_int("--tensor-model-parallel-size", 1), fields.read_int("--context-parallel-size", 1)
+    pp, vp, copies = read_stages(fields)
+    degree_fields = "--tensor-model-parallel-size" + (" with --context-parallel-size" if cp > 1 else "")
+    degree_fields += " with --pipeline-model-parallel-size" if pp > 1 else ""
+    ranks = remaining_ranks(fields, degree_fields, num_gpus, tp * cp * pp)
+    layout = Layout(
         tp=tp,
-        sp=_sp(fields, tp),
+        sp=fields.read_flag("--sequence-parallel") and tp > 1,
         cp=cp,
-        cp_type=_cp_type(fields, cp),
-        ep=fields.whole("--expert-model-parallel-size", 1),
+        cp_type=_read_cp_type(fields, cp),
+        ep=fields.read_int("--expert-model-parallel-size", 1),
         pp=pp,
         vp=vp,
         copies=copies,
+        **_read_data_parallelism(fields, ranks, cp),
     )
-    layout = replace(common, **_states(fields, ranks, cp))
-    micro = fields.whole("--micro-batch-size", 1)
-    options: dict[str, Any] = {
+    options = fields.read_options(TABLE)
+    options |= {
         "stack": "megatron",
-        "loss": "fused" if fields.flag("--cross-entropy-loss-fusion") else "whole",
-        "micro_batch": micro,
-        "accumulate": accumulation(fields, "--global-batch-size", micro, ranks) or 1,
-        "recompute": _recompute(fields),
-        "optimizer": {"adam": "adamw", "sgd": "sgd"}[fields.text("--optimizer", "adam", ("adam", "sgd"))],
+        "accumulate": micro_batches_of_step(fields, "--global-batch-size", options["micro_batch"], ranks) or 1,
+        "recompute": _read_recompute(fields),
+        "vocab_multiple": _read_vocab_multiple(fields, tp),
+        **_read_imbalance(fields, layout),
+        **read_dtype_flags(fields, "--bf16", "--fp16"),
     }
-    options["vocab_multiple"] = _padding(fields, tp)
-    capacity = fields.number("--moe-expert-capacity-factor", 1.0)
-    if layout.ep > 1 and capacity > 1 and fields.flag("--moe-pad-expert-input-to-capacity"):
-        options["expert_imbalance"] = capacity  # every expert computes so many times the mean
-    seq = fields.first("--seq-length", "--encoder-seq-length")
-    if fields.has(seq):
-        options["seq"] = fields.whole(seq, 1)
-    options |= precision(fields, "--bf16", "--fp16")
-    told = (
+    offload, offload_notes = _read_offload(fields)
+    notes = (
         *notes,
-        *_attention_alone(fields),
-        *_experts_apart(fields, layout),
-        *_offloaded(fields, options),
-        *_changes(fields),
+        *_recompute_notes(fields),
+        *_expert_notes(fields, layout),
+        *offload_notes,
+        *_notes_on_unpriced(fields),
+        *_launch_note(fields, num_gpus),
     )
-    sizes = {other: fields.whole(name, 1) for name, other in SIZES.items() if fields.has(name)}
-    fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, options, (*told, *_launched(fields, num_gpus)), sizes)
+    return fields.finish(TABLE, layout, {**options, **offload}, notes)
 
 
-def _padding(fields: Fields, tp: int) -> int:
-    """The number of which Megatron-LM makes the vocabulary a multiple: 128 for each tensor-parallel rank, unless told."""
-    padded = fields.first("--pad-vocab-size-to", "--padded-vocab-size")
-    if fields.has(padded):  # the tool's users have made it suit
+def _read_vocab_multiple(fields: Fields, tp: int) -> int:
+    """The number of which Megatron-LM makes the vocabulary a multiple, by default 128 for each tensor-parallel rank."""
+    padded = fields.first_set("--pad-vocab-size-to", "--padded-vocab-size")
+    if fields.has_value(padded):  # an explicit size already divides by tp
         return tp
-    return fields.whole("--make-vocab-size-divisible-by", 128) * tp
+    return fields.read_int("--make-vocab-size-divisible-by", 128) * tp
 
 
-def _states(fields: Fields, ranks: int, cp: int) -> dict[str, Any]:
-    """The degrees of data parallelism, and the stage of its states."""
-    sharded = fields.flag("--use-torch-fsdp2") | fields.flag("--use-megatron-fsdp")
-    stage = fields.whole("--zero-stage", 0, least=0)  # Megatron-DeepSpeed's
-    in_parts = fields.flag("--deepspeed") and fields.flag(
-        "--bf16"
-    )  # DeepSpeed's bf16 optimizer shards states at every stage
-    zero = max(stage, 1 if fields.flag("--use-distributed-optimizer") or in_parts else 0)
+def _read_imbalance(fields: Fields, layout: Layout) -> dict[str, float]:
+    """The load of the fullest expert over the mean, as an option: the capacity factor where experts are padded to their capacity."""
+    capacity = fields.read_float("--moe-expert-capacity-factor", 1.0)
+    padded = layout.ep > 1 and capacity > 1 and fields.read_flag("--moe-pad-expert-input-to-capacity")
+    return {"expert_imbalance": capacity} if padded else {}
+
+
+def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any]:
+    """The degrees of data parallelism and the ZeRO stage, as fields of a layout."""
+    sharded = fields.read_flag("--use-torch-fsdp2") | fields.read_flag("--use-megatron-fsdp")
+    stage = fields.read_int("--zero-stage", 0, least=0)  # Megatron-DeepSpeed's
+    # DeepSpeed's bf16 optimizer shards the states at every stage, stage 0 included.
+    bf16_optimizer = fields.read_flag("--deepspeed") and fields.read_flag("--bf16")
+    zero = max(stage, 1 if fields.read_flag("--use-distributed-optimizer") or bf16_optimizer else 0)
     if zero > 2:
         sharded, zero = True, 0
     if not sharded:
         fields.read.add("--data-parallel-sharding-strategy")
         return {"dp": ranks, "zero": zero}
-    kind = fields.text(
+    strategy = fields.read_word(
         "--data-parallel-sharding-strategy",
         "optim_grads_params",
         ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     )
-    stage = {"no_shard": 0, "optim": 1, "optim_grads": 2}.get(kind, 3)
+    stage = {"no_shard": 0, "optim": 1, "optim_grads": 2}.get(strategy, 3)
     if stage < 3:
         return {"dp": ranks, "zero": stage}
     return {"fsdp": ranks, "zero": 3 if ranks == 1 < cp else 0}
 
 
-def _launched(fields: Fields, num_gpus: int) -> tuple[str, ...]:
-    """A note if the script starts another number of ranks than the cluster has."""
-    names = (fields.first("--nproc_per_node", "--nproc-per-node"), "--nnodes")
+def _launch_note(fields: Fields, num_gpus: int) -> tuple[str, ...]:
+    """A note if the script starts another number of ranks than the cluster has GPUs."""
+    names = (fields.first_set("--nproc_per_node", "--nproc-per-node"), "--nnodes")
     if not all(str(fields.values.get(n, "")).isdecimal() for n in names):
         return ()
-    per_node, nodes = (fields.whole(n, 1) for n in names)
+    per_node, nodes = (fields.read_int(n, 1) for n in names)
     if per_node * nodes == num_gpus:
         return ()
     return (f"{fields.where} starts {nodes} x {per_node} ranks; priced on the {num_gpus} GPUs of the cluster",)
 
 
-def _changes(fields: Fields) -> tuple[str, ...]:
-    found = [n for n in CHANGES if fields.has(n) and str(fields.values[n]).lower() not in ("false", "none")]
-    fields.read.update(CHANGES)
-    return tuple(f"{name} of {fields.where}: {CHANGES[name]}" for name in found)
+def _notes_on_unpriced(fields: Fields) -> tuple[str, ...]:
+    used = [n for n in PRICED_OTHERWISE if fields.has_value(n) and fields.lowered(n) not in ("false", "none")]
+    fields.read.update(PRICED_OTHERWISE)
+    return tuple(f"{name} of {fields.where}: {PRICED_OTHERWISE[name]}" for name in used)
 
 
-def _offloaded(fields: Fields, options: dict[str, Any]) -> tuple[str, ...]:
-    """The option for an optimizer whose states the host keeps, and a note about how that run differs from the priced one."""
-    if not fields.flag("--optimizer-cpu-offload"):
+def _read_offload(fields: Fields) -> tuple[dict[str, bool], tuple[str, ...]]:
+    """The option for states in the host's memory, and a note about how that run differs from the priced one."""
+    if not fields.read_flag("--optimizer-cpu-offload"):
         fields.read.add("--optimizer-offload-fraction")
-        return ()
-    part = fields.number("--optimizer-offload-fraction", 1.0)
-    if part != 1:
+        return {}, ()
+    fraction = fields.read_float("--optimizer-offload-fraction", 1.0)
+    if fraction != 1:
         raise InputError(
-            f"{fields.where}: --optimizer-offload-fraction {part:g} keeps a part of the states on the GPU, which cannot be priced; "
+            f"{fields.where}: --optimizer-offload-fraction {fraction:g} keeps a part of the states on the GPU, which cannot be priced; "
             "--offload prices all of them in the host's memory"
         )
-    options["offload"] = True
-    return (
-        f"--optimizer-cpu-offload of {fields.where} updates on the host; priced with moments there and the update on the GPU",
-    )
+    note = f"--optimizer-cpu-offload of {fields.where} updates on the host; priced with moments there and the update on the GPU"
+    return {"offload": True}, (note,)
 
 
-def _sp(fields: Fields, tp: int) -> bool:
-    return fields.flag("--sequence-parallel") and tp > 1
-
-
-def _cp_type(fields: Fields, cp: int) -> str:
+def _read_cp_type(fields: Fields, cp: int) -> str:
     """How attention runs over the context ranks."""
-    asked = fields.text("--cp-comm-type", "p2p", ("p2p", "a2a", "all_gather", "a2a+p2p"))
-    if cp > 1 and asked == "a2a+p2p":
+    comm = fields.read_word("--cp-comm-type", "p2p", ("p2p", "a2a", "all_gather", "a2a+p2p"))
+    if cp > 1 and comm == "a2a+p2p":
         raise InputError(
             f"{fields.where}: --cp-comm-type a2a+p2p exchanges heads inside a ring, which cannot be priced; set it to p2p or a2a"
         )
-    return PEERS_TYPES[asked] if cp > 1 else "ring"
+    return PEERS_TYPES[comm] if cp > 1 else "ring"
 
 
-def _experts_apart(fields: Fields, layout: Layout) -> tuple[str, ...]:
+def _expert_notes(fields: Fields, layout: Layout) -> tuple[str, ...]:
     """Notes about experts that are priced in another way than Megatron-LM runs them."""
     if layout.ep == 1:
         fields.read.update(
@@ -223,10 +232,10 @@ def _experts_apart(fields: Fields, layout: Layout) -> tuple[str, ...]:
         )
         return ()
     notes = []
-    sent = fields.text("--moe-token-dispatcher-type", "allgather")
-    if sent != "alltoall":
-        notes.append(f"--moe-token-dispatcher-type {sent} of {fields.where}: priced as alltoall")
-    if fields.whole("--expert-tensor-parallel-size", layout.tp) != layout.tp:
+    dispatcher = fields.read_word("--moe-token-dispatcher-type", "allgather")
+    if dispatcher != "alltoall":
+        notes.append(f"--moe-token-dispatcher-type {dispatcher} of {fields.where}: priced as alltoall")
+    if fields.read_int("--expert-tensor-parallel-size", layout.tp) != layout.tp:
         notes.append(
             f"--expert-tensor-parallel-size of {fields.where}: priced with experts split over all {layout.tp} tensor-parallel ranks too"
         )
@@ -234,30 +243,33 @@ def _experts_apart(fields: Fields, layout: Layout) -> tuple[str, ...]:
         notes.append(
             f"{fields.where}: Megatron-LM deals experts to context ranks as well as data-parallel ones; priced over the latter"
         )
-    if fields.has("--moe-expert-capacity-factor") and not fields.flag("--moe-pad-expert-input-to-capacity"):
+    if fields.has_value("--moe-expert-capacity-factor") and not fields.read_flag("--moe-pad-expert-input-to-capacity"):
         notes.append(f"--moe-expert-capacity-factor of {fields.where}: priced as if no token were dropped")
     return tuple(notes)
 
 
-def _recompute(fields: Fields) -> str:
-    """The recomputation. Megatron-LM's `selective` recomputes core attention, of which a flash kernel keeps almost nothing, so it is
-    priced as none. `--checkpoint-activations` is the older word for all of each layer."""
-    asked = fields.text("--recompute-granularity", "none", ("none", "full", "selective"))
-    older = fields.flag("--checkpoint-activations") | fields.flag("--deepspeed-activation-checkpointing")
-    return "full" if asked == "full" or older else "none"
+def _read_recompute(fields: Fields) -> str:
+    """The recomputation as an option.
+
+    Megatron-LM's `selective` runs core attention again, of which a flash kernel keeps almost nothing, so it is priced as none.
+    `--checkpoint-activations` is the older option for whole layers."""
+    granularity = fields.read_word("--recompute-granularity", "none", ("none", "full", "selective"))
+    old_option = fields.read_flag("--checkpoint-activations") | fields.read_flag("--deepspeed-activation-checkpointing")
+    return "full" if granularity == "full" or old_option else "none"
 
 
-def _attention_alone(fields: Fields) -> tuple[str, ...]:
+def _recompute_notes(fields: Fields) -> tuple[str, ...]:
     """Notes about recomputation that is priced in another way."""
-    short = fields.flag("--recompute-activations")
-    asked = fields.text("--recompute-granularity", "none")
+    short_option = fields.read_flag("--recompute-activations")
+    granularity = fields.read_word("--recompute-granularity", "none")
     notes = []
-    if short or asked == "selective":
-        name = "--recompute-activations" if short else "--recompute-granularity selective"
-        told = "runs core attention again, of which a flash kernel keeps next to nothing: priced as no recomputation"
-        notes.append(f"{name} of {fields.where} {told}")
-    if asked == "full" and fields.text("--recompute-method", "uniform") == "block":
-        layers = fields.text("--recompute-num-layers", "")
+    if short_option or granularity == "selective":
+        name = "--recompute-activations" if short_option else "--recompute-granularity selective"
+        notes.append(
+            f"{name} of {fields.where} runs core attention again, of which a flash kernel keeps next to nothing: priced as no recomputation"
+        )
+    if granularity == "full" and fields.read_word("--recompute-method", "uniform") == "block":
+        layers = fields.read_word("--recompute-num-layers", "")
         notes.append(
             f"--recompute-method block of {fields.where} runs {layers or 'some'} layers again; priced as all of them, which takes "
             "less memory and more time"

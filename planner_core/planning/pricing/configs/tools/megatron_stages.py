@@ -1,4 +1,4 @@
-"""The pipeline stages that Megatron-LM's options state: ranks, stages a rank, and layers of each stage.
+"""Read Megatron-LM's options for pipeline stages: ranks, stages a rank, and layers of each stage.
 
 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 9 --num-layers 40
     4 stages of 9, 11, 11 and 9 layers
@@ -18,38 +18,45 @@ FIRST, LAST, LAYOUT = (
     "--decoder-last-pipeline-num-layers",
     "--pipeline-model-parallel-layout",
 )
-EACH = "--num-layers-per-virtual-pipeline-stage"
-MOST_LAYERS = 10_000
+LAYERS_PER_STAGE = "--num-layers-per-virtual-pipeline-stage"
+MAX_LAYERS = 10_000
 """A layout with more layers is refused before it is written out."""
 
 
-def stages_of(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
-    """The ranks of the pipeline, the stages of each, and the layers of each stage; no layers: all stages have as many. Raises
-    InputError for layers that do not divide over stages."""
-    pp, layers = fields.whole("--pipeline-model-parallel-size", 1), fields.whole("--num-layers", 0, least=0)
-    virtual = fields.first("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
-    vp = fields.whole(virtual, 1)
-    if fields.has(EACH):
-        vp = _parted(fields, EACH, layers, pp * fields.whole(EACH, 1), "--num-virtual-stages-per-pipeline-rank")
+def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
+    """The ranks of the pipeline, the stages of each, and the layers of each stage, empty where all stages have equally many.
+
+    Raises InputError for layers that do not divide over stages."""
+    pp, layers = fields.read_int("--pipeline-model-parallel-size", 1), fields.read_int("--num-layers", 0, least=0)
+    virtual = fields.first_set("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
+    vp = fields.read_int(virtual, 1)
+    if fields.has_value(LAYERS_PER_STAGE):
+        vp = _divide(
+            fields,
+            LAYERS_PER_STAGE,
+            layers,
+            pp * fields.read_int(LAYERS_PER_STAGE, 1),
+            "--num-virtual-stages-per-pipeline-rank",
+        )
     if pp == 1:
         return 1, 1, ()
-    if fields.has(LAYOUT):
-        copies = layers_of(fields.text(LAYOUT, "").lower(), fields.where)
-        return pp, _parted(fields, LAYOUT, len(copies), pp, f"a multiple of {pp} stages"), copies
-    ends = [fields.whole(name, 0) if fields.has(name) else 0 for name in (FIRST, LAST)]
+    if fields.has_value(LAYOUT):
+        copies = layers_of(fields.read_word(LAYOUT, "").lower(), fields.where)
+        return pp, _divide(fields, LAYOUT, len(copies), pp, f"a multiple of {pp} stages"), copies
+    ends = [fields.read_int(name, 0) if fields.has_value(name) else 0 for name in (FIRST, LAST)]
     if not any(ends):
         return pp, vp, ()
     inner = pp * vp - sum(n > 0 for n in ends)
-    each = _parted(fields, FIRST if ends[0] else LAST, layers - sum(ends), max(1, inner), LAYOUT)
+    each = _divide(fields, FIRST if ends[0] else LAST, layers - sum(ends), max(1, inner), LAYOUT)
     return pp, vp, (*[ends[0]] * (ends[0] > 0), *[each] * inner, *[ends[1]] * (ends[1] > 0))
 
 
-def _parted(fields: Fields, name: str, whole: int, parts: int, way: str) -> int:
-    if whole < 1 or whole % parts:
+def _divide(fields: Fields, name: str, layers: int, parts: int, advice: str) -> int:
+    if layers < 1 or layers % parts:
         raise InputError(
-            f"{fields.where}: {name} leaves {whole} to deal out in {parts} equal parts, which does not go; give {way}"
+            f"{fields.where}: {name} leaves {layers} to deal out in {parts} equal parts, which does not go; give {advice}"
         )
-    return whole // parts
+    return layers // parts
 
 
 def layers_of(text: str, where: str) -> tuple[int, ...]:
@@ -59,8 +66,8 @@ def layers_of(text: str, where: str) -> tuple[int, ...]:
         group, times, alone, letter, repeats = found.groups()
         new = alone if alone is not None else (group or letter or "") * int(times or repeats or 1)
         plain = plain[: found.start()] + new + plain[found.end() :]
-        if len(plain) > MOST_LAYERS:
-            raise InputError(f"{where}: {LAYOUT} has more than {MOST_LAYERS} layers")
+        if len(plain) > MAX_LAYERS:
+            raise InputError(f"{where}: {LAYOUT} has more than {MAX_LAYERS} layers")
     copies = tuple(stage.count("t") for stage in plain.split("|"))
     if not all(copies) or set(plain) - set("etml|"):
         raise InputError(f"{where}: {LAYOUT} {text[:60]!r} must have layers (t) in every stage, as in Et*3|t*3|t*2L")

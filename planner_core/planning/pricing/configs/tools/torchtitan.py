@@ -1,90 +1,107 @@
-"""torchtitan's settings, of its TOML or of its Python configs: `parallelism`, `training`, `activation_checkpoint` and `compile`."""
+"""torchtitan's settings, from its TOML or its Python configs: `parallelism`, `training`, `activation_checkpoint` and `compile`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core import OPTIMIZER_KERNELS, InputError
 from planner_core.planning.methods import Layout
-from planner_core.planning.pricing.configs.fields import Fields, Setup, accumulation, shared_out
+from planner_core.planning.pricing.configs.fields import (
+    Fields,
+    Setup,
+    Table,
+    choice,
+    count,
+    micro_batches_of_step,
+    remaining_ranks,
+    switch,
+)
 
-NAME = "torchtitan"
-SECTIONS = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "model_spec", "job")
-"""Sections by which a TOML is known as torchtitan's."""
-RECOMPUTE = ("none", "full", "selective")
-"""What is recomputed in backward. `selective` is by operator, not every n-th layer."""
-CLASSES = {"fullac": "full", "selectiveac": "selective", "noac": "none", "none": "none"}
-"""The classes of Python configs for what is recomputed."""
-WITHOUT_EFFECT = """
+TABLE = Table(
+    "torchtitan",
+    (
+        count("micro_batch", "training.local_batch_size", "training.batch_size", default=1),
+        count("seq", "training.seq_len"),
+        choice("dtype", "training.mixed_precision_param", {name: name for name in ("bfloat16", "float16", "float32")}),
+        switch("compiled", "compile.enable", "training.compile"),
+    ),
+    no_effect="""
     () *.() compile.components checkpoint.* metrics.* profiling.* profiler.* job.* dataloader.* hf_assets_path
     lr_scheduler.* optimizer.* parallelism.context_parallel_load_balancer parallelism.pipeline_parallel_*
     parallelism.spmd_backend validator.* validation.* comm.* tokenizer.* activation_checkpoint.early_stop
     activation_checkpoint.per_op_* model.* loss.* model_spec.* training.steps training.max_norm training.dataset*
     fault_tolerance.* debug.* model_spec parallelism.module_fqns_per_model_part
-"""
-ORDERS = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv"}
+""",
+)
+SECTIONS = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "model_spec", "job")
+"""Sections by which a TOML is known as torchtitan's."""
+RECOMPUTATIONS = ("none", "full", "selective")
+"""What is recomputed in backward. `selective` is by operator, not every n-th layer."""
+RECOMPUTE_CLASSES = {"fullac": "full", "selectiveac": "selective", "noac": "none", "none": "none"}
+"""The recomputation by the classes of Python configs."""
+SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv"}
 """torchtitan's schedules that can be priced, and the planner's words for them."""
-MIXED = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
 
 
-def is_own(data: dict[str, Any]) -> bool:
+def recognises(data: Mapping[str, Any]) -> bool:
     """Whether a TOML has torchtitan's sections."""
     return any(isinstance(data.get(name), dict) for name in SECTIONS)
 
 
-def setup(fields: Fields, num_gpus: int) -> Setup:
-    """A run by torchtitan. Tensor parallelism includes sequence parallelism. The ranks that no degree uses shard the weights, and so do the
-    context ranks."""
-    fields.off(
+def read(fields: Fields, num_gpus: int) -> Setup:
+    """Read a run by torchtitan. Its tensor parallelism includes sequence parallelism. Ranks without another degree shard the weights, and
+    so do the context ranks."""
+    fields.require_off(
         "training.enable_cpu_offload", "weights in the host's memory", "--offload prices the optimizer's moments there"
     )
-    layout = _layout(fields, num_gpus)
-    local = fields.whole(fields.first("training.local_batch_size", "training.batch_size"), 1)
-    micro, parts = _micro_batches(fields, layout, local)
-    options: dict[str, Any] = {
+    layout = _read_layout(fields, num_gpus)
+    options = fields.read_options(TABLE)
+    local_batch = options["micro_batch"]
+    micro_batch, parts = _pipeline_micro_batches(fields, layout, local_batch)
+    steps = micro_batches_of_step(fields, "training.global_batch_size", local_batch, layout.data) or 1
+    options |= {
         "stack": "torchtitan",
-        "micro_batch": micro,
-        "recompute": _recompute(fields),
-        "compiled": fields.flag(fields.first("compile.enable", "training.compile")),
-        "accumulate": (accumulation(fields, "training.global_batch_size", local, layout.data) or 1) * parts,
-        "optimizer": _optimizer(fields),
-        **_kernels(fields),
+        "micro_batch": micro_batch,
+        "accumulate": steps * parts,
+        "recompute": _read_recompute(fields),
+        "optimizer": _read_optimizer(fields),
+        **_read_kernels(fields),
     }
-    if fields.text("loss.()", "").startswith("chunkedloss"):
-        options["loss"] = f"chunked:{fields.whole('loss.num_chunks', 8)}"
-    if fields.has("training.seq_len"):
-        options["seq"] = fields.whole("training.seq_len", 1)
-    if fields.has("training.mixed_precision_param"):
-        options["dtype"] = MIXED[fields.text("training.mixed_precision_param", "bfloat16", tuple(MIXED))]
-    notes = (*_experts_apart(fields, layout), *_converters(fields), *_faster(fields))
-    fields.ignore(WITHOUT_EFFECT)
-    return fields.setup(layout, options, notes)
+    if fields.read_word("loss.()", "").startswith("chunkedloss"):
+        options["loss"] = f"chunked:{fields.read_int('loss.num_chunks', 8)}"
+    notes = (*_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
+    return fields.finish(TABLE, layout, options, notes)
 
 
-def _layout(fields: Fields, num_gpus: int) -> Layout:
-    tp = fields.whole("parallelism.tensor_parallel_degree", 1)
-    cp = fields.whole(fields.first("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), 1)
-    dp = fields.whole("parallelism.data_parallel_replicate_degree", 1)
-    asked = fields.whole("parallelism.data_parallel_shard_degree", -1, least=-1)
+def _read_layout(fields: Fields, num_gpus: int) -> Layout:
+    tp = fields.read_int("parallelism.tensor_parallel_degree", 1)
+    cp = fields.read_int(
+        fields.first_set("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), 1
+    )
+    dp = fields.read_int("parallelism.data_parallel_replicate_degree", 1)
+    shard = fields.read_int("parallelism.data_parallel_shard_degree", -1, least=-1)
     others = "tensor_parallel_degree" if cp == 1 else "tensor_parallel_degree with context_parallel_degree"
-    pp = fields.whole(fields.first("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"), 1)
+    pp = fields.read_int(
+        fields.first_set("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"), 1
+    )
     others += " with pipeline_parallel_degree" if pp > 1 else ""
-    fsdp = shared_out(fields, others, num_gpus, tp * cp * dp * pp) if asked < 1 else asked
-    sp = fields.flag("parallelism.enable_sequence_parallel", True) and tp > 1
+    fsdp = remaining_ranks(fields, others, num_gpus, tp * cp * dp * pp) if shard < 1 else shard
+    sp = fields.read_flag("parallelism.enable_sequence_parallel", True) and tp > 1
     layout = Layout(
         dp=dp,
         fsdp=fsdp,
         tp=tp,
         sp=sp,
         cp=cp,
-        cp_type=_cp_type(fields, cp),
-        ep=fields.whole("parallelism.expert_parallel_degree", 1),
+        cp_type=_read_cp_type(fields, cp),
+        ep=fields.read_int("parallelism.expert_parallel_degree", 1),
         zero=3 if fsdp == 1 < cp else 0,
         pp=pp,
-        **_schedule(fields, pp),
+        **_read_schedule(fields, pp),
     )
-    again = fields.text("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
-    if again == "never" and fsdp > 1:
+    reshard = fields.read_word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
+    if reshard == "never" and fsdp > 1:
         if dp > 1 or cp > 1:
             raise InputError(
                 f"{fields.where}: parallelism.fsdp_reshard_after_forward never keeps gathered weights beside replicas or context "
@@ -94,106 +111,103 @@ def _layout(fields: Fields, num_gpus: int) -> Layout:
     return layout
 
 
-def _schedule(fields: Fields, pp: int) -> dict[str, Any]:
-    """The order of the stages and their number on a rank, which torchtitan takes as 2 where an order has several."""
-    name = fields.first("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
-    asked = fields.text(name, "1f1b")
+def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
+    """The schedule of stages and their number on a rank: 2 where a schedule has several, as in torchtitan."""
+    name = fields.first_set("parallelism.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
+    word = fields.read_word(name, "1f1b")
     if pp == 1:
         return {}
-    if asked not in ORDERS:
-        raise fields.wrong(name, asked, f"one of {', '.join(ORDERS)}")
-    order = ORDERS[asked]
-    return {"schedule": order, "vp": 1 if order in ("gpipe", "1f1b", "zb") else 2}
+    if word not in SCHEDULES:
+        raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES)}")
+    schedule = SCHEDULES[word]
+    return {"schedule": schedule, "vp": 1 if schedule in ("gpipe", "1f1b", "zb") else 2}
 
 
-def _micro_batches(fields: Fields, layout: Layout, local: int) -> tuple[int, int]:
-    """Samples of a micro-batch, and micro-batches of a rank's batch, which a pipeline cuts into parts."""
-    size = fields.first(
+def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) -> tuple[int, int]:
+    """The samples of a micro-batch, and the micro-batches into which a pipeline cuts a rank's batch."""
+    size = fields.first_set(
         "parallelism.pipeline_parallel_microbatch_size", "experimental.pipeline_parallel_microbatch_size"
     )
-    micro = fields.whole(size, 1)
+    micro = fields.read_int(size, 1)
     if layout.pp == 1:
-        return local, 1
-    if local % micro:
+        return local_batch, 1
+    if local_batch % micro:
         raise InputError(
-            f"{fields.where}: {size} {micro} does not divide the {local} samples of local_batch_size; give a divisor"
+            f"{fields.where}: {size} {micro} does not divide the {local_batch} samples of local_batch_size; give a divisor"
         )
-    return micro, local // micro
+    return micro, local_batch // micro
 
 
-def _recompute(fields: Fields) -> str:
-    """What is recomputed, by the mode of a TOML or the class of a Python config."""
-    kind = fields.text("activation_checkpoint.()", "").partition(".")[0]
+def _read_recompute(fields: Fields) -> str:
+    """The recomputation, by the mode of a TOML or the class of a Python config."""
+    kind = fields.read_word("activation_checkpoint.()", "").partition(".")[0]
     if kind:
-        if kind not in CLASSES:
-            raise fields.wrong("activation_checkpoint", kind, "one of FullAC, SelectiveAC")
-        return CLASSES[kind]
-    recompute = fields.text("activation_checkpoint.mode", "none", RECOMPUTE)
+        if kind not in RECOMPUTE_CLASSES:
+            raise fields.wrong_value("activation_checkpoint", kind, "one of FullAC, SelectiveAC")
+        return RECOMPUTE_CLASSES[kind]
+    recompute = fields.read_word("activation_checkpoint.mode", "none", RECOMPUTATIONS)
     if recompute == "selective":
-        fields.text("activation_checkpoint.selective_ac_option", "op", ("op",))
+        fields.read_word("activation_checkpoint.selective_ac_option", "op", ("op",))
     fields.read.add("activation_checkpoint.selective_ac_option")
     return recompute
 
 
-def _optimizer(fields: Fields) -> str:
-    if fields.has("optimizer.()"):
-        made = fields.text("optimizer.()", "")
-        if "adamw" not in made and "optimizerscontainer" not in made:
-            raise fields.wrong("optimizer", made, "default_adamw")
-    return fields.text("optimizer.name", "adamw", ("adamw", "sgd"))
+def _read_optimizer(fields: Fields) -> str:
+    if fields.has_value("optimizer.()"):
+        factory = fields.read_word("optimizer.()", "")
+        if "adamw" not in factory and "optimizerscontainer" not in factory:
+            raise fields.wrong_value("optimizer", factory, "default_adamw")
+    return fields.read_word("optimizer.name", "adamw", ("adamw", "sgd"))
 
 
-def _kernels(fields: Fields) -> dict[str, str]:
-    """How weights are updated, by torchtitan's own words, which are the planner's; in older files by the flag `fused`."""
-    if fields.has("optimizer.implementation"):
-        return {"optimizer_kernels": fields.text("optimizer.implementation", "fused", OPTIMIZER_KERNELS)}
-    if fields.has("optimizer.fused"):
-        return {"optimizer_kernels": "fused" if fields.flag("optimizer.fused") else "foreach"}
+def _read_kernels(fields: Fields) -> dict[str, str]:
+    """The kernels of the optimizer. torchtitan's words are the planner's; older files have a flag `fused`."""
+    if fields.has_value("optimizer.implementation"):
+        return {"optimizer_kernels": fields.read_word("optimizer.implementation", "fused", OPTIMIZER_KERNELS)}
+    if fields.has_value("optimizer.fused"):
+        return {"optimizer_kernels": "fused" if fields.read_flag("optimizer.fused") else "foreach"}
     return {}
 
 
-def _converters(fields: Fields) -> tuple[str, ...]:
-    """Notes about layers that are changed: 8-bit products. Raises InputError for adapters, which freeze the weights."""
-    name = fields.first("model.converters", "model_spec.converters")
-    made = " ".join(str(v).lower() for v in _each(fields.values.get(name)))
-    if "lora" in made:
+def _low_precision_note(fields: Fields) -> tuple[str, ...]:
+    """A note about products in 8 or 4 bits. Raises InputError for adapters, which freeze the weights."""
+    name = fields.first_set("model.converters", "model_spec.converters")
+    converters = " ".join(str(v).lower() for v in _as_list(fields.values.get(name)))
+    if "lora" in converters:
         raise InputError(
             f"{fields.where}: {name} puts adapters (LoRA) beside weights that it freezes; give the model with its adapters as "
             "path.py:function, and its layout as --layout"
         )
-    low = next((kind for kind in ("float8", "mxfp8", "nvfp4", "quantize") if kind in made), "")
-    return (
-        (f"{name} of {fields.where}: products in {low} are faster than in 16 bits, in which they are priced",)
-        if low
-        else ()
-    )
+    kind = next((kind for kind in ("float8", "mxfp8", "nvfp4", "quantize") if kind in converters), "")
+    note = f"{name} of {fields.where}: products in {kind} are faster than in 16 bits, in which they are priced"
+    return (note,) if kind else ()
 
 
-def _faster(fields: Fields) -> tuple[str, ...]:
-    name = fields.first(
+def _async_tp_note(fields: Fields) -> tuple[str, ...]:
+    name = fields.first_set(
         "compile.enable_async_tensor_parallel",
         "parallelism.enable_async_tensor_parallel",
         "experimental.enable_async_tensor_parallel",
     )
-    if not fields.flag(name):
+    if not fields.read_flag(name):
         return ()
     return (
         f"{name} of {fields.where} hides collectives of tensor parallelism beside products: the step takes less than priced",
     )
 
 
-def _each(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
-def _cp_type(fields: Fields, cp: int) -> str:
-    """How attention runs over the context ranks: torchtitan gathers keys and values unless told to pass them round."""
-    name = fields.first("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
-    asked = fields.text(name, "allgather", ("allgather", "alltoall"))
-    return "ring" if cp == 1 or asked == "alltoall" else "gather"
+def _read_cp_type(fields: Fields, cp: int) -> str:
+    """How attention runs over the context ranks: torchtitan gathers keys and values by default."""
+    name = fields.first_set("parallelism.context_parallel_rotate_method", "experimental.context_parallel_rotate_method")
+    method = fields.read_word(name, "allgather", ("allgather", "alltoall"))
+    return "ring" if cp == 1 or method == "alltoall" else "gather"
 
 
-def _experts_apart(fields: Fields, layout: Layout) -> tuple[str, ...]:
+def _expert_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
     """A note about experts that are priced in another way than torchtitan runs them."""
     fields.read.add("parallelism.expert_tensor_parallel_degree")
     if layout.ep == 1 or layout.tp * layout.cp == 1:
