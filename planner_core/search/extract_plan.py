@@ -30,7 +30,7 @@ from planner_core.core import (
 from planner_core.cost import Buckets, CostModel, in_chunks
 from planner_core.cost.communication import Moves, Segments, moves
 from planner_core.ops import kept_ops
-from planner_core.search.network.factors import NodeRows, tensor_name
+from planner_core.search.network.factors import GroupRows, tensor_name
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.network.states import TensorStates
@@ -42,23 +42,25 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
     The first way of block `layer` has the label "layer", the next ones "layer#1", "layer#2" and so on.
     """
     graph = problem.coarse.graph
-    plans = {"": _block_plan(problem, "", assignment.top, ("",))}
+    plans = {"": _cached_block_plan(problem, "", assignment.top, ("",))}
     ways: dict[str, list[tuple[Copy, list[str]]]] = {}
     for call, copy in zip(graph.calls(), assignment.copies, strict=True):
         known = ways.setdefault(call.block, [])
-        match = next((prefixes for other, prefixes in known if _alike(other, copy)), None)
+        match = next((prefixes for other, prefixes in known if _run_alike(other, copy)), None)
         if match is None:
             known.append((copy, [call.prefix]))
         else:
             match.append(call.prefix)
     for name, variants in ways.items():
         for k, (copy, prefixes) in enumerate(variants):
-            plans[f"{name}#{k}" if k else name] = _block_plan(problem, name, copy.states, tuple(prefixes), copy.variant)
+            plans[f"{name}#{k}" if k else name] = _cached_block_plan(
+                problem, name, copy.states, tuple(prefixes), copy.variant
+            )
     return plans
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class _BlockStates:
     """One block with the states `at` of its variables: all from which the edges of its operators are made."""
 
     block: Block
@@ -105,26 +107,26 @@ class _Site:
         return self.tensors[name].state(self.at[name], len(self.model.sizes))
 
 
-def _alike(a: Copy, b: Copy) -> bool:
+def _run_alike(a: Copy, b: Copy) -> bool:
     return a is b or (a.variant == b.variant and a.states == b.states)
 
 
-def _block_plan(
+def _cached_block_plan(
     problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
 ) -> BlockPlan:
     """The plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
     key = name, recompute, frozenset(at.items())
     plans = problem.cache.plans
     if key not in plans:
-        plans[key] = _made(problem, name, at, recompute)
+        plans[key] = _build_block_plan(problem, name, at, recompute)
     return replace(plans[key], prefixes=prefixes)
 
 
-def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) -> BlockPlan:
+def _build_block_plan(problem: Problem, name: str, at: Mapping[str, int], recompute: str) -> BlockPlan:
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
     net = problem.compiled(name).net if name else problem.top.net
     strategies = problem.strategies[name]
-    site = _Site(block, Buckets.of(block), problem.model, net.tensors, at, strategies.segments)
+    site = _BlockStates(block, Buckets.of(block), problem.model, net.tensors, at, strategies.segments)
     sites: dict[str, SitePlan] = {}
     gathered: dict[int, set[int]] = {}
     for group, node in net.nodes.items():
@@ -141,12 +143,12 @@ def _made(problem: Problem, name: str, at: Mapping[str, int], recompute: str) ->
     return in_chunks(block, plan, problem.model)
 
 
-def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:
+def _site_plan(site: _BlockStates, node: GroupRows, r: int, k: int, op: Op, gathered: dict[int, set[int]]) -> SitePlan:
     rows = [node.strategy.rows[int(i)][k] for i in node.index[r]]
     inputs = []
     for position, value in enumerate(op.inputs):
         taken = State(tuple(x.inputs[position][0] for x in rows), tuple(x.inputs[position][1] for x in rows))
-        edge = _operand(site, value, taken)
+        edge = _operand_edge(site, value, taken)
         if site.block.values[value].kind == "parameter":
             gathered.setdefault(value, set()).update(
                 a for a, p in enumerate(edge.dst.forward) if not isinstance(p, Shard)
@@ -162,7 +164,7 @@ def _site_plan(site: _Site, node: NodeRows, r: int, k: int, op: Op, gathered: di
     return SitePlan(tuple(inputs), tuple(outputs))
 
 
-def _operand(site: _Site, value: int, taken: State) -> Edge:
+def _operand_edge(site: _BlockStates, value: int, taken: State) -> Edge:
     v, table = site.block.values[value], site.moves(value)
     whole = tuple(R if p == P else p for p in taken.forward)
     if v.kind == "constant":
@@ -171,17 +173,17 @@ def _operand(site: _Site, value: int, taken: State) -> Edge:
     else:
         src = site.delivered(value) or taken
         back = site.gradient_moves(value).steps(taken.gradient, src.gradient) if v.grad else ()
-    return Edge(src, taken, _forward(table, src.forward, taken.forward), back, site.parts(value))
+    return Edge(src, taken, _forward_steps(table, src.forward, taken.forward), back, site.parts(value))
 
 
-def _forward(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
+def _forward_steps(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
     """The steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
     held = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
     divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, held, strict=True)) if p != h)
     return (*table.steps(src, held), *divide)
 
 
-def _param_plan(site: _Site, value: int, gathered: set[int]) -> ParamPlan:
+def _param_plan(site: _BlockStates, value: int, gathered: set[int]) -> ParamPlan:
     name = tensor_name(value)
     state, stored = site.delivered(value), site.tensors[name].stored_at(site.at[name], len(site.model.sizes))
     assert state is not None

@@ -24,23 +24,23 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, TooMuch
+from planner_core.search.algebra.pareto_points import PointBudget, TooManyPoints
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment, Copy
-from planner_core.search.objective import EVEN, TIE, Objective
+from planner_core.search.objective import EVEN_SHARES, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.reduction import solved
-from planner_core.search.units.tables import scalar
-from planner_core.search.units.unit import UnitCost, total
+from planner_core.search.units.reduction import eliminate_all
+from planner_core.search.units.tables import weighted_tables
+from planner_core.search.units.unit import UnitCost, sum_factors
 from planner_core.search.units.unit_points import least_by_points
 
 MAX_TOP_SHARES = 6
 """Shares of the top block's own maxima that are tried."""
-SETTLED_IN_VAIN = 2
+MAX_SETTLED_IN_VAIN = 2
 """Times that entries are settled at shares whose bound stays below a known one."""
 
-TIGHTEN, TOGETHER = 2, (10, 40, 160)
+TIGHTEN_ROUND, BATCH_ROUNDS = 2, (10, 40, 160)
 """After round TIGHTEN the bounds of shared states are raised. After the rounds TOGETHER all shared states that may be in the best
 assignment are computed at once, which costs as much as a few rounds."""
 
@@ -56,7 +56,7 @@ def solve_folded(problem: Problem, objective: Objective, abandon_above: float = 
     if pruned is not None and pruned.bound > abandon_above:
         return pruned
     if objective not in cache.exact:
-        folded = cache.last = None if problem.impossible else _folded(problem, objective)
+        folded = cache.last = None if problem.impossible else _tables_for(problem, objective)
         found = folded.best(abandon_above) if folded else None
         if found is not None and found.bound > abandon_above:
             cache.pruned[objective] = found
@@ -83,7 +83,7 @@ class RunTable:
 
 def run_tables(problem: Problem) -> list[RunTable]:
     """The tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
-    folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed=EVEN))
+    folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed=EVEN_SHARES))
     found = []
     for run in (r for r in folded.runs if r.count > 1 and not r.axes.shared):
         stream = run.compiled.net.tensors[run.axes.entry]
@@ -94,13 +94,13 @@ def run_tables(problem: Problem) -> list[RunTable]:
     return found
 
 
-def folded_at(problem: Problem, objective: Objective) -> FoldedTables:
+def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective: that of the last solution if it had this objective."""
     last = problem.cache.last
     return last if isinstance(last, FoldedTables) and last.objective == objective else FoldedTables(problem, objective)
 
 
-def _folded(problem: Problem, objective: Objective) -> FoldedTables:
+def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
     if not objective.exact:
         fresh = FoldedTables(problem, objective)
@@ -123,8 +123,8 @@ class FoldedTables:
         self.work = problem.cache.at_prices if priced else PointBudget(problem.unit_work)
         self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
         self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
-        self.shares: Shares = objective.top or EVEN
-        self.fixed = scalar(problem.top.factors, objective.weights(self.shares))
+        self.shares: Shares = objective.top or EVEN_SHARES
+        self.fixed = weighted_tables(problem.top.factors, objective.weights(self.shares))
         self._tree: tuple[int, BucketTree] | None = None
 
     def sharpen(self, objective: Objective) -> None:
@@ -176,7 +176,7 @@ class FoldedTables:
             if following == self.shares:
                 break
             self.shares = following
-            self.fixed = scalar(self.problem.top.factors, self.objective.weights(following))
+            self.fixed = weighted_tables(self.problem.top.factors, self.objective.weights(following))
         assert found is not None
         if self.objective.exact and not (self.objective.is_sum or self.objective.top) and bound <= abandon_above:
             found, bound = self._close(found, bound)
@@ -212,21 +212,21 @@ class FoldedTables:
         top = self.problem.top
         rounds = settled = 0
         while True:
-            result = solved(top, self.tables)
+            result = eliminate_all(top, self.tables)
             if not np.isfinite(result.table):
                 return None
             states = result.assignment({})
             fresh = sum(r.work_out(states) for r in self.runs)
             if fresh:
                 rounds += 1
-                if rounds == TIGHTEN:
+                if rounds == TIGHTEN_ROUND:
                     for r in self.runs:
                         r.tighten()
-                elif rounds in TOGETHER:
+                elif rounds in BATCH_ROUNDS:
                     self._work_out_more(states)
                 continue
             least = float(result.table)
-            in_vain = least < known and settled >= SETTLED_IN_VAIN
+            in_vain = least < known and settled >= MAX_SETTLED_IN_VAIN
             if least > abandon_above or in_vain or not self._settle(states, abandon_above * (1 + TIE) - least):
                 return states, least
             settled += 1
@@ -243,30 +243,30 @@ class FoldedTables:
         """Compute all shared states together through which something as good as `assignment` may lead."""
         try:
             tree = self.weighed()
-        except TooMuch:  # then they are computed one by one
+        except TooManyPoints:  # then they are computed one by one
             return
         value = sum(float(t[tuple(assignment[v] for v in names)]) for names, t in self.tables)
         for r in self.runs:
             r.work_out_below(tree, value)
 
     def _assignment(self, states: Mapping[str, int]) -> Assignment:
-        return finish(self.problem, self.objective, states, [c for r in self.runs for c in r.copies(states)])
+        return make_assignment(self.problem, self.objective, states, [c for r in self.runs for c in r.copies(states)])
 
     def _priced(self, a: Assignment) -> float:
-        return priced(self.objective, a)
+        return priced_value(self.objective, a)
 
 
-def priced(objective: Objective, a: Assignment) -> float:
+def priced_value(objective: Objective, a: Assignment) -> float:
     """The value of an assignment plus its memory at the objective's prices."""
     weights = objective.weights()
     memory = [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
     return a.seconds + float(weights[memory] @ a.totals[memory])
 
 
-def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
+def make_assignment(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
     """The assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
     full = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
-    own = total(problem.top.net.factors, full)
+    own = sum_factors(problem.top.net.factors, full)
     totals = own + sum(count * copy.totals for copy, count in Counter(copies).items())
     position = 0
     for run in problem.runs:
@@ -279,10 +279,10 @@ def finish(problem: Problem, objective: Objective, top: Mapping[str, int], copie
                 count * kept[np.searchsorted(both, copy.states[axes.exit])]
                 for copy, count in Counter(mine[:-1]).items()
             )
-    return revalued(Assignment(full, copies, own, totals, 0.0, 0.0), objective)
+    return with_objective(Assignment(full, copies, own, totals, 0.0, 0.0), objective)
 
 
-def revalued(a: Assignment, objective: Objective) -> Assignment:
+def with_objective(a: Assignment, objective: Objective) -> Assignment:
     """The same assignment, with its value under another objective."""
     units = [(1, a.top_totals), *((count, copy.totals) for copy, count in Counter(a.copies).items())]
     step_time = sum(n * float(objective.step_time.seconds(totals)) for n, totals in units)

@@ -25,8 +25,8 @@ from itertools import product
 from planner_core.cost import Component, Shares
 from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.budget.gap_closing import GapClosing
-from planner_core.search.budget.mixing import mixed
-from planner_core.search.folded_solver import folded_at, revalued, solve_folded
+from planner_core.search.budget.mixing import mix_solutions
+from planner_core.search.folded_solver import solve_folded, tables_at, with_objective
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, least_memory_objective
@@ -173,10 +173,10 @@ class _Search:
     def mix(self) -> None:
         """Look for a better incumbent among mixtures of the solutions at prices."""
         assert self.best is not None
-        folded = folded_at(self.problem, replace(self.at_bound, exact=False))
+        folded = tables_at(self.problem, replace(self.at_bound, exact=False))
         if not (folded.objective.after_forward or folded.objective.after_backward):
             return
-        found = mixed(folded, self.best, self.budget, [a for _, a in self.known()])
+        found = mix_solutions(folded, self.best, self.budget, [a for _, a in self.known()])
         if found is not None:
             self.consider(found)
 
@@ -277,7 +277,7 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
         a = solve_folded(problem, least_memory_objective(problem.model.step_time, share))
         if a is None:
             return None
-        found.append(replace(revalued(a, make_objective(problem, objective)), bound=0.0))
+        found.append(replace(with_objective(a, make_objective(problem, objective)), bound=0.0))
         ends = float(a.totals[FORWARD]), float(a.totals[BACKWARD])
         if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
             return found[-1]

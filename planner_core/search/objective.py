@@ -19,8 +19,8 @@ from planner_core.search.network.search_cache import TIE as TIE
 from planner_core.search.network.states import Floats
 
 OBJECTIVES = ("time", "communication")
-EVEN = Shares()
-_SCALES = {"time": (1.0, 1e-7, 1e-22), "communication": (1e-7, 1.0, 1e-22), "memory": (1e-9, 1e-12, 0.0)}
+EVEN_SHARES = Shares()
+_WEIGHTS = {"time": (1.0, 1e-7, 1e-22), "communication": (1e-7, 1.0, 1e-22), "memory": (1e-9, 1e-12, 0.0)}
 """By kind of objective: the weight of the step's time, of all communication, and of a byte at the end of forward. The small
 weights only break ties: of two plans that take equally long, the one that sends less is chosen, then the smaller one."""
 
@@ -51,9 +51,9 @@ class Objective:
         """Whether the objective is a plain sum: then the maxima of the step's time do not matter."""
         return self.kind != "time" or self.fixed is not None
 
-    def weights(self, shares: Shares = EVEN) -> Floats:
+    def weights(self, shares: Shares = EVEN_SHARES) -> Floats:
         """[component] prices at `shares`: for every unit, `totals @ weights` is at most `priced_cost(totals)`."""
-        time, communication, memory = _SCALES[self.kind]
+        time, communication, memory = _WEIGHTS[self.kind]
         total = self.step_time.linear(self.fixed or shares).array() * time
         total[Component.COMMUNICATION] += communication
         total[Component.AFTER_FORWARD] = self.after_forward + memory
@@ -62,20 +62,20 @@ class Objective:
 
     def seconds(self, totals: Floats) -> Floats:
         """The objective's value of one unit with `totals` [..., component], without memory at its prices."""
-        time, communication, _ = _SCALES[self.kind]
+        time, communication, _ = _WEIGHTS[self.kind]
         if self.fixed is not None:
             return np.asarray(totals @ self.priced(0.0, 0.0).weights())
         return np.asarray(time * self.step_time.seconds(totals) + communication * totals[..., Component.COMMUNICATION])
 
     def priced_cost(self, totals: Floats) -> Floats:
         """`seconds` plus memory at its prices, of one unit with `totals` [..., component]."""
-        forward = totals[..., Component.AFTER_FORWARD] * (self.after_forward + _SCALES[self.kind][2])
+        forward = totals[..., Component.AFTER_FORWARD] * (self.after_forward + _WEIGHTS[self.kind][2])
         return np.asarray(self.seconds(totals) + forward + totals[..., Component.AFTER_BACKWARD] * self.after_backward)
 
 
 def objective_value(kind: str, step_time_s: float, communication_s: float) -> float:
     """The objective's value of a plan, as the search compares it."""
-    time, communication, _ = _SCALES[kind]
+    time, communication, _ = _WEIGHTS[kind]
     return time * step_time_s + communication * communication_s
 
 

@@ -28,17 +28,17 @@ from numpy.typing import NDArray
 
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
-from planner_core.search.algebra.distinct import distinct
+from planner_core.search.algebra.distinct import sorted_distinct
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.minplus import Power, power, times
+from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import CompiledNetwork, Problem
 from planner_core.search.network.runs import Run
 from planner_core.search.network.search_cache import Copy
-from planner_core.search.units.tables import opened
+from planner_core.search.units.tables import drop_fixed_variables
 from planner_core.search.units.unit import UnitCost, View
 
-EAGER = 4
+MAX_EAGER_STATES = 4
 """A run with at most this many shared states has all of them computed at once."""
 BATCH = 16
 """Shared states of a run that `work_out_below` computes together."""
@@ -71,7 +71,7 @@ def boundary(problem: Problem, run: Run) -> Boundary:
     return Boundary(tuple(k for k in shared if k not in (entry, exit_)), entry, exit_, top)
 
 
-def as_matrix(table: Floats, axes: Boundary, compiled: CompiledNetwork) -> Floats:
+def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) -> Floats:
     """[..., state, state]: a table [..., entry, exit] in one numbering of states for both, that of `chain_states`."""
     both = chain_states(axes, compiled)
     entry, exit_ = (np.searchsorted(both, compiled.alive[v]) for v in (axes.entry, axes.exit))
@@ -87,7 +87,7 @@ def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]
     entry, leaving = compiled.alive[axes.entry], compiled.alive[axes.exit]
     if np.array_equal(entry, leaving):  # mostly they are
         return entry
-    return distinct(np.concatenate([entry, leaving]))
+    return sorted_distinct(np.concatenate([entry, leaving]))
 
 
 def between_bytes(problem: Problem, run: Run) -> Floats:
@@ -97,7 +97,7 @@ def between_bytes(problem: Problem, run: Run) -> Floats:
     return compiled.net.tensors[axes.entry].local_bytes[both] * float(compiled.net.keeps_between)
 
 
-def to_top(
+def over_top_variables(
     problem: Problem,
     axes: Boundary,
     compiled: CompiledNetwork,
@@ -118,16 +118,16 @@ def to_top(
         places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         table = table.take(places, axis)
         table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # this run cannot take these states
-    return opened(*_once(tuple(axes.top[n] for n in names), table))
+    return drop_fixed_variables(*_merge_equal_names(tuple(axes.top[n] for n in names), table))
 
 
-def _once(names: tuple[str, ...], table: Floats) -> Table:
+def _merge_equal_names(names: tuple[str, ...], table: Floats) -> Table:
     """The table with each variable once: a variable stands twice if a block gets one tensor as two inputs."""
     for j in range(len(names)):
         i = names.index(names[j])
         if i < j:
             table = np.moveaxis(np.diagonal(table, axis1=i, axis2=j), -1, i)
-            return _once((*names[:j], *names[j + 1 :]), table)
+            return _merge_equal_names((*names[:j], *names[j + 1 :]), table)
     return names, table
 
 
@@ -142,7 +142,7 @@ class Chain:
         self.problem, self.run, self.unit = problem, run, unit
         self.axes, self.compiled = boundary(problem, run), unit.compiled
         self.count = len(run.calls)
-        self.powers: dict[int, Power] = {}
+        self.powers: dict[int, MinPlusPower] = {}
         self.tight = False
         if self.count == 1:
             return
@@ -150,7 +150,7 @@ class Chain:
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
         self.shape = [len(self.compiled.alive[v]) for v in self.axes.shared]
         states = int(np.prod(self.shape, dtype=int))
-        if states <= EAGER:
+        if states <= MAX_EAGER_STATES:
             n = len(chain_states(self.axes, self.compiled))
             self.cost = np.zeros((states, n, n))
             for s in range(states):
@@ -170,7 +170,7 @@ class Chain:
         # With copies [[3, 3], [4, 2]] and L = 4, entry (0, 1) costs at least 3 + 2 · 2 + 2 = 9, and entry (0, 0) 3 + 2 · 2 + 3 = 10. They
         # really cost 9 and 11 (docs/SEARCH.md, section 4).
         bound = least[:, None, None] + first[:, :, None] + last[:, None, :]
-        return self._alike(as_matrix(bound, axes, c))
+        return self._alike(in_chain_states(bound, axes, c))
 
     def _alike(self, matrix: Floats) -> Floats:
         """If all copies must be equal, forbid what is off the diagonal: no copy changes the state of the residual stream."""
@@ -193,18 +193,18 @@ class Chain:
         return self._one(self.view(s))
 
     def _one(self, view: View) -> Floats:
-        return self._alike(as_matrix(self.unit.bound(view), self.axes, self.compiled))
+        return self._alike(in_chain_states(self.unit.bound(view), self.axes, self.compiled))
 
     def power(self, s: int) -> None:
         """Compute the table of all copies in shared state `s` from the unit's bounds."""
         self.powers[s] = self._chained(self.matrix(s))
         self.cost[s] = self.powers[s].cost[0]
 
-    def _chained(self, matrix: Floats) -> Power:
+    def _chained(self, matrix: Floats) -> MinPlusPower:
         """The product of all copies, if one costs `matrix` [entry, exit]."""
-        one = Power(matrix[None])
+        one = MinPlusPower(matrix[None])
         # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
-        return times(power(Power(one.cost + self.between), self.count - 1), one)
+        return min_plus_product(min_plus_power(MinPlusPower(one.cost + self.between), self.count - 1), one)
 
     def tighten(self) -> None:
         """Raise the bounds of the shared states.
@@ -237,9 +237,11 @@ class Chain:
         """A table with the shape of `own_table`, as a table over top variables."""
         axes, c = self.axes, self.compiled
         if self.count == 1:
-            return to_top(self.problem, axes, c, table, c.open)
+            return over_top_variables(self.problem, axes, c, table, c.open)
         names = (*axes.shared, axes.entry, axes.exit)
-        return to_top(self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, matrix=True)
+        return over_top_variables(
+            self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, matrix=True
+        )
 
     @cached_property
     def places(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:

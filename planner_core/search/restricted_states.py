@@ -6,7 +6,7 @@ table over the boundary is too large. The same holds for a block that shares key
 *Restriction* (`restrict_states`): each shared weight gets the state that suits one copy by itself, and tensors pass between blocks in
 fewer states, until every table can be made. The answer is the best plan of this smaller space.
 
-*Relaxation* (`loosen`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
+*Relaxation* (`relax`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
 bound on every plan of the whole space:
 
     best of the larger space  ≤  best of the whole space  ≤  best of the smaller space
@@ -37,20 +37,20 @@ from planner_core.search.network.folded import (
     ModelNetworks,
     Problem,
     Restriction,
+    apply_restriction,
+    assemble_problem,
     boundary_variables,
     compile_like,
     compile_network,
-    merge,
-    ordered,
-    prune,
-    put_together,
-    restricted,
+    merge_factors,
+    prune_states,
+    with_elimination_order,
 )
 from planner_core.search.network.search_cache import Answer
 from planner_core.search.network.states import Bools, Floats, TensorStates
-from planner_core.search.objective import EVEN
+from planner_core.search.objective import EVEN_SHARES
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.tables import scalar
+from planner_core.search.units.tables import weighted_tables
 
 RESTRICTED_NOTE = (
     "too many tensors are shared between the parts of this model for an exact search on this mesh: "
@@ -58,32 +58,32 @@ RESTRICTED_NOTE = (
 )
 NO_BOUND_NOTE = ", with no bound on what is better"
 
-_TIME = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
+_TIME_PRICES = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
 """The prices at which the states of shared weights are chosen: seconds of compute, waits and traffic once a step, most of which
 shows in the step's time."""
-PART = 1_000_000
+MAX_BUCKET_ENTRIES = 1_000_000
 """Entries of the largest table of the bound, if exact tables would be too large."""
 
 
 # --- fewer states ---------------------------------------------------------------------------------------------
 
 
-def _no_sums(states: TensorStates) -> Bools:
+def _without_partials(states: TensorStates) -> Bools:
     """[state]: neither the tensor nor its gradient is Partial on any axis."""
     return _on_every_axis(states, lambda forward, back: P not in (forward, back))
 
 
-def _batch(states: TensorStates) -> Bools:
+def _batch_or_replicate(states: TensorStates) -> Bools:
     """[state]: on every axis Replicate or Shard(0), and the gradient is not Partial."""
     return _on_every_axis(states, lambda forward, back: forward in (R, Shard(0)) and back != P)
 
 
-def _alike(states: TensorStates) -> Bools:
+def _same_on_every_axis(states: TensorStates) -> Bools:
     """[state]: Replicate on all axes, or Shard(0) on all axes."""
-    return np.asarray(_batch(states) & (states.index == states.index[:, :1]).all(axis=1))
+    return np.asarray(_batch_or_replicate(states) & (states.index == states.index[:, :1]).all(axis=1))
 
 
-def _whole(states: TensorStates) -> Bools:
+def _replicate(states: TensorStates) -> Bools:
     """[state]: the tensor and its gradient are Replicate on all axes."""
     return np.asarray((states.forward == 0) & (states.gradient == 0))
 
@@ -92,12 +92,17 @@ def _on_every_axis(states: TensorStates, ok: Callable[[Placement, Placement], bo
     return np.asarray(np.array([ok(*pair) for pair in states.pairs])[states.index].all(axis=1))
 
 
-LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (_no_sums, _batch, _alike, _whole)
+LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (
+    _without_partials,
+    _batch_or_replicate,
+    _same_on_every_axis,
+    _replicate,
+)
 """The states that tensors between blocks may have: each level allows fewer."""
 
 
 @dataclass
-class Narrow(Restriction):
+class StateRestriction(Restriction):
     """A restriction on top of an `inner` one: `left` has the states [state] that remain, by block and variable."""
 
     inner: Restriction | None
@@ -119,31 +124,33 @@ def restrict_states(
     """The problem that `like` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
     strongest restriction is enough."""
     # The weights' own cost is in the top block. A copy by itself must know its part of it, or it would choose what is free there.
-    shared = _borne_by_copies(networks, coarse, _TIME)
+    shared = _move_weight_costs_to_calls(networks, coarse, _TIME_PRICES)
     left: dict[tuple[str, str], Bools] = {}
     fixed: dict[int, int] = {}  # value of the top block -> its state
     calls = [c.block for c in coarse.graph.calls()]
     for name in sorted(
         networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)
     ):  # most work first
-        left |= _narrow_block(name, _first(shared.blocks[name]), coarse, restrict, fixed)
+        left |= _restrict_block(name, _first_variant(shared.blocks[name]), coarse, restrict, fixed)
     top = networks.top
     left |= {
         ("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s
         for o, s in fixed.items()
         if tensor_name(o) in top.sizes
     }
-    steps = [_limit("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS]
+    steps = [
+        _allowed_by_level("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS
+    ]
     # Give up as little as possible: at first only the states of shared weights, then also more and more states between blocks.
     for fewer in ({}, *steps):
         try:
-            return replace(like(networks, Narrow(restrict, left | fewer)), whole=networks.without(restrict))
+            return replace(like(networks, StateRestriction(restrict, left | fewer)), whole=networks.without(restrict))
         except TooWide as error:
             wide = error
     raise wide
 
 
-def _borne_by_copies(networks: ModelNetworks, coarse: CoarseGraph, prices: Floats) -> ModelNetworks:
+def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, prices: Floats) -> ModelNetworks:
     """Move the cost of each weight that calls share from the top block to these calls, in equal parts.
 
     The costs of a whole plan stay the same, except that the weight's seconds are a plain sum at `prices` [component], as they
@@ -175,40 +182,44 @@ def _borne_by_copies(networks: ModelNetworks, coarse: CoarseGraph, prices: Float
     return ModelNetworks(networks.runs, top, blocks)
 
 
-def _first(variants: Mapping[str, Network]) -> Network:
+def _first_variant(variants: Mapping[str, Network]) -> Network:
     return next(iter(variants.values()))
 
 
-def _narrow_block(
+def _restrict_block(
     name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed: dict[int, int]
 ) -> dict[tuple[str, str], Bools]:
     """The states [state] that remain of a block's variables, so that its table can be made. The states that it chooses for shared
     weights are put into `fixed`."""
     block = coarse.graph.blocks[name]
     left: dict[tuple[str, str], Bools] = {}
-    if _fits(restricted(name, net, restrict), boundary_variables(block)):
+    if _can_be_eliminated(apply_restriction(name, net, restrict), boundary_variables(block)):
         return left
     everywhere = range(len(block.values))
     # In this order: the tensors at the boundary in fewer and fewer states, then all activations. The first way that fits is taken.
     ways = [
-        _limit(name, v, block, net, level) for v in ((*block.inputs, *block.outputs), everywhere) for level in LEVELS
+        _allowed_by_level(name, v, block, net, level)
+        for v in ((*block.inputs, *block.outputs), everywhere)
+        for level in LEVELS
     ]
     for left in ways:
-        own = restricted(name, net, Narrow(restrict, left))
-        if _fits(own, boundary_variables(block)):
+        own = apply_restriction(name, net, StateRestriction(restrict, left))
+        if _can_be_eliminated(own, boundary_variables(block)):
             return left
         try:
-            states = _shared_weights(name, block, own, coarse, fixed)
+            states = _best_shared_weight_states(name, block, own, coarse, fixed)
         except TooWide:
             continue
         left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
-        if states and _fits(restricted(name, net, Narrow(restrict, left)), boundary_variables(block)):
-            _note(name, states, block, coarse, fixed)
+        if states and _can_be_eliminated(
+            apply_restriction(name, net, StateRestriction(restrict, left)), boundary_variables(block)
+        ):
+            _fix_shared_weights(name, states, block, coarse, fixed)
             return left
     return left
 
 
-def _fits(net: Network, keep: tuple[str, ...]) -> bool:
+def _can_be_eliminated(net: Network, keep: tuple[str, ...]) -> bool:
     try:
         compile_network(net, keep)
     except TooWide:
@@ -220,7 +231,7 @@ def _only(name: str, ok: Bools) -> Factor:
     return allow_only(name, ok)
 
 
-def _limit(
+def _allowed_by_level(
     name: str, values: Iterable[int], block: Block, net: Network, level: Callable[[TensorStates], Bools]
 ) -> dict[tuple[str, str], Bools]:
     """The states that a level allows to those `values` that are activations, by block and variable."""
@@ -233,7 +244,7 @@ def _given_weights(block: Block) -> list[tuple[int, int]]:
     return [(p, v) for p, v in enumerate(block.inputs) if block.values[v].kind == "parameter"]
 
 
-def _shared_weights(
+def _best_shared_weight_states(
     name: str, block: Block, net: Network, coarse: CoarseGraph, fixed: Mapping[int, int]
 ) -> dict[str, int]:
     """The state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
@@ -246,13 +257,15 @@ def _shared_weights(
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
-    link = eliminate(compiled.sizes, scalar(compiled.factors, _TIME), compiled.sequence, compiled.keep)
+    link = eliminate(compiled.sizes, weighted_tables(compiled.factors, _TIME_PRICES), compiled.sequence, compiled.keep)
     best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
     states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
     return {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
 
 
-def _note(name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed: dict[int, int]) -> None:
+def _fix_shared_weights(
+    name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed: dict[int, int]
+) -> None:
     for position, v in _given_weights(block):
         for call in coarse.graph.calls():
             if call.block == name:
@@ -273,16 +286,16 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     within = max(budget, memory_bytes(answer.assignment))
     free = make_objective(problem, objective)
     try:
-        at = best_shares(free, [answer.assignment.top_totals], EVEN)
+        at = best_shares(free, [answer.assignment.top_totals], EVEN_SHARES)
         prices = free.step_time.linear(at).array()
-        loose = loosen(problem, _borne_by_copies(problem.whole, problem.coarse, prices))
+        loose = relax(problem, _move_weight_costs_to_calls(problem.whole, problem.coarse, prices))
         bound = search_within_budget(loose, objective=objective, budget=within, prove=False, top=at).bound
     except TooWide:
-        bound = _in_parts(problem, problem.whole, objective)
+        bound = _mini_bucket_bound(problem, problem.whole, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
-def loosen(problem: Problem, whole: ModelNetworks, largest: float | None = None) -> Problem:
+def relax(problem: Problem, whole: ModelNetworks, largest: float | None = None) -> Problem:
     """A problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
 
     As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
@@ -290,15 +303,15 @@ def loosen(problem: Problem, whole: ModelNetworks, largest: float | None = None)
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, nets in whole.blocks.items():
         pruned, keep, go = (
-            prune(_first(nets)),
+            prune_states(_first_variant(nets)),
             boundary_variables(problem.coarse.graph.blocks[name]),
-            _may_go(problem, name, whole),
+            _releasable_ports(problem, name, whole),
         )
         # Each tensor that is let go makes the block's table smaller and the space larger, so the bound stays a bound but falls.
         while name not in blocks:
             try:
-                first = ordered(pruned, keep)
-                before = merge(first.net)
+                first = with_elimination_order(pruned, keep)
+                before = merge_factors(first.net)
                 blocks[name] = {
                     v: compile_like(first, before, net) if k else first for k, (v, net) in enumerate(nets.items())
                 }
@@ -307,22 +320,22 @@ def loosen(problem: Problem, whole: ModelNetworks, largest: float | None = None)
                     raise
                 gone = go.pop()
                 keep = tuple(k for k in keep if k != gone)
-    return put_together(
+    return assemble_problem(
         problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks, largest=largest
     )
 
 
-def _in_parts(problem: Problem, whole: ModelNetworks, objective: str) -> float:
+def _mini_bucket_bound(problem: Problem, whole: ModelNetworks, objective: str) -> float:
     """A lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
     try:
-        loose = loosen(problem, whole, math.inf)
+        loose = relax(problem, whole, math.inf)
     except TooWide:
         return 0.0
-    tables = FoldedTables(loose, replace(make_objective(loose, objective), top=EVEN)).tables
-    return lower_bound(loose.top.sizes, tables, loose.top.sequence, PART)
+    tables = FoldedTables(loose, replace(make_objective(loose, objective), top=EVEN_SHARES)).tables
+    return lower_bound(loose.top.sizes, tables, loose.top.sequence, MAX_BUCKET_ENTRIES)
 
 
-def _may_go(problem: Problem, name: str, whole: ModelNetworks) -> list[str]:
+def _releasable_ports(problem: Problem, name: str, whole: ModelNetworks) -> list[str]:
     """The ports of a block that copies may have in states of their own. The last one is let go first."""
     block = problem.coarse.graph.blocks[name]
     runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
@@ -330,5 +343,5 @@ def _may_go(problem: Problem, name: str, whole: ModelNetworks) -> list[str]:
     weights_ = {tensor_name(v) for _, v in _given_weights(block)}
     return sorted(
         (p for p in boundary_variables(block) if p not in ends),
-        key=lambda p: (p in weights_, _first(whole.blocks[name]).sizes[p]),
+        key=lambda p: (p in weights_, _first_variant(whole.blocks[name]).sizes[p]),
     )

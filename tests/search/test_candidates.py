@@ -21,19 +21,19 @@ from planner_core.planning.session import Planner, prepare
 from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.clear_choices import without_clear_choices
-from planner_core.search.candidates.generate import tied
+from planner_core.search.candidates.generate import tie_variables
 from planner_core.search.candidates.scoring import (
     Candidates,
-    _stream,
+    _residual_stream,
     score_candidates,
     undominated_pairs,
     weight_matrices,
 )
-from planner_core.search.candidates.two_sums import TwoSums, limit
+from planner_core.search.candidates.two_sums import TwoSums, limit_between
 from planner_core.search.network.block import Network, build_block, tensor_name
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import boundary_variables, compile_network
-from planner_core.search.units.tables import scalar
+from planner_core.search.units.tables import weighted_tables
 
 COUNTS = {
     "t5-large": [729, 59049],
@@ -86,7 +86,7 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
     if any(not len(a) for a in compiled.alive.values()):
         return float("inf")
     price = CostVector(communication=1.0).array()
-    table = eliminate(compiled.sizes, scalar(compiled.factors, price), compiled.sequence, compiled.keep)
+    table = eliminate(compiled.sizes, weighted_tables(compiled.factors, price), compiled.sequence, compiled.keep)
     block = coarse.block
     first = next(i for i in block.inputs if block.values[i].kind == "activation")
     last = next(o for o in block.outputs if block.values[o].meta == block.values[first].meta)
@@ -226,17 +226,17 @@ def test_a_tied_block_costs_what_the_whole_costs_on_the_diagonal(name: str) -> N
     planner, _ = scored(name)
     model = one_axis(planner, DeviceMesh(("tensor",), (8,)))
     for label, coarse in planner.coarse.blocks.items():
-        first, last = _stream(coarse.block) or ("", "")
+        first, last = _residual_stream(coarse.block) or ("", "")
         whole = compile_network(build_block(coarse, planner.strategies[label], model), boundary_variables(coarse.block))
         whole.alive[last] = whole.alive[last][1:]
         whole.factors = [_without_first(f, last) for f in whole.factors]
         weights = CostVector(communication=1.0, after_forward=1e-12).array()
-        ends = eliminate(whole.sizes, scalar(whole.factors, weights), whole.sequence, (first, last)).table
+        ends = eliminate(whole.sizes, weighted_tables(whole.factors, weights), whole.sequence, (first, last)).table
         both = np.intersect1d(whole.alive[first], whole.alive[last])
         at = [np.searchsorted(whole.alive[v], both) for v in (first, last)]
-        one = tied(whole, first, last)
+        one = tie_variables(whole, first, last)
         mine = eliminate(
-            one.sizes, scalar(one.factors, weights), [v for v in one.sequence if v != first], (first,)
+            one.sizes, weighted_tables(one.factors, weights), [v for v in one.sequence if v != first], (first,)
         ).table
         assert last not in one.alive and len(mine) == len(both) > 1
         assert mine == pytest.approx(ends[at[0], at[1]], rel=1e-12)
@@ -303,7 +303,7 @@ def test_what_lies_between_two_corners_is_never_dropped(seed: int) -> None:
     tree = whole.tree(slope(left, right))
     states, sums = whole.best(tree)
     assert set(states) == set(sizes) and sums[0] + slope(left, right) * sums[1] == pytest.approx(float(tree.root))
-    part = whole.between(tree, limit(left, right))
+    part = whole.between(tree, limit_between(left, right))
     assert sum(map(len, part.alive.values())) <= sum(sizes.values())
     found = {sums for *_, a, b in part.points(left, right) if (sums := (a, b))}
     assert {p for p in every if left[0] < p[0] < right[0]} <= found

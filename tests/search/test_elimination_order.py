@@ -6,7 +6,7 @@ import random
 import pytest
 
 from planner_core.search.algebra import elimination_order
-from planner_core.search.algebra.elimination_order import TooWide, entries, order
+from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order, num_entries
 
 STAR = {"c": 10, "x": 10, "y": 10, "z": 10}
 
@@ -16,7 +16,7 @@ def largest_of(sequence: list[str], sizes: dict[str, int], scopes: list[tuple[st
     left, total, largest = [set(s) for s in scopes], 0.0, 0.0
     for v in sequence:
         joined = set().union({v}, *(s for s in left if v in s))
-        table = entries(joined, sizes)
+        table = num_entries(joined, sizes)
         total, largest = total + table, max(largest, table)
         left = [s for s in left if v not in s] + [joined - {v}]
     return total, largest
@@ -33,8 +33,8 @@ def network(seed: int, number: int = 40) -> tuple[dict[str, int], list[tuple[str
 
 def test_the_leaves_of_a_star_go_first() -> None:
     scopes = [("c", leaf) for leaf in "xyz"]
-    assert largest_of(order(STAR, scopes, ()), STAR, scopes)[1] == 100
-    assert order(STAR, scopes, ("x", "y", "z")) == ["c"]
+    assert largest_of(choose_elimination_order(STAR, scopes, ()), STAR, scopes)[1] == 100
+    assert choose_elimination_order(STAR, scopes, ("x", "y", "z")) == ["c"]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -43,12 +43,12 @@ def test_more_rules_are_never_worse_than_one(seed: int, monkeypatch: pytest.Monk
     keep = ("v0", "v39")
     monkeypatch.setattr(elimination_order, "LARGE", float("inf"))
     monkeypatch.setattr(elimination_order, "MAX_TABLE", float("inf"))
-    one = order(sizes, scopes, keep)
+    one = choose_elimination_order(sizes, scopes, keep)
     monkeypatch.setattr(elimination_order, "LARGE", 0)
-    best = order(sizes, scopes, keep)
+    best = choose_elimination_order(sizes, scopes, keep)
     assert sorted(one) == sorted(best) == sorted(set(sizes) - set(keep))
     assert largest_of(best, sizes, scopes)[0] <= largest_of(one, sizes, scopes)[0]
-    assert best == order(sizes, scopes, keep)  # the same, whenever it is asked for
+    assert best == choose_elimination_order(sizes, scopes, keep)  # the same, whenever it is asked for
 
 
 def test_some_network_gains_much() -> None:
@@ -56,8 +56,8 @@ def test_some_network_gains_much() -> None:
     gains = []
     for seed in range(8):
         sizes, scopes = network(seed)
-        first = elimination_order._first(tuple(sizes.items()), tuple(scopes), ())
-        tried = elimination_order._others(tuple(sizes.items()), tuple(scopes), ())
+        first = elimination_order._smallest_table_order(tuple(sizes.items()), tuple(scopes), ())
+        tried = elimination_order._alternative_orders(tuple(sizes.items()), tuple(scopes), ())
         for found in (first, *tried):
             assert (found.total, found.largest) == pytest.approx(largest_of(list(found.sequence), sizes, scopes))
         gains.append(first.total / min(o.total for o in tried))
@@ -67,13 +67,13 @@ def test_some_network_gains_much() -> None:
 def test_another_rule_is_tried_before_a_network_is_refused() -> None:
     for seed in range(8):
         sizes, scopes = network(seed)
-        first = elimination_order._first(tuple(sizes.items()), tuple(scopes), ())
-        least = min(o.largest for o in elimination_order._others(tuple(sizes.items()), tuple(scopes), ()))
+        first = elimination_order._smallest_table_order(tuple(sizes.items()), tuple(scopes), ())
+        least = min(o.largest for o in elimination_order._alternative_orders(tuple(sizes.items()), tuple(scopes), ()))
         if least < first.largest:
-            found = order(sizes, scopes, (), largest=least)
+            found = choose_elimination_order(sizes, scopes, (), largest=least)
             assert largest_of(found, sizes, scopes)[1] <= least
             with pytest.raises(TooWide):
-                order(sizes, scopes, (), largest=min(least, first.largest) - 1)
+                choose_elimination_order(sizes, scopes, (), largest=min(least, first.largest) - 1)
             return
     pytest.fail("no network of these shows it")
 
@@ -84,9 +84,9 @@ def test_links_of_chains_leave_no_larger_table(seed: int) -> None:
     sizes, scopes = network(seed)
     sizes["v7"] = 1  # one state ties nothing together
     keep = ("v0", "v39")
-    head, near = elimination_order._links(sizes, tuple(scopes), keep)
+    head, near = elimination_order._eliminate_chains(sizes, tuple(scopes), keep)
     assert sorted((*head.sequence, *near)) == sorted(sizes) and {*keep} <= {*near}
     assert len(head.sequence) > len(sizes) / 8
-    largest = max(entries(scope, sizes) for scope in scopes)
+    largest = max(num_entries(scope, sizes) for scope in scopes)
     assert all(sizes[v] * sizes[o] <= largest for v, others in near.items() for o in others)
-    assert not any(elimination_order._is_link(v, near, sizes) for v in near if v not in keep)
+    assert not any(elimination_order._is_chain_link(v, near, sizes) for v in near if v not in keep)

@@ -13,7 +13,7 @@ from planner_core.search import memory_bytes, rough_bound, search_within_budget
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
 from planner_core.search.units import unit
-from planner_core.search.units.unit_points import TABLES
+from planner_core.search.units.unit_points import POINTS_PER_ENUMERATION
 
 CASES = (
     ("llama-3-8b", "2x8-h100:inter=50", (2, 8), 2, "none"),
@@ -69,7 +69,7 @@ def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.Monkey
     assert best.optimal and calls > 3  # else this case shows nothing
     for enumerations in (0, 3):
         calls, problem = 0, make()
-        problem.cache.at_prices.left = enumerations * TABLES - 1
+        problem.cache.at_prices.left = enumerations * POINTS_PER_ENUMERATION - 1
         found = search_within_budget(problem, budget=budget)
         assert calls <= enumerations
         assert found.bound <= best.value * (1 + TIE) <= found.value * (1 + TIE) ** 2

@@ -16,11 +16,11 @@ from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.search.algebra.elimination import eliminate
-from planner_core.search.algebra.elimination_order import TooWide, order
-from planner_core.search.algebra.minplus import Power, power, times
+from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
+from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import NUM_COMPONENTS, rows_of
-from planner_core.search.network.folded import build_problem, merge, touched
+from planner_core.search.network.factors import NUM_COMPONENTS, group_rows
+from planner_core.search.network.folded import boundary_pairs, build_problem, merge_factors
 from tests.support.random_graphs import B, S, prepared, random_graph
 from tests.support.solvers import brute_force, evaluate, highs, toulbar2
 
@@ -52,7 +52,7 @@ def eliminated(net: dict[str, Any], keep: tuple[str, ...] = ()) -> tuple[float, 
         (tuple(p["vars"]), np.array(p["cost"])) for p in net["pairwise"]
     ]
     tables = [(names, np.where(t >= net["infinite"], np.inf, t)) for names, t in tables]
-    found = eliminate(sizes, tables, order(sizes, [t[0] for t in tables], keep), keep)
+    found = eliminate(sizes, tables, choose_elimination_order(sizes, [t[0] for t in tables], keep), keep)
     at = np.unravel_index(int(found.table.argmin()), found.table.shape) if keep else ()
     return float(found.table.min()), found.assignment(dict(zip(keep, map(int, at), strict=True)))
 
@@ -111,7 +111,7 @@ def test_powers_are_chains(seed: int) -> None:
     shared, n, count = int(dice.integers(1, 4)), int(dice.integers(1, 6)), int(dice.integers(1, 20))
     cost = dice.integers(0, 30, (shared, n, n)).astype(float)
     cost[dice.random(cost.shape) < 0.2] = np.inf
-    chain = power(Power(cost), count)
+    chain = min_plus_power(MinPlusPower(cost), count)
     for s in range(shared):
         naive = np.where(np.eye(n, dtype=bool), 0.0, np.inf)
         for _ in range(count):
@@ -126,7 +126,7 @@ def test_powers_are_chains(seed: int) -> None:
 def test_products_of_different_links() -> None:
     dice = np.random.default_rng(0)
     a, b = dice.random((2, 3, 4)), dice.random((2, 4, 5))
-    both = times(Power(a), Power(b))
+    both = min_plus_product(MinPlusPower(a), MinPlusPower(b))
     assert np.allclose(both.cost, (a[:, :, :, None] + b[:, None]).min(axis=2))
     k = both.path(1, 2, 3)[0]
     assert both.cost[1, 2, 3] == a[1, 2, k] + b[1, k, 3]
@@ -135,7 +135,7 @@ def test_products_of_different_links() -> None:
 def test_a_network_that_is_too_wide_is_refused() -> None:
     names = [f"v{i}" for i in range(12)]
     with pytest.raises(TooWide) as error:
-        order(dict.fromkeys(names, 30), [(a, b) for a in names for b in names if a < b], ())
+        choose_elimination_order(dict.fromkeys(names, 30), [(a, b) for a in names for b in names if a < b], ())
     assert error.value.entries > 1e15
 
 
@@ -171,7 +171,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
     problem = zoo_problem(name, "2x8")
     by_runs: dict[str, set[int]] = {}  # states of the top block's tensors that some run of blocks cannot take
     for run in problem.runs:
-        for outer, port in touched(problem, run):
+        for outer, port in boundary_pairs(problem, run):
             cannot = set(range(problem.top.net.sizes[outer])) - set(problem.compiled(run.block).alive[port].tolist())
             by_runs.setdefault(outer, set()).update(cannot)
     for compiled in (problem.top, *(c for variants in problem.blocks.values() for c in variants.values())):
@@ -179,7 +179,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
         for v, n in net.sizes.items():
             for s in set(range(n)) - set(compiled.alive[v].tolist()):
                 blocked = compiled is problem.top and s in by_runs.get(v, ())
-                for f in merge(net).values():
+                for f in merge_factors(net).values():
                     if v in f.vars:
                         axis = f.vars.index(v)
                         row = f.allowed.take(s, axis)
@@ -228,7 +228,7 @@ def test_rows_of_a_group_agree_inside_it() -> None:
         net = build_block(block, strategies[name], model)
         for node in net.nodes.values():
             for r in range(len(node.index)):
-                for rows in rows_of(node, r):
+                for rows in group_rows(node, r):
                     made = {}
                     for op, row in zip(node.strategy.ops, rows, strict=True):
                         assert isinstance(op, Op)

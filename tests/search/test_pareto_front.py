@@ -17,8 +17,8 @@ from planner_core.cost.model import cost_model
 from planner_core.cost.step_time import Component
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
-from planner_core.search.algebra.convex_hull import hull, lower_hull, slope
-from planner_core.search.budget.pareto_front import ParetoFront, corners, find_corners_below, find_pareto_front
+from planner_core.search.algebra.convex_hull import find_hull_corners, lower_hull, slope
+from planner_core.search.budget.pareto_front import ParetoFront, find_corners, find_corners_below, find_pareto_front
 from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.folded import Problem, build_problem
 from tests.support.random_graphs import prepared, random_graph
@@ -115,8 +115,8 @@ def test_a_corner_that_is_beaten_is_none() -> None:
     def below(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
         return min(points, key=lambda p: p[0] + slope(a, b) * p[1])
 
-    assert hull(points[0], points[-1], lambda p: p, below, 64, 1e-9) == points[:3]
-    assert hull(points[0], points[0], lambda p: p, below, 64, 1e-9) == points[:1]
+    assert find_hull_corners(points[0], points[-1], lambda p: p, below, 64, 1e-9) == points[:3]
+    assert find_hull_corners(points[0], points[0], lambda p: p, below, 64, 1e-9) == points[:1]
 
 
 def test_the_front_of_a_whole_model_on_two_axes_is_all_there_is() -> None:
@@ -128,7 +128,8 @@ def test_a_problem_above_a_known_hull_gives_its_fastest_corner_alone() -> None:
     """All its corners are looked for if and only if one lies below the line through two neighbouring known points."""
     made = {mesh: problem_of(load_snapshot("bert-large", layers=2), mesh, "2x8-h100") for mesh in ("16", "4x4", "8x2")}
     points = {
-        mesh: [(a.seconds, float(a.totals[Component.AFTER_FORWARD])) for a in corners(p)] for mesh, p in made.items()
+        mesh: [(a.seconds, float(a.totals[Component.AFTER_FORWARD])) for a in find_corners(p)]
+        for mesh, p in made.items()
     }
     for mesh, problem in made.items():
         for other, known in points.items():

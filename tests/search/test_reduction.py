@@ -13,15 +13,15 @@ from planner_core.cost import NUM_COMPONENTS
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import METHODS
 from planner_core.search import exceeds_budget_by_far, find_least_memory, memory_bytes
-from planner_core.search.algebra.elimination import eliminate, given
-from planner_core.search.algebra.elimination_order import _links
-from planner_core.search.algebra.minplus import Power, power
-from planner_core.search.budget.memory_fit import FAR
+from planner_core.search.algebra.elimination import eliminate, fix_variables
+from planner_core.search.algebra.elimination_order import _eliminate_chains
+from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power
+from planner_core.search.budget.memory_fit import MAX_SIMULATED_FACTOR
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units import reduction
-from planner_core.search.units.reduction import Inside, reduced
-from planner_core.search.units.tables import scalar
+from planner_core.search.units.reduction import ReducedVariant, eliminate_inside
+from planner_core.search.units.tables import weighted_tables
 
 MODELS = ("gpt2-xl", "mixtral-8x7b", "t5-large")
 
@@ -32,38 +32,38 @@ def planner(model: str) -> Planner:
 
 def alone(c: CompiledNetwork, weights: np.ndarray) -> np.ndarray:
     """[boundary]: one variant, eliminated by itself."""
-    return eliminate(c.sizes, scalar(c.factors, weights), c.sequence, c.keep).table
+    return eliminate(c.sizes, weighted_tables(c.factors, weights), c.sequence, c.keep).table
 
 
-@pytest.mark.parametrize("largest", [reduction.SMALL, 2_000])
+@pytest.mark.parametrize("largest", [reduction.MAX_JOINT_ENTRIES, 2_000])
 @pytest.mark.parametrize("model", MODELS)
 def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the inside is not eliminated to the end, since a table would be too large."""
-    monkeypatch.setattr(reduction, "SMALL", largest)
+    monkeypatch.setattr(reduction, "MAX_JOINT_ENTRIES", largest)
     problem = planner(model).problem(DeviceMesh(("world",), (16,)))
     weights = np.random.default_rng(0).random(NUM_COMPONENTS)
     for variants in problem.blocks.values():
         assert len(variants) == 5
-        together = reduced(list(variants.values()), weights)
+        together = eliminate_inside(list(variants.values()), weights)
         for k, c in enumerate(variants.values()):
-            inside = Inside(together, k)
-            rest = eliminate(c.sizes, given(inside.rest, {}), inside.left, c.keep)
+            inside = ReducedVariant(together, k)
+            rest = eliminate(c.sizes, fix_variables(inside.rest, {}), inside.left, c.keep)
             assert rest.table == pytest.approx(alone(c, weights), rel=1e-12)
             rest.before = inside
             at = np.unravel_index(int(rest.table.argmin()), rest.table.shape)
             states = rest.assignment(dict(zip(c.keep, map(int, at), strict=True)))
-            cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in scalar(c.factors, weights))
+            cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in weighted_tables(c.factors, weights))
             assert cost == pytest.approx(float(rest.table.min()), rel=1e-12)
 
 
 def chain(links: int, states: int, seed: int) -> CompiledNetwork:
-    """A chain of links with equal costs, the ends of which are kept. Its variables are eliminated as `_links` says."""
+    """A chain of links with equal costs, the ends of which are kept. Its variables are eliminated as `_eliminate_chains` says."""
     chance = np.random.default_rng(seed)
     cost, allowed = chance.random((NUM_COMPONENTS, states, states)), chance.random((states, states)) < 0.9
     names = [f"v{i}" for i in range(links + 1)]
     factors = [Factor(pair, cost.copy(), allowed.copy()) for pair in pairwise(names)]
     keep, sizes = (names[0], names[-1]), dict.fromkeys(names, states)
-    head, near = _links(sizes, tuple(pairwise(names)), keep)
+    head, near = _eliminate_chains(sizes, tuple(pairwise(names)), keep)
     assert sorted(near) == sorted(keep)
     return CompiledNetwork(Network(), keep, {v: np.arange(states) for v in names}, factors, list(head.sequence))
 
@@ -73,16 +73,16 @@ def test_equal_parts_of_a_block_are_eliminated_once(links: int) -> None:
     """A chain of equal links takes about as many sums as its length has digits, and the result is the same."""
     c, weights = chain(links, 6, seed=links), np.random.default_rng(2).random(NUM_COMPONENTS)
     plain = alone(c, weights)
-    together = reduced([c], weights)
+    together = eliminate_inside([c], weights)
     assert c.distinct.costs.shape == (NUM_COMPONENTS, 36) and set(c.distinct.kinds) == {0}
     assert len(together.recipe.steps) == links - 1 and len(together.recipe.sums) <= 5 * np.log2(links)
-    inside = Inside(together, 0)
+    inside = ReducedVariant(together, 0)
     found = eliminate(c.sizes, inside.rest, inside.left, c.keep)
     assert found.table == pytest.approx(plain, rel=1e-12)
     found.before = inside
     for i, j in np.argwhere(np.isfinite(plain)):
         states = found.assignment({c.keep[0]: int(i), c.keep[1]: int(j)})
-        cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in scalar(c.factors, weights))
+        cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in weighted_tables(c.factors, weights))
         assert cost == pytest.approx(float(plain[i, j]), rel=1e-12)
 
 
@@ -98,13 +98,13 @@ def test_no_assignment_holds_less_than_the_least_bytes(model: str, mesh: tuple[i
         assert least is not None
         assert 0.75 * memory_bytes(least) <= problem.least_bytes <= memory_bytes(least) * (1 + 1e-9)
         assert not exceeds_budget_by_far(problem, memory_bytes(least))
-        assert exceeds_budget_by_far(problem, 0.75 * memory_bytes(least) / FAR)
+        assert exceeds_budget_by_far(problem, 0.75 * memory_bytes(least) / MAX_SIMULATED_FACTOR)
 
 
 def test_a_path_is_the_cheapest_chain() -> None:
     """13 links between three states: the states on the way cost what the power says."""
-    link = Power(np.random.default_rng(1).random((1, 3, 3)))
-    whole = power(link, 13)
+    link = MinPlusPower(np.random.default_rng(1).random((1, 3, 3)))
+    whole = min_plus_power(link, 13)
     for i in range(3):
         for j in range(3):
             way = [i, *whole.path(0, i, j), j]
@@ -117,7 +117,7 @@ def test_what_cannot_fit_is_refused_without_a_search() -> None:
     """The answer names nearly the least memory, and none of the problems was priced."""
     there = prepare(Request("llama-3-8b", layers=200, mesh="2x8", zero=3, recompute="auto"))
     problem = there.problem(DeviceMesh(("data", "tensor"), (2, 8)))
-    there = replace(there, cluster=there.cluster.with_memory(int(problem.least_bytes / (2 * FAR))))
+    there = replace(there, cluster=there.cluster.with_memory(int(problem.least_bytes / (2 * MAX_SIMULATED_FACTOR))))
     answer = there.solve(problem, "time")
     assert answer.assignment is None and answer.smallest is not None
     assert problem.least_bytes <= answer.least_memory <= 1.02 * problem.least_bytes

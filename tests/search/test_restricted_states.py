@@ -15,13 +15,13 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import meshes, prepare
 from planner_core.search.algebra import elimination_order
 from planner_core.search.algebra.elimination import eliminate, lower_bound
-from planner_core.search.algebra.elimination_order import TooWide, order
+from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.lagrangian import search_within_budget
 from planner_core.search.network.folded import ModelNetworks, Problem, Restriction, build_networks, build_problem
 from planner_core.search.restricted_states import (
     NO_BOUND_NOTE,
     RESTRICTED_NOTE,
-    Narrow,
+    StateRestriction,
     restrict_states,
     with_relaxed_bound,
 )
@@ -78,10 +78,10 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
     (mesh,) = meshes(request, planner.cluster)
     model = cost_model(planner.cluster, mesh, planner.workload)
     nets = build_networks(planner.coarse, planner.strategies, model)
-    seen: list[Narrow] = []
+    seen: list[StateRestriction] = []
 
     def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
-        assert restrict is None or isinstance(restrict, Narrow)
+        assert restrict is None or isinstance(restrict, StateRestriction)
         seen.extend([restrict] if restrict else [])
         return build_problem(planner.coarse, planner.strategies, model, restrict, False, nets)
 
@@ -152,7 +152,7 @@ def test_no_assignment_is_below_the_bound_in_parts() -> None:
             )
             for p in pairs
         ]
-        sequence = order(sizes, pairs, ())
+        sequence = choose_elimination_order(sizes, pairs, ())
         exact = float(eliminate(sizes, tables, sequence, ()).table)
         bounds = [lower_bound(sizes, tables, sequence, largest) for largest in (4, 16, 64, 1e9)]
         assert all(b <= exact + 1e-12 for b in bounds)
@@ -161,6 +161,6 @@ def test_no_assignment_is_below_the_bound_in_parts() -> None:
 
 def test_many_boundary_tensors_of_one_state_are_no_matter() -> None:
     names = [f"v{i}" for i in range(200)]
-    assert order(dict.fromkeys(names, 1), [names], names) == []
+    assert choose_elimination_order(dict.fromkeys(names, 1), [names], names) == []
     with pytest.raises(TooWide, match="mesh of one axis"):
-        order(dict.fromkeys(names, 2), [], names)
+        choose_elimination_order(dict.fromkeys(names, 2), [], names)

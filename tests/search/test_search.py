@@ -27,9 +27,9 @@ from planner_core.planning.request import THOROUGH
 from planner_core.search.algebra import PointBudget
 from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
-from planner_core.search.budget.mixing import _crossed
+from planner_core.search.budget.mixing import _crossed_entries
 from planner_core.search.extract_plan import make_block_plans
-from planner_core.search.folded_solver import priced, solve_folded
+from planner_core.search.folded_solver import priced_value, solve_folded
 from planner_core.search.lagrangian import make_objective, memory_bytes, search_within_budget
 from planner_core.search.network.folded import Problem, build_problem
 from planner_core.search.objective import Objective
@@ -72,7 +72,7 @@ def relaxed(problem: Problem, kind: str = "time", shares: Shares = SHARES[0], pr
 
 def claimed(problem: Problem, objective: Objective) -> float:
     answer = solve_folded(problem, objective)
-    return float("inf") if answer is None else priced(objective, answer)
+    return float("inf") if answer is None else priced_value(objective, answer)
 
 
 def assert_proven(problem: Problem, objective: Objective) -> None:
@@ -176,7 +176,7 @@ def test_the_choice_of_chunks_is_proven(recompute: str) -> None:
     assert_proven(problem, relaxed(problem))
     at_once = claimed(once := problem_of(graph, cluster, "2x4", recompute=recompute), relaxed(once))
     answer = solve_folded(problem, relaxed(problem))
-    assert answer is not None and priced(relaxed(problem), answer) < at_once
+    assert answer is not None and priced_value(relaxed(problem), answer) < at_once
     assert {
         e.chunks for p in make_block_plans(problem, answer).values() for s in p.sites.values() for e in s.outputs
     } == {1, 4}
@@ -204,7 +204,7 @@ def test_the_choice_of_recomputation_is_proven(price: float) -> None:
     for ways in product(variants, repeat=2):
         copies = tuple(replace(c, variant=way) for c, way in zip(found.copies, ways, strict=True))
         least[ways] = toulbar2(unfold_problem(problem, objective, replace(found, copies=copies)))
-    assert priced(objective, found) == pytest.approx(min(least.values()), rel=1e-7)
+    assert priced_value(objective, found) == pytest.approx(min(least.values()), rel=1e-7)
     assert least[tuple(c.variant for c in found.copies)] == pytest.approx(min(least.values()), rel=1e-7)
 
 
@@ -246,7 +246,7 @@ def test_lazy_shared_states_change_nothing(mesh: str, monkeypatch: pytest.Monkey
     """T5's decoder layers all read the encoder's output: powers worked out for every state of it, or only where asked."""
     problem = zoo("t5-large", mesh, 3)
     lazy = claimed(problem, relaxed(problem, price=PRICE))
-    monkeypatch.setattr("planner_core.search.repeated_block.EAGER", 10**9)
+    monkeypatch.setattr("planner_core.search.repeated_block.MAX_EAGER_STATES", 10**9)
     problem.cache.exact.clear()
     assert claimed(problem, relaxed(problem, price=PRICE)) == lazy
 
@@ -387,8 +387,8 @@ def test_best_within_a_budget_of_the_zoo_is_proven(name: str) -> None:
 @pytest.mark.slow(only=("7",))
 def test_copies_put_together_of_long_parts_are_proven_too(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are gone along one by one where they are few: here parts of two, four, eight are made first, as for a deep model."""
-    monkeypatch.setattr(copies, "STEPS", 1)
-    monkeypatch.setattr(closing, "QUICKLY", 50)
+    monkeypatch.setattr(copies, "MAX_LONGEST_PARTS_LOG2", 1)
+    monkeypatch.setattr(closing, "MAX_FIRST_POINTS", 50)
     assert_best_within(problem_of(random_graph(seed), load_cluster("1x8-h100"), "8"), (0.1, 0.3, 0.5, 0.7, 0.9))
 
 
@@ -405,7 +405,7 @@ LEFT_OPEN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_long_parts_of_the_zoo_are_proven_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "STEPS", 1)
+    monkeypatch.setattr(copies, "MAX_LONGEST_PARTS_LOG2", 1)
     assert_best_within(zoo(name, "8", 3), (0.1, 0.3, 0.5, 0.7, 0.9), LEFT_OPEN.get((name, "8"), 0.0))
 
 
@@ -488,5 +488,5 @@ def test_less_latency_never_hurts(mesh: str, factor: float) -> None:
 
 def test_known_ways_are_crossed_and_none_gives_none() -> None:
     """From every state in which a known way begins to every one in which one ends; a shared state may have no known way."""
-    assert _crossed({1, 5}, (3, 3)).tolist() == [1, 2, 4, 5]
-    assert _crossed(set(), (3, 3)).tolist() == _crossed(set(), (3,)).tolist() == []
+    assert _crossed_entries({1, 5}, (3, 3)).tolist() == [1, 2, 4, 5]
+    assert _crossed_entries(set(), (3, 3)).tolist() == _crossed_entries(set(), (3,)).tolist() == []

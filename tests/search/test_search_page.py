@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner_core.search.algebra.elimination import eliminate
-from planner_core.search.algebra.minplus import Power, power
+from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "SEARCH.md").read_text(encoding="utf-8")
 PRODUCT_MS = 2.0
@@ -32,8 +32,8 @@ def test_a_block_becomes_a_table() -> None:
 
 def test_copies_are_powers_and_the_way_back_names_each() -> None:
     block = table("block", 2)
-    four = power(Power(block[None]), 4)
-    assert np.array_equal(power(Power(block[None]), 2).cost[0], table("two copies", 2))
+    four = min_plus_power(MinPlusPower(block[None]), 4)
+    assert np.array_equal(min_plus_power(MinPlusPower(block[None]), 2).cost[0], table("two copies", 2))
     assert np.array_equal(four.cost[0], table("four copies", 2))
     ends = {(x, y): (0, 2)[x] + four.cost[0][x, y] + (0, 1)[y] for x in (0, 1) for y in (0, 1)}
     assert list(ends.values()) == [11, 10, 12, 11] and min(ends, key=lambda e: ends[e]) == (0, 1)

@@ -10,14 +10,14 @@ import pytest
 
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.cost.step_time import StepTime
-from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
-from planner_core.search.units.narrowed import Part, narrowed
-from planner_core.search.units.unit import total
-from planner_core.search.units.unit_points import TimeSums, around, least_by_points
+from planner_core.search.units.narrowed import PrunedUnit, prune_by_limit
+from planner_core.search.units.unit import sum_factors
+from planner_core.search.units.unit_points import TimeSums, least_by_points, sums_around
 
 PAIRS = (("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"))
 
@@ -27,7 +27,7 @@ def random_unit(seed: int) -> CompiledNetwork:
     dice = np.random.default_rng(seed)
     factors = [Factor(pair, dice.random((NUM_COMPONENTS, 3, 3)), dice.random((3, 3)) > 0.1) for pair in PAIRS]
     sizes = dict.fromkeys("abcd", 3)
-    sequence = order(sizes, [f.vars for f in factors], ())
+    sequence = choose_elimination_order(sizes, [f.vars for f in factors], ())
     return CompiledNetwork(Network(sizes, factors), (), {v: np.arange(3) for v in sizes}, factors, sequence)
 
 
@@ -36,7 +36,7 @@ def every(unit: CompiledNetwork, objective: Objective) -> Iterator[tuple[dict[st
     for states in itertools.product(range(3), repeat=4):
         at = dict(zip("abcd", states, strict=True))
         if all(f.allowed[tuple(at[v] for v in f.vars)] for f in unit.factors):
-            yield at, float(objective.priced_cost(total(unit.factors, at)))
+            yield at, float(objective.priced_cost(sum_factors(unit.factors, at)))
 
 
 def brute_force(unit: CompiledNetwork, objective: Objective) -> float:
@@ -58,20 +58,20 @@ def test_the_least_and_its_bound(seed: int, accumulate: int) -> None:
             assert (states is not None) == (limit > least)
             assert bound == pytest.approx(min(least, limit), rel=TIE)
         if states is not None:
-            assert float(objective.priced_cost(total(unit.factors, states))) == pytest.approx(bound, rel=TIE)
+            assert float(objective.priced_cost(sum_factors(unit.factors, states))) == pytest.approx(bound, rel=TIE)
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_state_that_is_dropped_is_in_no_assignment_within_the_limit(accumulate: int) -> None:
     """And a state that is dear at every share is dropped."""
     objective = Objective("time", StepTime(accumulate, contention=0.19), after_forward=0.1, after_backward=0.2)
-    sums = around(Shares(), TimeSums(objective))
+    sums = sums_around(Shares(), TimeSums(objective))
     for seed, wide in itertools.product(range(8), (1.02, 1.3)):
         unit = random_unit(seed)
         unit.factors[0].cost[:, 2] += 5.0  # state 2 of a
         limit = wide * brute_force(unit, objective)
-        part = Part.of(unit, unit.sequence, {})
-        part, _ = narrowed(part, part.tree(objective, Shares()), sums, limit)
+        part = PrunedUnit.of(unit, unit.sequence, {})
+        part, _ = prune_by_limit(part, part.tree(objective, Shares()), sums, limit)
         within = [at for at, cost in every(unit, objective) if cost <= limit]
         for v in "abcd":
             assert {at[v] for at in within} <= set(part.alive[v].tolist())

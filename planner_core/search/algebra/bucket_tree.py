@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Floats, Table, add
+from planner_core.search.algebra.elimination import Floats, Table, add_tables
 from planner_core.search.algebra.pareto_points import (
     MAX_ENTRIES,
-    Caps,
     FormingPoints,
     Ints,
     Points,
     Pruning,
-    TooLarge,
-    join,
+    SumCaps,
+    TablesTooLarge,
+    combine_points,
 )
 
 
@@ -73,12 +73,12 @@ class BucketTree:
             # All buckets stay, so it is their sum that counts here; plain elimination only looks at the largest.
             entries += float(np.prod([float(sizes[o]) for o in (*others, v)]))
             if entries > MAX_ENTRIES:
-                raise TooLarge(f"{entries:.2g} entries of tables")
-            total = add(pool[i], (*others, v), sizes)
+                raise TablesTooLarge(f"{entries:.2g} entries of tables")
+            total = add_tables(pool[i], (*others, v), sizes)
             bucket = Bucket(v, others, total, total.min(axis=-1), self.home(others))
             pool[bucket.parent].append((others, bucket.message))
             self.buckets.append(bucket)
-        self.root = add(pool[-1], self.keep, sizes)
+        self.root = add_tables(pool[-1], self.keep, sizes)
         self.margins: list[Floats] = []
         self.children: list[list[tuple[int, tuple[str, ...], Points]]] = []
         self.chosen = [FormingPoints(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
@@ -118,7 +118,7 @@ class BucketTree:
         factors: Iterable[Table],
         sets: Iterable[tuple[tuple[str, ...], Points]],
         pruning: Pruning,
-        bounds: Bounds | None = None,
+        bounds: WeightedBounds | None = None,
     ) -> Points:
         """All points of every entry of the root that are within the limit and not dominated.
 
@@ -138,13 +138,13 @@ class BucketTree:
             # along the tree, excesses are the whole cost less the optimum, so `margin + excess ≤ limit` is exact, not a bound.
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
             found.excess = found.excess + (b.total - below).ravel()[found.row]
-            points, self.chosen[i] = collect(found, found.row // self.sizes[b.name], b.message.size, pruning)
+            points, self.chosen[i] = group_points(found, found.row // self.sizes[b.name], b.message.size, pruning)
             self.children[b.parent].append((i, b.others, points))
         found = self._fill(-1, plain[-1], pruning, bounds)
-        points, self.chosen[-1] = collect(found, found.row, self.root.size, pruning)
+        points, self.chosen[-1] = group_points(found, found.row, self.root.size, pruning)
         return points
 
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: Bounds | None) -> FormingPoints:
+    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: WeightedBounds | None) -> FormingPoints:
         """The points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         # Entries through which no whole assignment is within the limit are never opened.
@@ -155,9 +155,9 @@ class BucketTree:
             where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
             cost += table[where].T.reshape(-1, len(pruning.steps))
         found = FormingPoints(rows, cost, np.zeros(len(rows)))
-        caps: Caps | None = None
+        caps: SumCaps | None = None
         if bounds is not None:
-            caps = Caps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
+            caps = SumCaps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
             # The same test for each other weighted sum: what is left of the limit when all of the rest costs its least under that sum.
             # `margins` counts the least of the children, so each child's message is given back before its points are added.
             caps.room[rows] = pruning.limit - bounds.margins[i][rows] + cost @ bounds.prices
@@ -167,7 +167,7 @@ class BucketTree:
                 entry[rows] = entry[rows] * self.sizes[v] + place[v]
             if caps is not None and bounds is not None:
                 caps.room[rows] += bounds.messages[child][entry[rows]]
-            found = join(found, points, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
+            found = combine_points(found, points, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
         return found
 
     def assignment(self, point: int) -> tuple[dict[str, int], dict[int, int]]:
@@ -194,11 +194,11 @@ class BucketTree:
         return at, taken
 
 
-WHICH = "·"
-"""The variable of `Bounds` that numbers the weighted sums."""
+SUM_NUMBER = "·"
+"""The variable of `WeightedBounds` that numbers the weighted sums."""
 
 
-class Bounds:
+class WeightedBounds:
     """Several weighted sums of one network, each weighed as the network itself: `prices` [row, sum].
 
     The networks are one network with one more variable, the number of the sum, which every table has and which is kept.
@@ -217,8 +217,8 @@ class Bounds:
         Raises TooLarge."""
         self.prices = prices
         # One elimination instead of one for each sum: the sums differ in numbers only.
-        self.tree = BucketTree({**sizes, WHICH: prices.shape[1]}, tables, sequence, (*keep, WHICH))
-        self.tree.weigh(None if rest is None else outside(self.tree.root, rest[..., None]))
+        self.tree = BucketTree({**sizes, SUM_NUMBER: prices.shape[1]}, tables, sequence, (*keep, SUM_NUMBER))
+        self.tree.weigh(None if rest is None else add_outside_cost(self.tree.root, rest[..., None]))
         buckets = self.tree.buckets
         self.margins = [self._by_sum(self.tree.margins[i], self.tree.scope_of(i)) for i in (*range(len(buckets)), -1)]
         """[entry, sum] for each bucket, and for the root last."""
@@ -227,17 +227,17 @@ class Bounds:
 
     def _by_sum(self, table: Floats, scope: tuple[str, ...]) -> Floats:
         count = self.prices.shape[1]
-        if WHICH not in scope:  # a variable that stands in no table
+        if SUM_NUMBER not in scope:  # a variable that stands in no table
             return np.broadcast_to(table.reshape(-1, 1), (table.size, count))
-        return np.moveaxis(table, scope.index(WHICH), -1).reshape(-1, count)
+        return np.moveaxis(table, scope.index(SUM_NUMBER), -1).reshape(-1, count)
 
 
-def outside(root: Floats, rest: Floats) -> Floats:
+def add_outside_cost(root: Floats, rest: Floats) -> Floats:
     """The margins of a root, if all outside of the network costs `rest` at least."""
     return np.where(np.isfinite(root), rest + np.where(np.isfinite(root), root, 0.0), np.inf)
 
 
-def collect(found: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:
+def group_points(found: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:
     """Drop dominated points of each group, and sort the others by group and excess.
 
     `group` [point] is the group of each point of `found`, one of `entries`. Returns the points by group, and the rows of

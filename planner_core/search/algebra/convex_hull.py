@@ -25,7 +25,7 @@ def slope(a: Point, b: Point) -> float:
     return slower / saved if saved > 1 and slower > 0 else 0.0
 
 
-def hull(
+def find_hull_corners(
     fast: T, small: T, at: Callable[[T], Point], below: Callable[[T, T], T | None], most: int, tie: float
 ) -> list[T]:
     """At most `most` corners by rising cost, from `fast` (the least cost) to `small` (the least memory).
@@ -40,13 +40,13 @@ def hull(
         a, b = gaps.popleft()
         price = slope(at(a), at(b))
         found = below(a, b) if price else None
-        if found is not None and weighed(at(found), price) < weighed(at(a), price) * (1 - tie):
+        if found is not None and weighted_sum(at(found), price) < weighted_sum(at(a), price) * (1 - tie):
             kept.append(found)
             gaps += [(a, found), (found, b)]
-    return _unbeaten(sorted(kept, key=at), at)
+    return _falling_in_memory(sorted(kept, key=at), at)
 
 
-def _unbeaten(points: list[T], at: Callable[[T], Point]) -> list[T]:
+def _falling_in_memory(points: list[T], at: Callable[[T], Point]) -> list[T]:
     """The points that hold less than all points before them, of points by rising cost. An end may be dominated, since it may tie
     with another point in cost or in memory."""
     corners: list[T] = []
@@ -59,13 +59,13 @@ def _unbeaten(points: list[T], at: Callable[[T], Point]) -> list[T]:
 def lower_hull(points: Iterable[Point]) -> list[Point]:
     """The corners of the lower left hull of some points, by rising cost."""
     kept: list[Point] = []
-    for point in _unbeaten(sorted(points), lambda p: p):
+    for point in _falling_in_memory(sorted(points), lambda p: p):
         while len(kept) > 1 and slope(kept[-2], kept[-1]) >= slope(kept[-1], point):
             kept.pop()
         kept.append(point)
     return kept
 
 
-def weighed(point: Point, price: float) -> float:
+def weighted_sum(point: Point, price: float) -> float:
     """The cost and the memory of a point at a price per byte, in seconds."""
     return point[0] + price * point[1]

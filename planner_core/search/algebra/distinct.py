@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Number = TypeVar("Number", np.int64, np.float64)
 
 
-def distinct(values: NDArray[Number]) -> NDArray[Number]:
+def sorted_distinct(values: NDArray[Number]) -> NDArray[Number]:
     """The entries of an array of one dim, sorted, each once."""
     ordered = np.sort(values)
     first = np.ones(len(ordered), dtype=bool)

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.search.algebra.elimination_order import entries
+from planner_core.search.algebra.elimination_order import num_entries
 from planner_core.search.algebra.least_sum import least_sum
 
 Floats = NDArray[np.float64]
@@ -77,13 +77,13 @@ def eliminate(
     steps: Steps = []
     for v in sequence:
         mine = sorted(pool.pop(v, []), key=lambda t: t[1].size)
-        others = largest_last((o for scope, _ in mine for o in scope if o != v), sizes)
+        others = order_largest_last((o for scope, _ in mine for o in scope if o != v), sizes)
         steps.append((v, mine))
-        put((others, _least(mine, v, others, sizes)))
-    return Elimination(tuple(keep), add(last, tuple(keep), sizes), steps)
+        put((others, _minimum_over(mine, v, others, sizes)))
+    return Elimination(tuple(keep), add_tables(last, tuple(keep), sizes), steps)
 
 
-def largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The variables, each once, the one of most states last: numpy adds tables fastest along a long last dim."""
     return tuple(sorted(dict.fromkeys(names), key=sizes.__getitem__))
 
@@ -107,18 +107,21 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
             else:
                 total += float(array)
         if v:
-            todo = [(others, _least(part, v, others, sizes)) for part, others in _parts(v, pool.pop(v), sizes, largest)]
+            todo = [
+                (others, _minimum_over(part, v, others, sizes))
+                for part, others in _mini_buckets(v, pool.pop(v), sizes, largest)
+            ]
     return total
 
 
-def _parts(
+def _mini_buckets(
     v: str, tables: list[Table], sizes: Mapping[str, int], largest: float
 ) -> list[tuple[list[Table], tuple[str, ...]]]:
     """The tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
     parts: list[tuple[list[Table], set[str]]] = []
     for table in sorted(tables, key=lambda t: -t[1].size):
         for part, scope in parts:
-            if entries(scope | {*table[0]}, sizes) <= largest:
+            if num_entries(scope | {*table[0]}, sizes) <= largest:
                 part.append(table)
                 scope.update(table[0])
                 break
@@ -127,16 +130,16 @@ def _parts(
     return [(part, tuple(sorted(scope - {v}))) for part, scope in parts]
 
 
-def _least(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
     """[others]: the minimum over the states of `v` of the sum of the tables."""
     scope = (v, *others)
     if not tables:
         return np.zeros(())
     ordered = sorted(tables, key=lambda t: t[1].size)  # small tables go first, so that few sums have the full size
-    return np.asarray(least_sum([_spread(table, scope)[None] for table in ordered])[0])
+    return np.asarray(least_sum([_broadcast(table, scope)[None] for table in ordered])[0])
 
 
-def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
+def fix_variables(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
     """The tables with the variables in `at` fixed at a state. Leading dims of an array that name no variable stay."""
     found = []
     for names, array in tables:
@@ -146,15 +149,15 @@ def given(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
     return found
 
 
-def add(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
+def add_tables(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
     """The sum of the tables, broadcast to `scope`. Small tables go first, so that few sums have the full size."""
     total = np.zeros([1] * len(scope))
     for table in sorted(tables, key=lambda t: t[1].size):
-        total = total + _spread(table, scope)
+        total = total + _broadcast(table, scope)
     return total if total.shape == (full := tuple(sizes[v] for v in scope)) else np.broadcast_to(total, full).copy()
 
 
-def _spread(table: Table, scope: tuple[str, ...]) -> Floats:
+def _broadcast(table: Table, scope: tuple[str, ...]) -> Floats:
     """The table with a dim for each variable of `scope`, of size 1 where it does not have the variable."""
     names, array = table
     places = [scope.index(v) for v in names]

@@ -29,13 +29,13 @@ TRIES, PAIRS = (8, 64), 20_000
 VARIED = (1, 3)
 """Chance adds to the cost of a variable at most so many times that cost, in every other variation."""
 
-Near = Mapping[str, set[str]]
-Rule = Callable[[str, Near, Mapping[str, int]], float]
+Neighbours = Mapping[str, set[str]]
+Rule = Callable[[str, Neighbours, Mapping[str, int]], float]
 """What it costs to eliminate a variable next, from its neighbours and the number of states of each. The least is taken."""
 
 
 class TooWide(PlannerError):
-    """Elimination would need a table that is too large; `entries` is its size."""
+    """Elimination would need a table that is too large; `num_entries` is its size."""
 
     def __init__(self, entries: float) -> None:
         super().__init__(
@@ -45,7 +45,7 @@ class TooWide(PlannerError):
         self.entries = entries
 
 
-def order(
+def choose_elimination_order(
     sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
 ) -> list[str]:
     """An order in which all variables except `keep` are eliminated. `sizes` are their numbers of states, `scopes` the variables of
@@ -54,18 +54,18 @@ def order(
     Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
     """
     largest = MAX_TABLE if largest is None else largest
-    if (kept := entries(keep, sizes)) > largest:
+    if (kept := num_entries(keep, sizes)) > largest:
         raise TooWide(kept)
     network = tuple(sizes.items()), tuple(dict.fromkeys(tuple(scope) for scope in scopes)), tuple(keep)
-    found = _first(*network)
+    found = _smallest_table_order(*network)
     if found.total > LARGE or found.largest > largest:
-        found = min(found, *_others(*network), key=lambda o: (o.largest > largest, o.total))
+        found = min(found, *_alternative_orders(*network), key=lambda o: (o.largest > largest, o.total))
     if found.largest > largest:
         raise TooWide(found.largest)
     return list(found.sequence)
 
 
-def entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
+def num_entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
     """The number of entries of a table."""
     total = 1.0
     for v in scope:
@@ -91,27 +91,29 @@ Scopes = tuple[tuple[str, ...], ...]
 
 
 @lru_cache(maxsize=512)
-def _first(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> _Order:
+def _smallest_table_order(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> _Order:
     """The order by the first rule. Networks of one mesh often differ in their costs only, so it is remembered."""
-    return _greedy(dict(sizes), scopes, keep, _size)
+    return _greedy(dict(sizes), scopes, keep, _table_size)
 
 
 @lru_cache(maxsize=512)
-def _others(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
+def _alternative_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
     """The orders by the other rules, and by variations of the last. All begin with the ends and the links of chains."""
     numbers = dict(sizes)
-    head, near = _links(numbers, scopes, keep)
+    head, near = _eliminate_chains(numbers, scopes, keep)
     left = {v: numbers[v] for v in near}
     pairs = [(v, o) for v, others in near.items() for o in others]
     tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in near.values())), TRIES[0]), TRIES[1])
-    fill = _fill(left)
-    fills = fill, *(_varied(fill, seed) for seed in range(tries))
+    fill = _weighted_fill(left)
+    fills = fill, *(_with_noise(fill, seed) for seed in range(tries))
     found = (_greedy(left, pairs, keep, rule, far=True) for rule in fills)
-    return tuple(head.then(rest) for rest in (_greedy(left, pairs, keep, _message), *found))
+    return tuple(head.then(rest) for rest in (_greedy(left, pairs, keep, _message_size), *found))
 
 
-def _links(sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, dict[str, set[str]]]:
-    """An order of the ends and the links of chains (`_is_link`), and the neighbours of all variables that are left.
+def _eliminate_chains(
+    sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]
+) -> tuple[_Order, dict[str, set[str]]]:
+    """An order of the ends and the links of chains (`_is_chain_link`), and the neighbours of all variables that are left.
 
     They go in rounds. Of two neighbours one goes in a round, so that equal links of a chain give equal tables (see `units.reduction`).
     """
@@ -123,9 +125,9 @@ def _links(sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]) -> t
         following: set[str] = set()
         for v in sorted(todo):
             others = near[v]
-            if v in following or not _is_link(v, near, sizes):
+            if v in following or not _is_chain_link(v, near, sizes):
                 continue
-            table = entries((v, *others), sizes)
+            table = num_entries((v, *others), sizes)
             total, largest = total + table, max(largest, table)
             found.append(v)
             for o in others:
@@ -136,7 +138,7 @@ def _links(sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]) -> t
     return _Order(tuple(found), total, largest), near
 
 
-def _is_link(v: str, near: Near, sizes: Mapping[str, int]) -> bool:
+def _is_chain_link(v: str, near: Neighbours, sizes: Mapping[str, int]) -> bool:
     """Whether a variable stands at one other or between two, and the table that remains without it is not larger than one that is
     there with it: the two others meet already, or the variable has as many states as one of them."""
     others = near[v]
@@ -163,7 +165,7 @@ def _greedy(
         del cost[v]
         found.append(v)
         others = near.pop(v)
-        table = entries((v, *others), sizes)
+        table = num_entries((v, *others), sizes)
         total, largest = total + table, max(largest, table)
         for o in others:
             near[o] = (near[o] | others) - {o, v}
@@ -186,32 +188,32 @@ def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> di
     return near
 
 
-def _size(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+def _table_size(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
     """The entries of the table that is formed."""
-    return entries((v, *near[v]), sizes)
+    return num_entries((v, *near[v]), sizes)
 
 
-def _message(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+def _message_size(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
     """The entries of the table that remains."""
-    return entries(near[v], sizes)
+    return num_entries(near[v], sizes)
 
 
-def _fill(sizes: Mapping[str, int]) -> Rule:
+def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
     """The pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
     bits = {v: round(1000 * math.log2(n)) for v, n in sizes.items()}  # whole numbers add up to the same in any order
 
-    def rule(v: str, near: Near, sizes: Mapping[str, int]) -> float:
+    def rule(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
         others, twice = near[v], 0
         for a in others:
             apart = others - near[a]  # and `a` itself
             if len(apart) > 1:
                 twice += bits[a] * (sum(map(bits.__getitem__, apart)) - bits[a])
-        return twice / 2e6 + 1e-9 * _size(v, near, sizes)
+        return twice / 2e6 + 1e-9 * _table_size(v, near, sizes)
 
     return rule
 
 
-def _varied(rule: Rule, seed: int) -> Rule:
+def _with_noise(rule: Rule, seed: int) -> Rule:
     """The rule, with a cost of each variable that is raised by chance."""
     chance = cache(lambda v: random.Random(f"{seed} {v}").random())
     return lambda v, near, sizes: rule(v, near, sizes) * (1 + VARIED[seed % 2] * chance(v))

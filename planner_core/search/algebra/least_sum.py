@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-AT_ONCE = 100_000
+MAX_ROW_ENTRIES = 100_000
 """Entries of a sum for each state of v from which on it is divided."""
-SPARSE = 0.5
+MAX_SPARSE_SHARE = 0.5
 """The share of possible pairs from which on a table is used as a dense one."""
-WORTH = 20_000
+MIN_SPARSE_ENTRIES = 20_000
 """Entries of a sum from which on it is worth to look for a sparse table."""
-BY_STATE = 4_000
+MIN_ENTRIES_BY_STATE = 4_000
 """Entries of a sum for each state of v from which on the states are added up one after the other."""
-ROW = 400
+MIN_ENTRIES_BY_PAIR = 400
 """Entries for each pair from which on pairs are taken by the states of t, one after the other."""
 
 
@@ -36,19 +36,19 @@ def least_sum(tables: Sequence[Floats]) -> Floats:
     Dims of size 1 are broadcast, but all tables have all variants and all states of v. They are added in the given order.
     """
     shape = np.broadcast_shapes(*(t.shape for t in tables))
-    if math.prod(shape[1:]) >= WORTH and (pairs := _sparsest(tables, shape)) is not None:
-        return _by_pairs(tables, shape, *pairs)
-    return _least(tables, shape)
+    if math.prod(shape[1:]) >= MIN_SPARSE_ENTRIES and (pairs := _sparsest_table(tables, shape)) is not None:
+        return _sparse_least(tables, shape, *pairs)
+    return _dense_least(tables, shape)
 
 
-def _least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
+def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
     """The minimum, from all sums, some at a time. `shape` is that of the whole sum."""
     row = math.prod(shape[2:])
-    if row > AT_ONCE and len(shape) > 3:
+    if row > MAX_ROW_ENTRIES and len(shape) > 3:
         inner = (*shape[:2], *shape[3:])
         parts = ([t[:, :, k if t.shape[2] > 1 else 0] for t in tables] for k in range(shape[2]))
-        return np.stack([_least(part, inner) for part in parts], axis=1)
-    if row < BY_STATE or len(tables) == 1:
+        return np.stack([_dense_least(part, inner) for part in parts], axis=1)
+    if row < MIN_ENTRIES_BY_STATE or len(tables) == 1:
         return np.asarray(_sum(tables).min(axis=1))
     best = np.full((shape[0], *shape[2:]), np.inf)
     one = np.empty_like(best)  # the sums of one state of v, which stay in the cache
@@ -66,11 +66,11 @@ def _sum(tables: Sequence[Floats]) -> Floats:
     return total
 
 
-def _sparsest(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, NDArray[np.bool_]] | None:
+def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, NDArray[np.bool_]] | None:
     """The dim t and the possible pairs [t, v] of the table over v and one other dim that has the fewest of them; None if none has few.
     All variants have the same."""
     best: tuple[int, NDArray[np.bool_]] | None = None
-    least = SPARSE
+    least = MAX_SPARSE_SHARE
     for table in tables:
         wide = [d for d in range(2, len(shape)) if table.shape[d] > 1]
         if len(wide) == 1:
@@ -80,7 +80,7 @@ def _sparsest(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, ND
     return best
 
 
-def _by_pairs(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]) -> Floats:
+def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]) -> Floats:
     """The minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))
@@ -90,7 +90,7 @@ def _by_pairs(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possib
         return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in front])
 
     rest = (*shape[2:dim], *shape[dim + 1 :])
-    if math.prod(rest) < ROW and (np.diff(starts) > 0).all():
+    if math.prod(rest) < MIN_ENTRIES_BY_PAIR and (np.diff(starts) > 0).all():
         found = np.minimum.reduceat(formed(slice(None)), starts[:-1], axis=1)
     else:
         found = np.full((shape[0], len(possible), *rest), np.inf)

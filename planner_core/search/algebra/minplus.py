@@ -17,12 +17,12 @@ from planner_core.search.algebra.elimination import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class MinPlusPower:
     """A (min, +) product: `cost` [s, i, j], and the state between its two factors, `middle` [s, i, j]. A leaf has no factors."""
 
     cost: Floats
-    left: Power | None = None
-    right: Power | None = None
+    left: MinPlusPower | None = None
+    right: MinPlusPower | None = None
     middle: NDArray[np.int64] | None = None
 
     def path(self, s: int, i: int, j: int, known: dict[tuple[int, int, int], list[int]] | None = None) -> list[int]:
@@ -38,12 +38,12 @@ class Power:
         return known[at]
 
 
-def times(a: Power, b: Power) -> Power:
+def min_plus_product(a: MinPlusPower, b: MinPlusPower) -> MinPlusPower:
     """The product `a` ⊗ `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
     if a.cost.shape[0] == 1:  # [i, j, k] at once, k innermost
         through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
         middle = through.argmin(axis=2)
-        return Power(np.take_along_axis(through, middle[..., None], 2)[None, ..., 0], a, b, middle[None])
+        return MinPlusPower(np.take_along_axis(through, middle[..., None], 2)[None, ..., 0], a, b, middle[None])
     best = np.full((*a.cost.shape[:2], b.cost.shape[2]), np.inf)
     middle = np.zeros(best.shape, dtype=np.int64)
     for k in range(a.cost.shape[2]):
@@ -51,18 +51,18 @@ def times(a: Power, b: Power) -> Power:
         better = step < best
         np.copyto(best, step, where=better)
         np.copyto(middle, k, where=better)
-    return Power(best, a, b, middle)
+    return MinPlusPower(best, a, b, middle)
 
 
-def power(link: Power, count: int) -> Power:
+def min_plus_power(link: MinPlusPower, count: int) -> MinPlusPower:
     """The product of `count` equal links, by repeated squaring: 5 links are (4 links) ⊗ (1 link)."""
-    result: Power | None = None
+    result: MinPlusPower | None = None
     square = link
     while True:
         if count & 1:
-            result = square if result is None else times(result, square)
+            result = square if result is None else min_plus_product(result, square)
         count >>= 1
         if not count:
             assert result is not None
             return result
-        square = times(square, square)
+        square = min_plus_product(square, square)

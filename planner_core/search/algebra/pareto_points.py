@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import PlannerError
-from planner_core.search.algebra.distinct import distinct
+from planner_core.search.algebra.distinct import sorted_distinct
 from planner_core.search.algebra.elimination import Floats
 
 Ints = NDArray[np.int64]
@@ -42,24 +42,24 @@ MAX_PROOF_POINTS = 2_000_000
 same plan."""
 MAX_UNIT_POINTS = 400_000
 """Points that may be formed to settle units of one model on one mesh: without prices of memory, and at all prices together."""
-CHUNK = 200_000
+POINTS_PER_CHUNK = 200_000
 """Points that are formed at once before the dominated ones are dropped."""
-NEAR = 8
+NUM_NEIGHBOURS = 8
 """Each point is first compared with this many points before it, for all groups at once; then group by group."""
-COMPARED = 200
+COMPARISONS_PER_POINT = 200
 """Pairs of points that are compared in the time in which one point is formed."""
-FITS = 2**62
+INT64_LIMIT = 2**62
 """Whole numbers below this fit into 64 bits."""
 
 
-class TooMuch(PlannerError):
+class TooManyPoints(PlannerError):
     """More points or states lie within the limit than can be compared; `what` names them."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} lie within the gap, more than are compared")
 
 
-class TooLarge(TooMuch):
+class TablesTooLarge(TooManyPoints):
     """The tables of the network are too large to keep, whatever the limit."""
 
 
@@ -84,7 +84,7 @@ class PointBudget:
         more, since the points are not formed."""
         self.left = max(self.left - points, -1)
         if self.left < 0:
-            raise TooMuch("the partial plans of this part")
+            raise TooManyPoints("the partial plans of this part")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Pruning:
     """Which points are dropped.
 
     A point is dropped if its weighted cost exceeds `limit`; if it is dominated, where sums are rounded to multiples of `steps`
-    [sum]; or, if `few` > 0, if it is not in the `sample`. More than `most` points at once raise TooMuch, and so does the end
+    [sum]; or, if `few` > 0, if it is not in the `sample_points`. More than `most` points at once raise TooMuch, and so does the end
     of the `work`.
     """
 
@@ -108,12 +108,12 @@ class Pruning:
         """The points of each row that are not dominated, in order of rows."""
         if (np.diff(found.row) > 0).all():
             return found
-        found = found.take(undominated(found.row, found.cost, self.steps, self.work))
-        return found.take(sample(found, self.few, self.spread)) if self.few else found
+        found = found.take(undominated_points(found.row, found.cost, self.steps, self.work))
+        return found.take(sample_points(found, self.few, self.spread)) if self.few else found
 
 
 @dataclass(frozen=True)
-class Caps:
+class SumCaps:
     """Further limits on points: the sums of a point, weighted with `prices` [sum, bound], may be at most `room` [entry, bound]."""
 
     prices: Floats
@@ -159,7 +159,7 @@ class FormingPoints:
         return FormingPoints(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
-def concatenate(parts: Sequence[FormingPoints]) -> FormingPoints:
+def concatenate_points(parts: Sequence[FormingPoints]) -> FormingPoints:
     """The points of all `parts`, one after another."""
     columns = zip(*(p.parts for p in parts), strict=True)
     return FormingPoints(
@@ -170,8 +170,8 @@ def concatenate(parts: Sequence[FormingPoints]) -> FormingPoints:
     )
 
 
-def join(
-    mine: FormingPoints, child: Points, entry: Ints, room: Floats, pruning: Pruning, caps: Caps | None = None
+def combine_points(
+    mine: FormingPoints, child: Points, entry: Ints, room: Floats, pruning: Pruning, caps: SumCaps | None = None
 ) -> FormingPoints:
     """Combine each point of `mine` with the points of one entry of `child`: sums and excesses are added.
 
@@ -198,15 +198,15 @@ def join(
         parts.append(pruning.keep(caps.keep(formed) if caps else formed))
         if sum(len(p.row) for p in parts) > pruning.most:
             # A point of one chunk may dominate points of another, so what is too much may still become less.
-            parts = [pruning.keep(concatenate(parts))]
+            parts = [pruning.keep(concatenate_points(parts))]
             if len(parts[0].row) > pruning.most:
-                raise TooMuch(f"{len(parts[0].row)} partial plans")
-    return parts[0] if len(parts) == 1 else pruning.keep(concatenate(parts))
+                raise TooManyPoints(f"{len(parts[0].row)} partial plans")
+    return parts[0] if len(parts) == 1 else pruning.keep(concatenate_points(parts))
 
 
 def _chunks(counts: Ints) -> list[slice]:
-    """Ranges of points that together form about `CHUNK` pairs (`counts` [point]); a range has at least one point."""
-    ends = np.flatnonzero(np.diff(np.cumsum(counts) // CHUNK)) + 1
+    """Ranges of points that together form about `POINTS_PER_CHUNK` pairs (`counts` [point]); a range has at least one point."""
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // POINTS_PER_CHUNK)) + 1
     return [slice(int(i), int(j)) for i, j in pairwise([0, *ends, len(counts)])]
 
 
@@ -224,7 +224,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated(group: Ints, cost: Floats, steps: Floats, work: PointBudget | None = None) -> Ints:
+def undominated_points(group: Ints, cost: Floats, steps: Floats, work: PointBudget | None = None) -> Ints:
     """Indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
     Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal points apart. Of two points that
@@ -236,23 +236,23 @@ def undominated(group: Ints, cost: Floats, steps: Floats, work: PointBudget | No
     keys -= keys.min(axis=0)
     # With two sums, sorted by the first, the front is a staircase: one pass. With more sums, pairs must be compared.
     if keys.shape[1] == 2:
-        order = _by_group(group, keys[:, 0])
-        return order[_stairs(group[order], keys[order, 1])]
+        order = _sort_by_group(group, keys[:, 0])
+        return order[_staircase(group[order], keys[order, 1])]
     order = np.lexsort((*keys.T[::-1], group))
     g, k = group[order], keys[order]
-    order, g, k = _near(order, g, k)
+    order, g, k = _drop_if_neighbour_dominates(order, g, k)
     ends = np.flatnonzero(np.diff(g, append=g[-1] + 1)) + 1
     sizes = np.diff(ends, prepend=0)
     keep = np.ones(len(g), dtype=bool)
     for end, size in zip(ends, sizes, strict=True):
-        if size > NEAR:
+        if size > NUM_NEIGHBOURS:
             if work is not None:
-                work.take(size * size // COMPARED)
+                work.take(size * size // COMPARISONS_PER_POINT)
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
 
 
-def sample(found: FormingPoints, count: int, spread: int = 1) -> Ints:
+def sample_points(found: FormingPoints, count: int, spread: int = 1) -> Ints:
     """Indices of at most about 2 * `count` points of each row; `found` is in order of rows.
 
     The range of sum number `spread` is cut into `count` equal parts, and the point of least excess is taken from each part. The
@@ -272,21 +272,21 @@ def sample(found: FormingPoints, count: int, spread: int = 1) -> Ints:
         order = order[place[order] * scale < count + 1]
         part = group * (count + 1) + np.floor(place * scale)
         kept.append(order[np.unique(part[order], return_index=True)[1]])
-    return distinct(np.concatenate(kept))
+    return sorted_distinct(np.concatenate(kept))
 
 
-def _by_group(group: Ints, first: Ints) -> Ints:
+def _sort_by_group(group: Ints, first: Ints) -> Ints:
     """The order by group, then by a sum that is not negative. It is one sort if both fit into one number."""
     span = int(first.max()) + 1
-    if span * (int(group.max()) + 1) < FITS:
+    if span * (int(group.max()) + 1) < INT64_LIMIT:
         return np.argsort(group * span + first)
     return np.lexsort((first, group))
 
 
-def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
+def _drop_if_neighbour_dominates(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
     """Drop points that one of the NEAR points before them dominates. This drops most dominated points at little cost."""
     alive, columns = np.ones(len(g), dtype=bool), np.ascontiguousarray(k[:, 1:].T)
-    for back in range(1, min(NEAR, len(g) - 1) + 1):
+    for back in range(1, min(NUM_NEIGHBOURS, len(g) - 1) + 1):
         beaten = g[back:] == g[:-back]
         for column in columns:
             beaten &= column[:-back] <= column[back:]
@@ -294,11 +294,11 @@ def _near(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
     return order[alive], g[alive], k[alive]
 
 
-def _stairs(g: Ints, second: Ints) -> NDArray[np.bool_]:
+def _staircase(g: Ints, second: Ints) -> NDArray[np.bool_]:
     """[point]: whether its second sum is below all before it in its group. Points are sorted by group and first sum; the second
     sum is not negative."""
     block = np.cumsum(np.diff(g, prepend=g[0]) != 0)
-    if (int(second.max()) + 1) * (int(block[-1]) + 1) >= FITS:
+    if (int(second.max()) + 1) * (int(block[-1]) + 1) >= INT64_LIMIT:
         second = np.unique(second, return_inverse=True)[1]
     # Example: the second sums (5, 3, 4) of group 0 and (6, 2) of group 1. In bands of 7 they are (5, 3, 4) and (-1, -5). The running
     # minimum is 5, 3, 3, -1, -5, so only the 4 is not below all before it.

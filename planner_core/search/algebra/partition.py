@@ -59,21 +59,26 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
             ends = range(first + 1, copies - left + 1) if left else (copies,)
             for last in ends:
                 ways = list(options(stage, first, last))
-                fresh = [p for point in points for way in ways if (p := _with(point, way, last - first)).worst < below]
+                fresh = [
+                    p
+                    for point in points
+                    for way in ways
+                    if (p := _append_stage(point, way, last - first)).worst < below
+                ]
                 if not fresh:
                     break  # more copies need more memory, and take longer
-                following[last] = _front([*following.get(last, ()), *fresh])
+                following[last] = _undominated([*following.get(last, ()), *fresh])
         here = following
     ends_at = min(here.get(copies, ()), key=lambda p: p.worst, default=None)
     return Partition(ends_at.worst, ends_at.copies, ends_at.choices) if ends_at else None
 
 
-def _with(point: _Point, way: StageOption, copies: int) -> _Point:
+def _append_stage(point: _Point, way: StageOption, copies: int) -> _Point:
     worst = max(point.worst, point.through + way.own)
     return _Point(point.through + way.through, worst, (*point.copies, copies), (*point.choices, way.choice))
 
 
-def _front(points: Iterable[_Point]) -> list[_Point]:
+def _undominated(points: Iterable[_Point]) -> list[_Point]:
     """The points that no other one dominates."""
     found: list[_Point] = []
     for point in sorted(points, key=lambda p: (p.through, p.worst)):

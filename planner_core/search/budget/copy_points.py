@@ -21,35 +21,35 @@ from typing import Protocol
 import numpy as np
 
 from planner_core.cost import Component
-from planner_core.search.algebra.bucket_tree import Bounds, BucketTree, collect
+from planner_core.search.algebra.bucket_tree import BucketTree, WeightedBounds, group_points
 from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.pareto_points import (
     FormingPoints,
     Ints,
     Points,
-    TooLarge,
-    TooMuch,
-    concatenate,
-    join,
+    TablesTooLarge,
+    TooManyPoints,
+    combine_points,
+    concatenate_points,
 )
 from planner_core.search.budget.goal import Goal
 from planner_core.search.network.search_cache import Copy
-from planner_core.search.objective import EVEN
-from planner_core.search.repeated_block import Chain, as_matrix, between_bytes
-from planner_core.search.units.narrowed import Part, narrowed
-from planner_core.search.units.unit_points import around
+from planner_core.search.objective import EVEN_SHARES
+from planner_core.search.repeated_block import Chain, between_bytes, in_chain_states
+from planner_core.search.units.narrowed import PrunedUnit, prune_by_limit
+from planner_core.search.units.unit_points import sums_around
 
 FEW_SHARED = 24
 """Shared states that are computed in the first attempt at the whole gap."""
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
-STEPS = 6
+MAX_LONGEST_PARTS_LOG2 = 6
 """A run is put together of fewer than 2^STEPS parts of the greatest length."""
-CHUNK = 4_000_000
+NUMBERS_PER_CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
 
-class PointsOfCopy(Protocol):
+class CopyPoints(Protocol):
     """The points of one copy by entry of its view, and how it runs in each."""
 
     points: Points
@@ -59,19 +59,19 @@ class PointsOfCopy(Protocol):
         ...
 
 
-OneCopy = Callable[[Chain, Goal, int, Floats], PointsOfCopy]
+MakeCopyPoints = Callable[[Chain, Goal, int, Floats], CopyPoints]
 """Makes the points of one copy of a chain in a shared state, with the least weighted cost of the whole model through each entry."""
 
 
-class Copies:
+class RunPoints:
     """The points of one run, by entry of the top variables that it touches, and the way back to each copy.
 
     `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `one` makes
-    the points of one copy: by default all of them (`BlockPoints`).
+    the points of one copy: by default all of them (`AllCopyPoints`).
     """
 
-    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal, one: OneCopy | None = None) -> None:
-        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or BlockPoints
+    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal, one: MakeCopyPoints | None = None) -> None:
+        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or AllCopyPoints
         self.names, self.entries = chain.places
         self.margin = chain.margins(tree)
         self.shape = self.margin.shape
@@ -92,7 +92,7 @@ class Copies:
         states = self.states
         fresh = [s for s in states if s not in self.chain.powers]
         if len(states) > MAX_SHARED or (self.goal.quick and len(fresh) > FEW_SHARED):
-            raise TooMuch(f"{len(states)} states of shared tensors")
+            raise TooManyPoints(f"{len(states)} states of shared tensors")
         for s in fresh:
             self.chain.power(s)
         return bool(fresh)
@@ -102,13 +102,13 @@ class Copies:
         if self.chain.count == 1:
             self.block = self.one(self.chain, self.goal, 0, self.margin)
             return self.block.points.at(self.entries)
-        kind = _Alike if self.chain.problem.uniform else _Line
+        kind = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
         self.lines = {s: kind(self, s) for s in self.states}
-        found = concatenate([line.carry() for line in self.lines.values()])
-        points, self.chosen = collect(found, found.row, self.margin.size, self.goal.pruning)
+        found = concatenate_points([line.carry() for line in self.lines.values()])
+        points, self.chosen = group_points(found, found.row, self.margin.size, self.goal.pruning)
         return points.at(self.entries)
 
-    def ones(self) -> list[PointsOfCopy]:
+    def ones(self) -> list[CopyPoints]:
         """The points of one copy, by shared state, after `points`."""
         return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
 
@@ -128,7 +128,7 @@ class Copies:
         return self.lines[s].copies(int(self.chosen.parts[0][point]))
 
 
-class BlockPoints:
+class AllCopyPoints:
     """The points of one copy, in all its variants, in shared state `s`. `margin` is the least weighted cost of the whole model
     through each entry of the copy's view."""
 
@@ -137,7 +137,7 @@ class BlockPoints:
         at, bound = dict(self.view.at), chain.unit.bound(self.view)
         # margin = bound + rest: `rest` is the least cost of all that lies outside of this copy.
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
-        self.trees: list[tuple[str, Part, BucketTree]] = []
+        self.trees: list[tuple[str, PrunedUnit, BucketTree]] = []
         none = np.zeros(0, dtype=np.int64)
         parts = [FormingPoints(none, np.zeros((0, 1 + len(goal.ends))), np.zeros(0), [none, none])]
         for number, variant in enumerate(chain.unit.variants):
@@ -147,28 +147,28 @@ class BlockPoints:
             if part.empty:
                 continue
             found = tree.carry(goal.rows(part.factors), [], goal.row_pruning, bounds)
-            entry, index = _spread(found, np.arange(tree.root.size))
+            entry, index = _points_by_entry(found, np.arange(tree.root.size))
             cost = goal.summed(found.cost[index])
             # The tree cut at weighted sums, which are bounds of the maxima. Now the true costs are known, and what exceeds the limit
             # goes.
             excess = cost @ goal.prices - bound.ravel()[entry]
             parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
-        both = concatenate(parts)
+        both = concatenate_points(parts)
         both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
-        self.points, self.chosen = collect(both, both.row, bound.size, goal.pruning)
+        self.points, self.chosen = group_points(both, both.row, bound.size, goal.pruning)
 
     def _narrow(
         self, variant: str, goal: Goal, at: dict[str, int], rest: Floats
-    ) -> tuple[Part, BucketTree, Bounds | None]:
+    ) -> tuple[PrunedUnit, BucketTree, WeightedBounds | None]:
         """What is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is weighed."""
-        shares = self.unit.shares.get(variant, [EVEN])[-1]
+        shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
         sequence = self.unit.solver(variant, shares).sequence(self.view.keep, at)
-        part = Part.of(self.unit.variants[variant], sequence, at, keep=self.view.keep)
+        part = PrunedUnit.of(self.unit.variants[variant], sequence, at, keep=self.view.keep)
         tree, bounds = part.tree(goal.objective, shares, rest), None
         if not goal.objective.is_sum:
-            with contextlib.suppress(TooLarge):
-                sums = around(shares, goal.time, goal.prices[1:].tolist())
-                part, bounds = narrowed(part, tree, sums, goal.limit, rest)
+            with contextlib.suppress(TablesTooLarge):
+                sums = sums_around(shares, goal.time, goal.prices[1:].tolist())
+                part, bounds = prune_by_limit(part, tree, sums, goal.limit, rest)
                 tree = tree if part.empty else part.tree(goal.objective, shares, rest)
         return part, tree, bounds
 
@@ -179,22 +179,22 @@ class BlockPoints:
         return self.unit.measured(variant, part.named(tree.assignment(index)[0]))
 
 
-class _Alike:
+class _EqualCopies:
     """The points of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
 
-    def __init__(self, copies: Copies, s: int) -> None:
+    def __init__(self, copies: RunPoints, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between()
         chain, limit = copies.chain, copies.goal.limit
         # All copies run alike, so an excess counts once a copy: with the limit 22, the margin 20 and 4 copies, one may exceed by 0.5.
         margin = limit - (limit - copies.margin[s]) / chain.count
-        self.links = _places(chain)
-        self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, margin))
+        self.links = _matrix_entries(chain)
+        self.block = copies.one(chain, copies.goal, s, _in_block_states(chain, self.links, margin))
 
     def carry(self) -> FormingPoints:
         """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.points
         between = self.between * (count - 1)
-        state, index = _spread(link.at(self.links.diagonal()), np.arange(n))
+        state, index = _points_by_entry(link.at(self.links.diagonal()), np.arange(n))
         return FormingPoints(
             self.s * n * n + state * n + state,
             link.cost[index] * count + between[state],
@@ -207,24 +207,24 @@ class _Alike:
         return [self.block.copy(point)] * self.count
 
 
-def _places(chain: Chain) -> Ints:
+def _matrix_entries(chain: Chain) -> Ints:
     """[state k, state l]: the entry (flat) of the block's own table that leads from k to l, or -1. k and l are states of the tensor
     that links copies."""
     c, axes = chain.compiled, chain.axes
     shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
-    wide = as_matrix(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
+    wide = in_chain_states(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
     return np.where(np.isfinite(wide), wide, -1.0).astype(np.int64)
 
 
-def _own(chain: Chain, links: Ints, table: Floats) -> Floats:
-    """A table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_places` returned."""
+def _in_block_states(chain: Chain, links: Ints, table: Floats) -> Floats:
+    """A table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_matrix_entries` returned."""
     c, axes = chain.compiled, chain.axes
     found = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
     found.reshape(-1)[links[links >= 0]] = table[links >= 0]
     return found
 
 
-class _Line:
+class _DifferingCopies:
     """The points of a run in one shared state, if its copies may differ.
 
     Points of 2^j copies [k, l], from state k of the linking tensor to state l, are made of two points of 2^(j-1) copies. The run
@@ -233,13 +233,13 @@ class _Line:
     part may stand (`outer`). When the run is put together, the place is known, and so is the rest (`ahead`).
     """
 
-    def __init__(self, copies: Copies, s: int) -> None:
+    def __init__(self, copies: RunPoints, s: int) -> None:
         self.s, self.goal, self.kept = s, copies.goal, copies.between()
         self.chain = chain = copies.chain
         self.powers = [chain.matrix(s)]
         # powers[j] [k, l] costs 2^j copies with the tensors between them:  powers[j + 1] = (powers[j] + between) ⊗ powers[j]
         while 2 ** len(self.powers) <= chain.count:
-            self.powers.append(_product(self.powers[-1] + chain.between, self.powers[-1]))
+            self.powers.append(_min_plus(self.powers[-1] + chain.between, self.powers[-1]))
         self.n = len(self.powers[0])
         margin = copies.margin[s]
         within = margin <= self.goal.limit
@@ -247,8 +247,10 @@ class _Line:
         # whole cost through (entry, exit) = cost of the run + `outside`
         outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
         self.behind, self.ahead = self._behind(), self._ahead(outside)
-        self.links = _places(chain)
-        self.block = copies.one(chain, copies.goal, s, _own(chain, self.links, self.powers[0] + self.outer(0)))
+        self.links = _matrix_entries(chain)
+        self.block = copies.one(
+            chain, copies.goal, s, _in_block_states(chain, self.links, self.powers[0] + self.outer(0))
+        )
         self.halves: list[list[Ints]] = [[]]
         self.steps: list[tuple[int, list[Ints]]] = []
 
@@ -259,7 +261,7 @@ class _Line:
         for j, cost in enumerate(self.powers):
             m = 2**j
             # Copies 0 to 4 are copy 0 and then four: found[1 + 4] = found[1] ⊗ (powers[2] + between). So all p need log2(count) products.
-            found[m : 2 * m] = _product(found[: min(m, len(found) - m)], cost + self.chain.between)
+            found[m : 2 * m] = _min_plus(found[: min(m, len(found) - m)], cost + self.chain.between)
         return found
 
     def _ahead(self, outside: Floats) -> Floats:
@@ -268,7 +270,7 @@ class _Line:
         found[0] = outside  # first by the number of copies that are left
         for j, cost in enumerate(self.powers):
             m = 2**j
-            found[m : 2 * m] = _product(found[: min(m, len(found) - m)], (self.chain.between[:, None] + cost).T)
+            found[m : 2 * m] = _min_plus(found[: min(m, len(found) - m)], (self.chain.between[:, None] + cost).T)
         return np.concatenate([np.full((1, *outside.shape), np.inf), found[::-1]])
 
     def outer(self, j: int) -> Floats:
@@ -278,7 +280,7 @@ class _Line:
         places = np.arange(0, self.chain.count // m * m, m)
         least = np.full((self.n, self.n), np.inf)
         before, after = self.behind[places].reshape(-1, self.n), self.ahead[places + m].reshape(-1, self.n)
-        size = max(1, CHUNK // self.n**2)
+        size = max(1, NUMBERS_PER_CHUNK // self.n**2)
         for i in range(0, len(before), size):
             least = np.minimum(least, (before[i : i + size, :, None] + after[i : i + size, None, :]).min(axis=0))
         return least
@@ -286,12 +288,12 @@ class _Line:
     def carry(self) -> FormingPoints:
         """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         # long parts may stand in several places, which weakens `outer`: so there are up to 2^STEPS parts; a sample takes few
-        top = max(0, len(self.powers) - (1 if self.goal.few else STEPS))
+        top = max(0, len(self.powers) - (1 if self.goal.few else MAX_LONGEST_PARTS_LOG2))
         parts = [self.block.points.at(self.links.ravel())]
         for j in range(top):
             parts.append(self._doubled(parts[j], j))
         done = 2**top
-        found = _from(parts[top], self.entries, self.n)
+        found = _points_from(parts[top], self.entries, self.n)
         found = found.take(found.cost @ self.goal.prices + self.ahead[done].ravel()[found.row] <= self.goal.limit)
         self.steps = [(top, found.parts)]
         for j in [top] * (self.chain.count // done - 1) + [
@@ -306,12 +308,12 @@ class _Line:
 
     def _doubled(self, half: Points, j: int) -> Points:
         """The points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
-        first = _from(half, np.arange(self.n), self.n)
+        first = _points_from(half, np.arange(self.n), self.n)
         found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
         # The way back: `parts` names rows of `first`, and these name points of `half`.
         found.parts[0] = first.parts[0][found.parts[0]]
         found.excess = found.cost @ self.goal.prices - self.powers[j + 1].ravel()[found.row]
-        points, found = collect(found, found.row, self.n**2, self.goal.pruning)
+        points, found = group_points(found, found.row, self.n**2, self.goal.pruning)
         self.halves.append(found.parts)
         return points
 
@@ -332,7 +334,7 @@ class _Line:
         # Row (a, k) becomes row (a, i) for each state i to which the copies may lead: only the last digit of the row changes.
         step = FormingPoints(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
         pruning = replace(pruning, few=0) if done == self.chain.count else pruning
-        step = join(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
+        step = combine_points(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
         step.excess[:] = 0.0
         return step
 
@@ -354,23 +356,23 @@ class _Line:
         return self._points_of(j - 1, first) + self._points_of(j - 1, second)
 
 
-def _product(a: Floats, b: Floats) -> Floats:
+def _min_plus(a: Floats, b: Floats) -> Floats:
     """The (min, +) product [..., l]: min over k of a[..., k] + b[k, l]."""
     flat = a.reshape(-1, len(b))
     found = np.empty((len(flat), b.shape[1]))
-    size = max(1, CHUNK // b.size)
+    size = max(1, NUMBERS_PER_CHUNK // b.size)
     for i in range(0, len(flat), size):
         found[i : i + size] = (flat[i : i + size, None, :] + b.T[None]).min(axis=2)
     return found.reshape(*a.shape[:-1], b.shape[1])
 
 
-def _from(points: Points, starts: Ints, n: int) -> FormingPoints:
+def _points_from(points: Points, starts: Ints, n: int) -> FormingPoints:
     """The points by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
-    row, index = _spread(points, (starts[:, None] * n + np.arange(n)).ravel())
+    row, index = _points_by_entry(points, (starts[:, None] * n + np.arange(n)).ravel())
     return FormingPoints(row, points.cost[index], np.zeros(len(index)), [index])
 
 
-def _spread(points: Points, entries: Ints) -> tuple[Ints, Ints]:
+def _points_by_entry(points: Points, entries: Ints) -> tuple[Ints, Ints]:
     """All points of `entries`: the number of its entry among these, and its index, for each point."""
     counts = (points.last - points.first)[entries]
     index = np.concatenate([np.arange(points.first[e], points.last[e]) for e in entries]).astype(np.int64)

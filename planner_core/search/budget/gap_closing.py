@@ -26,30 +26,32 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, TooLarge, TooMuch
-from planner_core.search.budget.copy_points import Copies, OneCopy
+from planner_core.search.algebra.pareto_points import PointBudget, TablesTooLarge, TooManyPoints
+from planner_core.search.budget.copy_points import MakeCopyPoints, RunPoints
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import FoldedTables, finish, folded_at
+from planner_core.search.folded_solver import FoldedTables, make_assignment, tables_at
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective
 
-FIRST, WIDER = 64, 4
+FIRST_SHARE, WIDENING = 64, 4
 """If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
-PER_PASS, QUICKLY = 1_500_000, 100_000
+MAX_PART_POINTS, MAX_FIRST_POINTS = 1_500_000, 100_000
 """Points that may be formed for one part of the gap, and for the first attempt at the whole gap."""
-MORE, AT_LEAST = 6, 30_000
+MAX_GROWTH, MIN_PART_POINTS = 6, 30_000
 """A part of the gap may form MORE times the points of the part before, or AT_LEAST; more of them say that the part is too wide."""
-SAMPLES = (16, 48)
+SAMPLE_SIZES = (16, 48)
 """Points of each group in the first sample, and in the second one if a gap is left."""
 MAX_FAILURES = 3
 """After this many parts that held too many points, the rest of the gap is left open."""
 
 
-def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more: Sequence[Table] = ()) -> Found | None:
+def enumerate_points(
+    folded: FoldedTables, goal: Goal, one: MakeCopyPoints | None = None, more: Sequence[Table] = ()
+) -> ModelPoints | None:
     """All points of the whole model that are within the goal's limit and not dominated; None if there are none.
 
-    `folded` is under the goal's objective. `one` is that of `Copies`, `more` that of `Folded.weighed`. Raises
+    `folded` is under the goal's objective. `one` is that of `RunPoints`, `more` that of `Folded.weighed`. Raises
     TooMuch.
     """
     problem = folded.problem
@@ -59,30 +61,30 @@ def front_of(folded: FoldedTables, goal: Goal, one: OneCopy | None = None, more:
         tree = folded.weighed(more)
         if not np.isfinite(tree.root) or tree.root > goal.limit:
             return None
-        copies = [Copies(run, tree, goal, one) for run in folded.runs]
+        copies = [RunPoints(run, tree, goal, one) for run in folded.runs]
         if not sum(c.work_out() for c in copies):
             break
     sets = [(c.names, goal.as_rows(c.points())) for c in copies]
     # A run of 32 copies is one set of points over the top variables that it touches, so the top network carries it like any table.
     points = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
-    return Found(problem, goal.objective, tree, copies, goal.summed(points.cost))
+    return ModelPoints(problem, goal.objective, tree, copies, goal.summed(points.cost))
 
 
 @dataclass
-class Found:
+class ModelPoints:
     """Points of a whole model: `cost` [point, sum], and the way back to the assignment of each point."""
 
     problem: Problem
     objective: Objective
     tree: BucketTree
-    copies: list[Copies]
+    copies: list[RunPoints]
     cost: Floats
 
     def assignment(self, point: int) -> Assignment:
         """The assignment of one point."""
         at, taken = self.tree.assignment(point)
         calls = [one for k, c in enumerate(self.copies) for one in c.copies(taken[k])]
-        return finish(self.problem, self.objective, at, calls)
+        return make_assignment(self.problem, self.objective, at, calls)
 
 
 @dataclass
@@ -102,7 +104,7 @@ class GapClosing:
     work: PointBudget = field(default_factory=PointBudget)
 
     def __post_init__(self) -> None:
-        self.folded = folded_at(self.problem, self.objective)
+        self.folded = tables_at(self.problem, self.objective)
         found = self.folded.best()  # makes the bounds exact where the best assignments use them
         if found is not None:
             # Lagrange: a plan that fits pays at most price · budget for its memory, so 19 priced seconds are at least 19 - 1 · 8 = 11 s.
@@ -130,41 +132,41 @@ class GapClosing:
             if self.bound >= self.target or self._through(self.target, quick=True) or at_once:
                 return
             # A better incumbent narrows the gap from above, a part that was enumerated narrows it from below.
-            for count in SAMPLES:
+            for count in SAMPLE_SIZES:
                 more = self._look_for_better(count, stop)
                 self._widen(stop)
                 if not more:
                     return
-        except TooLarge:
+        except TablesTooLarge:
             return
 
     def _widen(self, stop: Callable[[], bool]) -> None:
         """Enumerate parts of the gap that grow, from the bound on. Raises TooLarge."""
         # Invariant: no plan below `self.bound` is better than the incumbent. With the bound 11 and the target 14 the parts end at 11.05,
         # 11.23, 11.98 and 14: each is four times as wide as the one before, until one holds too much.
-        width, failures, narrow, most = (self.target - self.bound) / FIRST, 0, False, PER_PASS
+        width, failures, narrow, most = (self.target - self.bound) / FIRST_SHARE, 0, False, MAX_PART_POINTS
         while self.bound < self.target and failures < MAX_FAILURES and self.work.left >= 0 and not stop():
             before, left = self.target, self.work.left
             if self._through(min(before, self.bound + width), most=most):
                 # Points grow with the width of a part, but not suddenly: a part with six times the points of the one before is too wide.
-                most = min(PER_PASS, max(AT_LEAST, MORE * (left - self.work.left)))
+                most = min(MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (left - self.work.left)))
                 # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
-                width *= 1 if narrow else WIDER
+                width *= 1 if narrow else WIDENING
                 if self.target < before:
-                    width = min(width, (self.target - self.bound) / WIDER)
+                    width = min(width, (self.target - self.bound) / WIDENING)
             else:
-                failures += most == PER_PASS
+                failures += most == MAX_PART_POINTS
                 narrow = True
-                width /= WIDER
+                width /= WIDENING
 
-    def _through(self, limit: float, quick: bool = False, most: int = PER_PASS) -> bool:
+    def _through(self, limit: float, quick: bool = False, most: int = MAX_PART_POINTS) -> bool:
         """Enumerate all within `limit`, which then is the bound. Returns False if there is too much, which is more than `most` points.
         Raises TooLarge."""
         try:
             self._consider(self._within(limit, quick=quick, most=most))
-        except TooLarge:
+        except TablesTooLarge:
             raise
-        except TooMuch:
+        except TooManyPoints:
             return False
         self.bound = limit
         return True
@@ -178,22 +180,22 @@ class GapClosing:
 
         Returns False if even the first part holds too much. Raises TooLarge.
         """
-        first = width = (self.target - self.bound) / FIRST
+        first = width = (self.target - self.bound) / FIRST_SHARE
         while 0 < width <= self.target - self.bound and not stop():
             try:
                 self._consider(self._within(self.bound + width, count))
-            except TooLarge:
+            except TablesTooLarge:
                 raise
-            except TooMuch:
+            except TooManyPoints:
                 return width > first
-            width *= WIDER
+            width *= WIDENING
         return True
 
     def _goal(self, ends: int, limit: float, few: int, quick: bool, most: int) -> Goal:
         """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
         # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
-        most = min(QUICKLY if quick else most, self.work.left)
+        most = min(MAX_FIRST_POINTS if quick else most, self.work.left)
         # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
         return Goal(self.objective, self._ends[:ends], within, steps, few, quick, PointBudget(most))
@@ -204,7 +206,9 @@ class GapClosing:
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
-    def _within(self, limit: float, few: int = 0, quick: bool = False, most: int = PER_PASS) -> Assignment | None:
+    def _within(
+        self, limit: float, few: int = 0, quick: bool = False, most: int = MAX_PART_POINTS
+    ) -> Assignment | None:
         """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
 
         `few`: look at a sample only.
@@ -213,7 +217,7 @@ class GapClosing:
             goal = self._goal(count, limit, few, quick, most)
             given = goal.work.left
             try:
-                found = front_of(self.folded, goal)
+                found = enumerate_points(self.folded, goal)
             finally:
                 self.work.left -= given - goal.work.left
             if found is None:

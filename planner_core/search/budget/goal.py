@@ -12,7 +12,7 @@ from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import MAX_POINTS, PointBudget, Points, Pruning
 from planner_core.search.network.factors import Factor
 from planner_core.search.objective import Objective
-from planner_core.search.units.tables import vectors
+from planner_core.search.units.tables import sum_tables
 from planner_core.search.units.unit_points import TimeSums
 
 FEW_POINTS = 20_000
@@ -67,7 +67,7 @@ class Goal:
         """Tables [row, entry of their variables]: the rows of each factor."""
         memory = np.zeros((len(self.ends), NUM_COMPONENTS))
         memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
-        return vectors(factors, np.concatenate([self.time.sums, memory]))
+        return sum_tables(factors, np.concatenate([self.time.sums, memory]))
 
     def summed(self, rows: Floats) -> Floats:
         """[point, sum]: the sums of points whose rows are `rows` [point, row]."""

@@ -33,28 +33,28 @@ from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Answer, Assignment, SearchCache
 from planner_core.search.objective import TIE
 
-WALKS = 6
+MAX_SUM_BUDGETS = 6
 """Budgets of the sum that are tried."""
 FIRST_BUDGET_FACTOR = 1.05
 """The first budget of the sum, as a multiple of the GPU's. In the worst case seen the sum is above the peak by about as much."""
-FAR = 1.25
+MAX_SIMULATED_FACTOR = 1.25
 """If the sum is above this multiple of the budget, memory is not simulated. The peak was never seen below 0.9 of the sum."""
-OPEN_WORK = 100_000
+MAX_UNPROVABLE_POINTS = 100_000
 """Points that are formed where the answer cannot be proven: some assignment of a sum within the budget is better, but its peak is not
 within. They only look for a better answer."""
-NEAR_LEAST = 1e-8
+NEAR_LEAST_PRICE = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
-PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
+SMALL_SUM_PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
 """Seconds per byte at which assignments of small sums are looked for, if that of the least sum does not fit."""
-CLOSE = 4e-3
+BUDGET_TOLERANCE = 4e-3
 """Two budgets that differ by less than this share count as equal."""
 
 
-def walked(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
+def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
     """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead:
     it is quicker, and tells as much."""
     held = memory_bytes(assignment)
-    if held > FAR * budget:
+    if held > MAX_SIMULATED_FACTOR * budget:
         return held
     if assignment.peak is None:
         assignment.peak = peak_memory(make_block_plans(problem, assignment), graph, problem.model, problem.cache.walks)[
@@ -67,17 +67,17 @@ def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
     """Whether no assignment of a problem fits into `budget` bytes per GPU, as far as sums that no assignment is below say so."""
     # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
     # counts tensors of which the walk may free some.
-    return bool(problem.least_at_ends[1] > budget) or problem.least_bytes > FAR * budget
+    return bool(problem.least_at_ends[1] > budget) or problem.least_bytes > MAX_SIMULATED_FACTOR * budget
 
 
 def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
     """If even the least memory is far too much: the answer that nothing fits, with an assignment of nearly the least memory. Else
     None. `rough`: the answer of a search without proof."""
     if not exceeds_budget_by_far(problem, budget) and (
-        rough is None or rough.assignment or rough.least_memory <= FAR * budget
+        rough is None or rough.assignment or rough.least_memory <= MAX_SIMULATED_FACTOR * budget
     ):
         return None
-    near = _near_least(with_smallest_variants(problem), objective)
+    near = _solve_near_least_memory(with_smallest_variants(problem), objective)
     if near is None:
         return None
     return Answer(None, float("inf"), float("inf"), memory_bytes(near), smallest=near)
@@ -91,15 +91,15 @@ def with_smallest_variants(problem: Problem) -> Problem:
     return replace(problem, blocks=blocks, cache=cache)
 
 
-def _near_least(problem: Problem, objective: str) -> Assignment | None:
+def _solve_near_least_memory(problem: Problem, objective: str) -> Assignment | None:
     """An assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
-    return solve_folded(problem, replace(make_objective(problem, objective).priced(NEAR_LEAST, 0.0), exact=False))
+    return solve_folded(problem, replace(make_objective(problem, objective).priced(NEAR_LEAST_PRICE, 0.0), exact=False))
 
 
 def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
     """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
     found = search_roughly(problem, objective)
-    return found is not None and walked(problem, graph, found, budget) <= budget
+    return found is not None and simulated_peak(problem, graph, found, budget) <= budget
 
 
 def fit_simulated_memory(
@@ -125,14 +125,14 @@ def fit_simulated_memory(
     known = problem.cache.infeasible.get((objective, budget))
     if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
         return known
-    answer = infeasible_answer(problem, None, budget, objective) or _fit(
+    answer = infeasible_answer(problem, None, budget, objective) or _search_and_simulate(
         problem,
         graph,
         budget,
         objective,
         abandon_above,
         stop,
-        work or PointBudget(WALKS * MAX_PROOF_POINTS),
+        work or PointBudget(MAX_SUM_BUDGETS * MAX_PROOF_POINTS),
         prove,
         prices,
         good_enough,
@@ -142,7 +142,7 @@ def fit_simulated_memory(
     return answer
 
 
-def _fit(
+def _search_and_simulate(
     problem: Problem,
     graph: Graph,
     budget: float,
@@ -155,22 +155,22 @@ def _fit(
     good_enough: float,
 ) -> Answer:
     fast = search_roughly(problem, objective)
-    if fast is None or fast.bound > abandon_above or walked(problem, graph, fast, budget) <= budget:
+    if fast is None or fast.bound > abandon_above or simulated_peak(problem, graph, fast, budget) <= budget:
         free = search_within_budget(problem, objective=objective, abandon_above=abandon_above)
         fast = free.assignment
-        if fast is None or free.value > abandon_above or walked(problem, graph, fast, budget) <= budget:
+        if fast is None or free.value > abandon_above or simulated_peak(problem, graph, fast, budget) <= budget:
             return free
-    aim, found = _aimed(problem, graph, budget, objective, abandon_above, fast, stop, work, prices)
+    aim, found = _match_budget(problem, graph, budget, objective, abandon_above, fast, stop, work, prices)
     if found.assignment is None or not prove:
         return found
     if aim.least_within < found.value * (1 - TIE):
-        aim.most = min(aim.most, OPEN_WORK)
+        aim.most = min(aim.most, MAX_UNPROVABLE_POINTS)
     aim.good_enough = good_enough
     proven = aim.near(aim.hit, memory_bytes(fast), prove=True)
     return found if proven.assignment is None and proven.smallest is not None else proven
 
 
-def _aimed(
+def _match_budget(
     problem: Problem,
     graph: Graph,
     budget: float,
@@ -180,13 +180,13 @@ def _aimed(
     stop: Callable[[], bool],
     work: PointBudget,
     prices: tuple[float, float],
-) -> tuple[_Aim, Answer]:
+) -> tuple[_BudgetMatch, Answer]:
     """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
     no sooner found that, it is known."""
     before, answer = problem.cache.budget_match.get((objective, budget), (None, None))
-    if isinstance(before, _Aim) and answer is not None and before.abandon_above >= abandon_above:
+    if isinstance(before, _BudgetMatch) and answer is not None and before.abandon_above >= abandon_above:
         return replace(before, abandon_above=abandon_above, stop=stop, work=work), answer
-    aim = _Aim(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
+    aim = _BudgetMatch(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
     aim.simulated(fast)
     small = find_least_memory(problem, objective)
     if small is not None and memory_bytes(small) > budget:
@@ -203,7 +203,7 @@ def _aimed(
 
 
 @dataclass
-class _Aim:
+class _BudgetMatch:
     """The searches for one budget of the GPU.
 
     `work`: the points that all may form together, and `most` those that each may. `hit`: the budget of the sum that gave the best
@@ -230,7 +230,7 @@ class _Aim:
         """The best answer whose simulated peak fits. Budgets of the sum between 0 and `high` are tried, first `at`."""
         best: Answer | None = None
         low = 0.0
-        for _ in range(WALKS):
+        for _ in range(MAX_SUM_BUDGETS):
             answer = self._within(at, prove)
             if answer.assignment is None or answer.bound > self.abandon_above:
                 break
@@ -254,7 +254,11 @@ class _Aim:
                 low = max(at, held)
             at = held + self.budget - peak  # as if peak and sum differed as much there
             done = prove and best is not None and not self.most  # no other budget can be proven
-            if done or high - low < CLOSE * high or (peak <= self.budget and at < low * (1 + CLOSE)):
+            if (
+                done
+                or high - low < BUDGET_TOLERANCE * high
+                or (peak <= self.budget and at < low * (1 + BUDGET_TOLERANCE))
+            ):
                 break
             if not low < at < high:
                 at = (low + high) / 2
@@ -266,7 +270,7 @@ class _Aim:
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
         nothing_fits = least_sum > self.budget  # then only the least peak is asked for
-        prices = PRICES[:1] if nothing_fits else PRICES
+        prices = SMALL_SUM_PRICES[:1] if nothing_fits else SMALL_SUM_PRICES
         found = []
         for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
             objective = make_objective(self.problem, self.objective).priced(f * price, b * price)
@@ -281,8 +285,8 @@ class _Aim:
         return replace(answer, assignment=None, least_memory=least, smallest=smallest)
 
     def simulated(self, assignment: Assignment) -> float:
-        """As `walked`; the peak is kept."""
-        peak = walked(self.problem, self.graph, assignment, self.budget)
+        """As `simulated_peak`; the peak is kept."""
+        peak = simulated_peak(self.problem, self.graph, assignment, self.budget)
         self.peaks.append((assignment, peak))
         return peak
 
@@ -303,7 +307,7 @@ class _Aim:
         if work.left < 0:
             self.most = 0
         if answer.assignment is None and answer.smallest is not None:
-            near = _near_least(self.problem, self.objective)
+            near = _solve_near_least_memory(self.problem, self.objective)
             if near is not None:
                 return replace(answer, assignment=near, value=near.seconds)
         return answer

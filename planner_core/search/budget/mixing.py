@@ -20,34 +20,36 @@ from functools import partial
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component
-from planner_core.search.algebra.bucket_tree import collect
-from planner_core.search.algebra.distinct import distinct
+from planner_core.search.algebra.bucket_tree import group_points
+from planner_core.search.algebra.distinct import sorted_distinct
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointBudget, Points, TooMuch
-from planner_core.search.budget.gap_closing import front_of
+from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointBudget, Points, TooManyPoints
+from planner_core.search.budget.gap_closing import enumerate_points
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import FoldedTables, revalued
+from planner_core.search.folded_solver import FoldedTables, with_objective
 from planner_core.search.network.search_cache import Assignment, Copy
-from planner_core.search.objective import EVEN, TIE
+from planner_core.search.objective import EVEN_SHARES, TIE
 from planner_core.search.repeated_block import Chain
 from planner_core.search.units.unit import UnitCost, View
 
-MOST_WAYS = 16
+MAX_ENTRIES = 16
 """Entries of a view at which the best way of a variant is taken."""
-FEW = 12
+SAMPLE_SIZE = 12
 """Points of each group that are kept."""
-WORK = 100_000
+MAX_POINTS = 100_000
 """Points that may be formed."""
 
 
-class KnownWays:
+class KnownCopyPoints:
     """The points of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_points.BlockPoints`."""
 
     def __init__(self, known: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         unit, view = chain.unit, chain.view(s)
         bound = unit.bound(view)
-        used = dict(_used(known[chain.run.block], unit, view, bound.shape))
-        ways = used | dict(_best(unit, view, margin, goal.limit, _crossed(set(used.values()), bound.shape)))
+        used = dict(_known_entries(known[chain.run.block], unit, view, bound.shape))
+        ways = used | dict(
+            _best_copies(unit, view, margin, goal.limit, _crossed_entries(set(used.values()), bound.shape))
+        )
         self.ways = list(ways)
         entry = np.array(list(ways.values()), dtype=np.int64)
         totals = np.array([c.totals for c in self.ways]).reshape(len(entry), NUM_COMPONENTS)
@@ -56,14 +58,16 @@ class KnownWays:
         found = found.take(found.excess + margin.ravel()[entry] <= goal.limit)
         found = found.take(np.argsort(found.row, kind="stable"))
         self.points: Points
-        self.points, self.chosen = collect(found, found.row, bound.size, goal.pruning)
+        self.points, self.chosen = group_points(found, found.row, bound.size, goal.pruning)
 
     def copy(self, point: int) -> Copy:
         """How the copy runs in one point."""
         return self.ways[int(self.chosen.parts[0][point])]
 
 
-def mixed(folded: FoldedTables, best: Assignment, budget: float, known: Sequence[Assignment]) -> Assignment | None:
+def mix_solutions(
+    folded: FoldedTables, best: Assignment, budget: float, known: Sequence[Assignment]
+) -> Assignment | None:
     """An assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
 
     `folded` is under an objective with prices of memory; `known` are solutions at other prices.
@@ -75,20 +79,22 @@ def mixed(folded: FoldedTables, best: Assignment, budget: float, known: Sequence
         for call, c in zip(calls, a.copies, strict=True):
             copies.setdefault(call.block, {})[id(c)] = c
     limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
-    goal = Goal(objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), FEW, work=PointBudget(WORK))
+    goal = Goal(
+        objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, work=PointBudget(MAX_POINTS)
+    )
     try:
-        one = partial(KnownWays, {block: list(found.values()) for block, found in copies.items()})
-        found = front_of(folded, goal, one, _only_known(folded, [best, *known]))
-    except TooMuch:
+        one = partial(KnownCopyPoints, {block: list(found.values()) for block, found in copies.items()})
+        found = enumerate_points(folded, goal, one, _forbid_unknown_states(folded, [best, *known]))
+    except TooManyPoints:
         return None
     if found is None or not (within := np.flatnonzero((found.cost[:, 1:] <= budget).all(axis=1))).size:
         return None
     chosen = found.assignment(int(within[found.cost[within, 0].argmin()]))
-    ways = [[w for one in c.ones() if isinstance(one, KnownWays) for w in one.ways] for c in found.copies]
-    return chosen if folded.problem.uniform else filled(folded, chosen, ways, budget)
+    ways = [[w for one in c.ones() if isinstance(one, KnownCopyPoints) for w in one.ways] for c in found.copies]
+    return chosen if folded.problem.uniform else use_free_memory(folded, chosen, ways, budget)
 
 
-def _only_known(folded: FoldedTables, known: Sequence[Assignment]) -> list[Table]:
+def _forbid_unknown_states(folded: FoldedTables, known: Sequence[Assignment]) -> list[Table]:
     """Tables that forbid the states of top variables which no known solution has."""
     alive = folded.problem.top.alive
     tables: list[Table] = []
@@ -100,7 +106,7 @@ def _only_known(folded: FoldedTables, known: Sequence[Assignment]) -> list[Table
     return tables
 
 
-def filled(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
+def use_free_memory(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
     """The assignment with copies exchanged for faster `ways` [run] between the same states, as long as the budget allows it. What
     takes least memory for each second that it saves is exchanged first."""
     objective, ends = folded.objective, [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
@@ -119,10 +125,12 @@ def filled(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], 
                 changed = totals + new.totals - old.totals
                 if copies[i] is old and max(changed[ends]) <= budget:
                     copies[i], totals = new, changed
-    return revalued(replace(a, copies=copies, totals=totals, peak=None), objective)
+    return with_objective(replace(a, copies=copies, totals=totals, peak=None), objective)
 
 
-def _used(known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]) -> Iterator[tuple[Copy, int]]:
+def _known_entries(
+    known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]
+) -> Iterator[tuple[Copy, int]]:
     """The known copies that stand in this view, each with its entry."""
     alive = unit.compiled.alive
     for copy in known:
@@ -133,22 +141,22 @@ def _used(known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, .
             yield copy, int(np.ravel_multi_index(place, shape)) if place else 0
 
 
-def _crossed(entries: set[int], shape: tuple[int, ...]) -> Ints:
+def _crossed_entries(entries: set[int], shape: tuple[int, ...]) -> Ints:
     """The entries that lead from a state in which one of `entries` begins to one in which another ends."""
     known = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
     if len(shape) != 2:
         return known
-    first, last = map(distinct, np.unravel_index(known, shape))
+    first, last = map(sorted_distinct, np.unravel_index(known, shape))
     return np.ravel_multi_index(np.ix_(first, last), shape).ravel()
 
 
-def _best(unit: UnitCost, view: View, margin: Floats, limit: float, entries: Ints) -> Iterator[tuple[Copy, int]]:
+def _best_copies(unit: UnitCost, view: View, margin: Floats, limit: float, entries: Ints) -> Iterator[tuple[Copy, int]]:
     """The best way of each variant at `entries` of a view, as far as it may be within the limit; each with its entry."""
     bound = unit.bound(view)
     rest = (margin - np.where(np.isfinite(bound), bound, 0.0)).ravel()[entries]
     for variant in unit.variants:
         within = unit.by_variant[variant, view].ravel()[entries] + rest <= limit
-        shares = unit.shares.get(variant, [EVEN])[-1]
-        for entry in map(int, entries[within][:MOST_WAYS]):
+        shares = unit.shares.get(variant, [EVEN_SHARES])[-1]
+        for entry in map(int, entries[within][:MAX_ENTRIES]):
             at = tuple(map(int, np.unravel_index(entry, bound.shape)))
             yield unit.best_copy(variant, shares, view, at), entry

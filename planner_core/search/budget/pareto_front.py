@@ -22,12 +22,12 @@ from itertools import pairwise
 import numpy as np
 
 from planner_core.cost import Component
-from planner_core.search.algebra.convex_hull import Point, hull, lower_hull, slope, weighed
+from planner_core.search.algebra.convex_hull import Point, find_hull_corners, lower_hull, slope, weighted_sum
 from planner_core.search.algebra.elimination import Floats
-from planner_core.search.algebra.pareto_points import TooMuch
-from planner_core.search.budget.gap_closing import Found, front_of
+from planner_core.search.algebra.pareto_points import TooManyPoints
+from planner_core.search.budget.gap_closing import ModelPoints, enumerate_points
 from planner_core.search.budget.goal import Goal
-from planner_core.search.folded_solver import FoldedTables, revalued, solve_folded
+from planner_core.search.folded_solver import FoldedTables, solve_folded, with_objective
 from planner_core.search.lagrangian import find_least_memory, make_objective
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment
@@ -37,8 +37,8 @@ FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 ROUNDING = 1e-9
 """The limit is raised by this share, so that rounding errors do not exclude a point that lies on it."""
 MAX_CORNERS = 64
-FEW_CORNERS = 5
-MOST_ENTRIES = 100_000
+MAX_ROUGH_CORNERS = 5
+MAX_RUN_ENTRIES = 100_000
 """Corners are searched while no table of a run, over all that it shares with the rest of the model, has more entries."""
 
 
@@ -71,7 +71,7 @@ def find_pareto_front(
     free = make_objective(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
-    found = _hull(problem, free)
+    found = _hull_corners(problem, free)
     for a in found:
         points.append((a.seconds, float(a.totals[FORWARD]), lambda a=a: a))  # type: ignore[misc]
     for a, b in pairwise(found):
@@ -79,8 +79,8 @@ def find_pareto_front(
             exact = False
             break
         try:
-            part = _between(problem, free, a, b)
-        except TooMuch:
+            part = _points_between(problem, free, a, b)
+        except TooManyPoints:
             part, exact = None, False
         if part is not None:
             points += [(float(c), float(m), lambda f=part, i=i: f.assignment(i)) for i, (c, m) in enumerate(part.cost)]  # type: ignore[misc]
@@ -99,7 +99,7 @@ def find_pareto_front(
     )
 
 
-def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Found | None:
+def _points_between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
     """The points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooMuch."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
@@ -107,20 +107,20 @@ def _between(problem: Problem, free: Objective, a: Assignment, b: Assignment) ->
     folded = FoldedTables(problem, objective)
     folded.best()
     goal = Goal(objective, (FORWARD,), limit, np.array([b.seconds * TIE * 1e-3, 1e-2]))
-    return front_of(folded, goal)
+    return enumerate_points(folded, goal)
 
 
-def _hull(problem: Problem, free: Objective) -> list[Assignment]:
+def _hull_corners(problem: Problem, free: Objective) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
     fast = solve_folded(problem, free)
     small = solve_folded(problem, least_memory_objective(free.step_time, 1.0))
     if fast is None or small is None:
         return []
-    small = revalued(small, free)
-    return hull(fast, small, _point, partial(_below, problem, free), MAX_CORNERS, TIE)
+    small = with_objective(small, free)
+    return find_hull_corners(fast, small, _point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
 
 
-def corners(problem: Problem) -> list[Assignment]:
+def find_corners(problem: Problem) -> list[Assignment]:
     """At most five corners of the lower left hull of (step time, memory), from the fastest to the smallest.
 
     The gaps between the step's time and its bounds stay open, so a corner need not be exact.
@@ -129,10 +129,10 @@ def corners(problem: Problem) -> list[Assignment]:
     fast, small = solve_folded(problem, free), find_least_memory(problem)
     if fast is None or small is None:
         return []
-    return hull(fast, small, _point, partial(_below, problem, free), FEW_CORNERS, TIE)
+    return find_hull_corners(fast, small, _point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE)
 
 
-def _below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
+def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
     """The best assignment at the price of the line through two corners."""
     return solve_folded(problem, free.priced(slope(_point(a), _point(b)), 0.0))
 
@@ -145,18 +145,18 @@ def find_corners_below(problem: Problem, known: Sequence[Point], step: float) ->
     """
     free = replace(make_objective(problem, "time"), exact=False)
     fast = solve_folded(problem, free)
-    if fast is not None and _entries(problem) > MOST_ENTRIES:
+    if fast is not None and _largest_run_table(problem) > MAX_RUN_ENTRIES:
         return [fast]
     if fast is None or not known:
-        return corners(problem)
+        return find_corners(problem)
     for a, b in pairwise(lower_hull([*known, _point(fast)])):
         price = slope(a, b)
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
         # Most problems lie above the hull, and their first bound says so: what is above it need not be solved.
-        found = solve_folded(problem, free.priced(price, 0.0), abandon_above=weighed(a, price))
-        if found is not None and weighed(_point(found), price) < weighed(a, price) * (1 - TIE):
-            return corners(problem)
+        found = solve_folded(problem, free.priced(price, 0.0), abandon_above=weighted_sum(a, price))
+        if found is not None and weighted_sum(_point(found), price) < weighted_sum(a, price) * (1 - TIE):
+            return find_corners(problem)
     return [fast]
 
 
@@ -164,7 +164,7 @@ def _point(a: Assignment) -> Point:
     return a.seconds, float(a.totals[FORWARD])
 
 
-def _entries(problem: Problem) -> float:
+def _largest_run_table(problem: Problem) -> float:
     """The entries of the largest table of a run over the variables of the top block."""
     scopes = [problem.scopes[k] for k in range(len(problem.runs))]
     return max((math.prod(float(problem.top.sizes[v]) for v in scope) for scope in scopes), default=0.0)

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Table, add
+from planner_core.search.algebra.elimination import Table, add_tables
 
-MOST = 20_000
+MAX_TABLE_ENTRIES = 20_000
 """Entries of the largest table that is formed to look at a choice."""
-WIDE = 3
+MAX_NEIGHBOURS = 3
 """Neighbours of a variable whose choice is looked at, at most: with more, the table that remains may be larger than what it replaces."""
 
 
@@ -38,7 +38,7 @@ def without_clear_choices(
     while todo:
         v = next(iter(todo))
         del todo[v]
-        left = _least(v, [held[i] for i in sorted(near[v])], sizes)
+        left = _clear_choice(v, [held[i] for i in sorted(near[v])], sizes)
         if left is None:
             continue
         for i in near.pop(v):
@@ -54,13 +54,13 @@ def without_clear_choices(
     return [*held.values()]
 
 
-def _least(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table | None:
+def _clear_choice(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table | None:
     """The sum of the tables around a variable, at the state that is the least in both sums; None if that is not clear."""
     others = tuple(dict.fromkeys(o for names, _ in tables for o in names if o != v))
     scope = (v, *others)
-    if len(others) > WIDE or math.prod(sizes[o] for o in scope) > MOST:
+    if len(others) > MAX_NEIGHBOURS or math.prod(sizes[o] for o in scope) > MAX_TABLE_ENTRIES:
         return None
-    first, second = add([(("sum", *names), t) for names, t in tables], ("sum", *scope), {**sizes, "sum": 2})
+    first, second = add_tables([(("sum", *names), t) for names, t in tables], ("sum", *scope), {**sizes, "sum": 2})
     least, can = first.min(axis=0), np.isfinite(first)
     held = np.where(can, second, np.inf)
     at_least = np.where(first == least, held, np.inf).min(axis=0)

@@ -17,35 +17,35 @@ from itertools import pairwise
 import numpy as np
 
 from planner_core.cost import CostVector
-from planner_core.search.algebra.convex_hull import hull, slope
+from planner_core.search.algebra.convex_hull import find_hull_corners, slope
 from planner_core.search.algebra.elimination import Floats
-from planner_core.search.algebra.elimination_order import TooWide, order
-from planner_core.search.algebra.pareto_points import TooLarge, TooMuch
-from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit
+from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
+from planner_core.search.algebra.pareto_points import TablesTooLarge, TooManyPoints
+from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit_between
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import CompiledNetwork
-from planner_core.search.units.reduction import Inside, reduced
-from planner_core.search.units.unit import Solver, total
+from planner_core.search.units.reduction import ReducedVariant, eliminate_inside
+from planner_core.search.units.unit import VariantSolver, sum_factors
 
 MAX_CORNERS = 40
 
-Way = tuple[tuple[int, ...], float, float]
+BlockChoice = tuple[tuple[int, ...], float, float]
 """A way to run a block: the state of each variable that was asked for (numbered as in `alive`), the seconds of communication, and
 the bytes per GPU."""
 
 
-def generate(compiled: CompiledNetwork, names: Sequence[str]) -> list[Way]:
+def generate_front(compiled: CompiledNetwork, names: Sequence[str]) -> list[BlockChoice]:
     """The Pareto front of communication and memory over all ways to run a block, of each of which the states of `names` are told.
     Some dominated ways may be there too."""
-    block = _Block(compiled, names)
+    block = _FrontOfBlock(compiled, names)
     found = block.hull()
     for left, right in pairwise(tuple(found)):
-        with contextlib.suppress(TooMuch):
+        with contextlib.suppress(TooManyPoints):
             found += block.between(left, right)
     return found
 
 
-def tied(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
+def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
     """The block whose variable `last` is in the state of `first`, and has no variable of its own."""
     both = np.intersect1d(compiled.alive[first], compiled.alive[last])
     pick = {v: np.searchsorted(compiled.alive[v], both) for v in (first, last)}
@@ -62,56 +62,58 @@ def tied(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
 
     alive = {v: both if v == first else states for v, states in compiled.alive.items() if v != last}
     found = CompiledNetwork(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
-    found.sequence = order(found.sizes, [f.vars for f in found.factors], ())
+    found.sequence = choose_elimination_order(found.sizes, [f.vars for f in found.factors], ())
     return found
 
 
-class _Block:
+class _FrontOfBlock:
     """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `whole` block."""
 
     def __init__(self, compiled: CompiledNetwork, names: Sequence[str]) -> None:
         self.compiled, self.names = compiled, names
         self.whole: TwoSums | None = None
-        self.parts: dict[tuple[Way, Way], TwoSums] = {}
+        self.parts: dict[tuple[BlockChoice, BlockChoice], TwoSums] = {}
 
-    def best(self, comm: float, memory: float) -> Way | None:
+    def best(self, comm: float, memory: float) -> BlockChoice | None:
         """The way that minimises `comm` · communication + `memory` · memory; None if none runs."""
         weights = CostVector(communication=comm, after_forward=memory).array()
-        solved = Solver(self.compiled, Inside(reduced([self.compiled], weights), 0)).over((), {})
+        solved = VariantSolver(self.compiled, ReducedVariant(eliminate_inside([self.compiled], weights), 0)).over(
+            (), {}
+        )
         if not np.isfinite(solved.table):
             return None
         state = solved.assignment({})
-        totals = total(self.compiled.factors, state)
+        totals = sum_factors(self.compiled.factors, state)
         return self._way(state, totals[SUMS])
 
-    def _way(self, state: Mapping[str, int], sums: Floats) -> Way:
+    def _way(self, state: Mapping[str, int], sums: Floats) -> BlockChoice:
         return tuple(state[n] for n in self.names), float(sums[0]), float(sums[1])
 
-    def hull(self) -> list[Way]:
+    def hull(self) -> list[BlockChoice]:
         """Corners of the lower hull, by rising communication."""
         fast, small = self.best(1.0, 1e-22), self.best(1e-12, 1.0)
         if fast is None or small is None:
             return []
         with contextlib.suppress(TooWide):
             self.whole = self.parts[fast, small] = TwoSums.of(self.compiled, self.names)
-        return hull(fast, small, lambda way: way[1:], self._below, MAX_CORNERS, TIE)
+        return find_hull_corners(fast, small, lambda way: way[1:], self._below, MAX_CORNERS, TIE)
 
-    def _below(self, left: Way, right: Way) -> Way | None:
+    def _below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
         """The best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
         ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.whole)
         price = slope(*ends)
         try:
             tree = part.tree(price) if part else None
-        except TooLarge:
+        except TablesTooLarge:
             tree = None
         if part is None or tree is None:
             return self.best(1.0, price)
         found = self._way(*part.best(tree))
-        fewer = part.between(tree, limit(*ends) * (1 + TIE))
+        fewer = part.between(tree, limit_between(*ends) * (1 + TIE))
         self.parts |= {(left, right): fewer, (left, found): fewer, (found, right): fewer}
         return found
 
-    def between(self, left: Way, right: Way) -> list[Way]:
+    def between(self, left: BlockChoice, right: BlockChoice) -> list[BlockChoice]:
         """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooMuch."""
         if (left, right) not in self.parts:
             self._below(left, right)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from planner_core.core import Block, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.ops import BlockStrategies, CoarseBlock
-from planner_core.search.algebra.elimination_order import order
-from planner_core.search.candidates.generate import generate, tied
+from planner_core.search.algebra.elimination_order import choose_elimination_order
+from planner_core.search.candidates.generate import generate_front, tie_variables
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import tensor_name
 from planner_core.search.network.folded import CompiledNetwork, Restriction, boundary_variables, compile_network
@@ -98,7 +98,7 @@ def score_candidates(
 ) -> Candidates | None:
     """Score a block's candidates on the last axis of a mesh; None if it has none.
 
-    `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate`).
+    `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate_front`).
     """
     block = coarse.block
     weights = weight_matrices(block)
@@ -112,21 +112,21 @@ def score_candidates(
         return None
     names = tuple(block.values[w].name for w in weights)
     if 3 ** len(weights) > MAX_CANDIDATES:
-        return _generated(compiled, block, weights, model.sizes[-1], repeats)
-    comm, memory = _tables(compiled, block, weights)
+        return _generated_candidates(compiled, block, weights, model.sizes[-1], repeats)
+    comm, memory = _score_tables(compiled, block, weights)
     grid = np.indices((3,) * len(weights), dtype=np.int8).reshape(len(weights), -1).T
     comm, memory = comm.ravel(), memory.ravel()
     return Candidates(block.name, names, grid, comm, memory, undominated_pairs(comm, memory), model.sizes[-1], repeats)
 
 
-def _generated(
+def _generated_candidates(
     compiled: CompiledNetwork, block: Block, weights: list[int], size: int, repeats: int
 ) -> Candidates | None:
     """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
-    kinds = {n: _kinds(compiled, n) for n in names}
-    ends = _stream(block)
-    ways = generate(tied(compiled, *ends) if ends else compiled, names)
+    kinds = {n: _placement_kinds(compiled, n) for n in names}
+    ends = _residual_stream(block)
+    ways = generate_front(tie_variables(compiled, *ends) if ends else compiled, names)
     found = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in ways]
     if not found:
         return None
@@ -145,10 +145,10 @@ def _generated(
     )
 
 
-def _kinds(compiled: CompiledNetwork, name: str) -> list[int]:
+def _placement_kinds(compiled: CompiledNetwork, name: str) -> list[int]:
     """[state]: 0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
     states = compiled.net.tensors[name]
-    return [_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
+    return [_placement_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
 def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
@@ -164,26 +164,26 @@ def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
     return front
 
 
-def _tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
+def _score_tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
     """Two tables [3, ..., 3]: the least communication of each candidate over all states of the residual stream, and the memory of
     that choice."""
     names = [tensor_name(w) for w in weights]
-    factors = _with_choices(compiled, names)
-    ends = _stream(block)
+    factors = _tables_by_choice(compiled, names)
+    ends = _residual_stream(block)
     best_c = np.full((3,) * len(names), np.inf)
     best_m = np.full_like(best_c, np.inf)
     states = range(compiled.net.sizes[ends[0]]) if ends else range(1)
     for s in states:
-        fixed = _fix(compiled, factors, ends, s)
+        fixed = _fix_stream(compiled, factors, ends, s)
         if fixed is None:
             continue
-        c, m = _eliminate_carrying(fixed, names)
+        c, m = _eliminate_carrying_memory(fixed, names)
         better = (c < best_c) | ((c == best_c) & (m < best_m))
         best_c, best_m = np.where(better, c, best_c), np.where(better, m, best_m)
     return best_c, best_m
 
 
-def _stream(block: Block) -> tuple[str, str] | None:
+def _residual_stream(block: Block) -> tuple[str, str] | None:
     """The variables of the residual stream before and after the block: the first activation input that has an output of its shape
     and dtype, and that output."""
     for i in block.inputs:
@@ -195,7 +195,7 @@ def _stream(block: Block) -> tuple[str, str] | None:
     return None
 
 
-def _with_choices(compiled: CompiledNetwork, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
+def _tables_by_choice(compiled: CompiledNetwork, names: list[str]) -> list[tuple[tuple[str, ...], Floats, Floats]]:
     """Tables (variables, communication, memory) in which each matrix has three states; its other axes are at their best."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
@@ -204,7 +204,7 @@ def _with_choices(compiled: CompiledNetwork, names: list[str]) -> list[tuple[tup
         if not set(f.vars) & set(names)
     ]
     for name, factors in owned.items():
-        kind = _kinds(compiled, name)
+        kind = _placement_kinds(compiled, name)
         total: dict[str, tuple[Floats, Floats]] = {}
         unary = [f for f in factors if len(f.vars) == 1]
         for f in factors:
@@ -218,19 +218,19 @@ def _with_choices(compiled: CompiledNetwork, names: list[str]) -> list[tuple[tup
             for u in unary:
                 cost = cost + np.where(u.allowed, u.cost[Component.COMMUNICATION], np.inf)
                 memory = memory + u.cost[Component.AFTER_FORWARD]
-            total[other] = _by_kind(cost, memory, kind)
+            total[other] = _best_of_each_kind(cost, memory, kind)
             out.append(((other, name), *total[other]))
     return out
 
 
-def _kind(placement: object) -> int:
+def _placement_kind(placement: object) -> int:
     if placement == R:
         return 0
     assert isinstance(placement, Shard)
     return 1 + min(placement.dim, 1)
 
 
-def _by_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Floats]:
+def _best_of_each_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Floats]:
     c = np.full((cost.shape[0], 3), np.inf)
     m = np.zeros_like(c)
     for state, k in enumerate(kind):
@@ -243,7 +243,7 @@ def _by_kind(cost: Floats, memory: Floats, kind: list[int]) -> tuple[Floats, Flo
 Tables = list[tuple[tuple[str, ...], Floats, Floats]]
 
 
-def _fix(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
+def _fix_stream(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
     """The tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
     if ends is None:
         return tables
@@ -260,22 +260,22 @@ def _fix(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str] | None
     return out
 
 
-def _eliminate_carrying(tables: Tables, keep: list[str]) -> tuple[Floats, Floats]:
+def _eliminate_carrying_memory(tables: Tables, keep: list[str]) -> tuple[Floats, Floats]:
     sizes: dict[str, int] = {}
     for names, c, _ in tables:
         sizes.update(zip(names, c.shape, strict=True))
     pool = list(tables)
-    for v in order(sizes, [t[0] for t in tables], keep):
+    for v in choose_elimination_order(sizes, [t[0] for t in tables], keep):
         mine = [t for t in pool if v in t[0]]
         pool = [t for t in pool if v not in t[0]]
         others = tuple(dict.fromkeys(n for t in mine for n in t[0] if n != v))
-        c, m = _sum(mine, (*others, v), sizes)
+        c, m = _add_tables(mine, (*others, v), sizes)
         best = c.argmin(axis=-1)[..., None]
         pool.append((others, np.take_along_axis(c, best, -1)[..., 0], np.take_along_axis(m, best, -1)[..., 0]))
-    return _sum(pool, tuple(keep), sizes)
+    return _add_tables(pool, tuple(keep), sizes)
 
 
-def _sum(tables: Tables, scope: tuple[str, ...], sizes: dict[str, int]) -> tuple[Floats, Floats]:
+def _add_tables(tables: Tables, scope: tuple[str, ...], sizes: dict[str, int]) -> tuple[Floats, Floats]:
     shape = [sizes[n] for n in scope]
     assert prod(shape) < 10**8
     c, m = np.zeros(shape), np.zeros(shape)

@@ -21,11 +21,11 @@ from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.convex_hull import Point, slope
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import Ints, Points, Pruning
 from planner_core.search.candidates.clear_choices import without_clear_choices
 from planner_core.search.network.folded import CompiledNetwork
-from planner_core.search.units.tables import opened
+from planner_core.search.units.tables import drop_fixed_variables
 
 SUMS = [Component.COMMUNICATION, Component.AFTER_FORWARD]
 TIE = 1e-9
@@ -50,12 +50,14 @@ class TwoSums:
         for f in compiled.factors:
             both = f.cost[SUMS]
             both[:, ~f.allowed] = [[np.inf], [0.0]]
-            tables.append(opened(f.vars, both))
+            tables.append(drop_fixed_variables(f.vars, both))
         every = {v: np.arange(n) for v, n in compiled.sizes.items()}
         wide = [v for v, n in compiled.sizes.items() if n > 1]
         found = TwoSums(every, tables, wide, told)._without_clear_choices(wide)
         scopes = [names for names, _ in found.tables]
-        return replace(found, sequence=order({v: len(found.alive[v]) for v in found.sequence}, scopes, ()))
+        return replace(
+            found, sequence=choose_elimination_order({v: len(found.alive[v]) for v in found.sequence}, scopes, ())
+        )
 
     def _without_clear_choices(self, changed: Iterable[str]) -> TwoSums:
         sizes = {v: len(self.alive[v]) for v in self.sequence}
@@ -92,7 +94,9 @@ class TwoSums:
             if least.max() > limit:
                 pick[bucket.name] = np.flatnonzero(least <= limit)
         alive = {v: states[pick[v]] if v in pick else states for v, states in self.alive.items()}
-        tables = [_cut(names, t, pick) if any(v in pick for v in names) else (names, t) for names, t in self.tables]
+        tables = [
+            _select_states(names, t, pick) if any(v in pick for v in names) else (names, t) for names, t in self.tables
+        ]
         left = TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1], self.told)
         met = {v for names, _ in self.tables if any(v in pick for v in names) for v in names}
         return left._without_clear_choices(v for v in left.sequence if v in met)
@@ -103,7 +107,7 @@ class TwoSums:
         price = slope(left, right)
         tree = self.tree(price)
         constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
-        pruning = Pruning(limit(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
+        pruning = Pruning(limit_between(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
         points = tree.carry([t for t in self.tables if t[0]], [], pruning)
         return self._named(tree, points, constant)
 
@@ -115,13 +119,13 @@ class TwoSums:
         return [(state, float(s), float(b)) for state, (s, b) in zip(told, points.cost + constant, strict=True)]
 
 
-def limit(left: Point, right: Point) -> float:
+def limit_between(left: Point, right: Point) -> float:
     """The weighted sum that nothing reaches which takes fewer seconds than `right` and holds fewer bytes than `left`."""
     return right[0] + slope(left, right) * left[1]
 
 
-def _cut(names: tuple[str, ...], table: Floats, pick: Mapping[str, Ints]) -> Table:
+def _select_states(names: tuple[str, ...], table: Floats, pick: Mapping[str, Ints]) -> Table:
     for axis, v in enumerate(names):
         if v in pick:
             table = table.take(pick[v], axis + 1)
-    return opened(names, table)
+    return drop_fixed_variables(names, table)

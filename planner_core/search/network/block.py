@@ -28,24 +28,30 @@ from planner_core.cost import Buckets, Component, CostModel, is_small, weights_a
 from planner_core.cost.communication import Moves, Segments, digit, moves
 from planner_core.cost.memory import viewed
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
-from planner_core.search.network.chunks import least_wait, may_run_in_chunks
-from planner_core.search.network.factors import Factor, Network, NodeRows, costs, tensor_name
+from planner_core.search.network.chunks import least_delay, may_run_in_chunks
+from planner_core.search.network.factors import Factor, GroupRows, Network, tensor_name, zero_costs
 from planner_core.search.network.group_work import BlockCache, GroupWork, UnitOptions
-from planner_core.search.network.parameters import UseTraffic, WeightMoves, storage_cost, use_traffic, working_copy
+from planner_core.search.network.parameters import (
+    UseTraffic,
+    WeightMoves,
+    storage_cost,
+    use_traffic,
+    working_copy_bytes,
+)
 from planner_core.search.network.states import (
     Axes,
     Bools,
     Floats,
     Ints,
     TensorStates,
-    compatible,
+    can_deliver,
+    compatible_operand,
+    compatible_weight,
     joint_all,
     joint_any,
     joint_codes,
     joint_index,
     joint_parts,
-    kept_for,
-    may_deliver,
     parameter_states,
     tensor_states,
 )
@@ -173,7 +179,7 @@ class _Builder:
         if v.kind == "parameter":
             self._shared(partial(self._storage, value), self._of_weight("stored"), value)
             return
-        cost = costs(len(states))
+        cost = zero_costs(len(states))
         if value in self.held:
             cost[Component.AFTER_FORWARD] = states.local_bytes
         elif value in self.saved_inputs and root(self.block, value) not in self.held:
@@ -205,7 +211,7 @@ class _Builder:
             index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
             self.runs.index[number] = index[self._even(s, index)]
         index, name = self.runs.index[number], s.group.name
-        self.net.sizes[name], self.net.nodes[name] = len(index), NodeRows(s, index)
+        self.net.sizes[name], self.net.nodes[name] = len(index), GroupRows(s, index)
         work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader, self.runs)
         self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), work.kind, number)
         for value, uses in self._operands(s).items():
@@ -287,12 +293,12 @@ class _Builder:
     ) -> Factor:
         states = self.net.tensors[tensor_name(value)]
         allowed = np.ones((len(index), len(states)), dtype=bool)
-        cost = costs(len(index), len(states))
+        cost = zero_costs(len(index), len(states))
         local = self._moves(value).local
         base = 2 + len(states.meta.shape)
         for k, i in uses:
             taken = [r[k].inputs[i] for r in s.rows]
-            ok, touch = compatible(taken, states.pairs)
+            ok, touch = compatible_operand(taken, states.pairs)
             forward = joint_codes([digit(p) for p, _ in taken], index, base)
             gradient = joint_codes([digit(g) for _, g in taken], index, base)
             allowed &= joint_all(ok, index, states.index)
@@ -327,11 +333,11 @@ class _Builder:
         there = table.cost[forward[:, None], states.forward[None, :]]
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
         allowed = np.isfinite(there) & np.isfinite(back)
-        allowed &= joint_all(may_deliver(made, states.pairs), index, states.index)
+        allowed &= joint_all(can_deliver(made, states.pairs), index, states.index)
         delay = sent = there
         if may_run_in_chunks(work, where[0], fused=bool(self.segments(value))):
-            delay, sent = least_wait(work, where[0], forward, states, table, there)
-        cost, m = costs(*allowed.shape), self._micro_batches
+            delay, sent = least_delay(work, where[0], forward, states, table, there)
+        cost, m = zero_costs(*allowed.shape), self._micro_batches
         cost[Component.FORWARD] = np.where(allowed, delay, 0.0)
         cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)
         cost[Component.COMMUNICATION] = np.where(allowed, m * (back + (2 if again else 1) * sent), 0.0)
@@ -356,7 +362,7 @@ class _Builder:
         traffic = UseTraffic(none, none, none, none, none)
         for k, i in uses:
             op, taken = s.ops[k], [r[k].inputs[i] for r in s.rows]
-            allowed &= joint_all(kept_for(taken, states.pairs), index, states.index)
+            allowed &= joint_all(compatible_weight(taken, states.pairs), index, states.index)
             again = op.name in self.options.again or (v.grad and value in op.saved)
             one = use_traffic(taken, states, table, index, v.grad, again, self.model)
             gathered |= one.gather > 0
@@ -364,7 +370,7 @@ class _Builder:
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.again) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name)
         if first:
-            beside = np.where(allowed, working_copy(states, v.grad, gathered, self.model), 0.0)
+            beside = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
         cost[Component.AFTER_FORWARD] += np.where(
             allowed, self._gathered_again(s, index, states, value, uses, gathered), 0.0
@@ -396,7 +402,7 @@ class _Builder:
 
     def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, group: str) -> Floats:
         """[component, row, state]: the cost of weight traffic at use. It runs beside compute. At the ends of the units compute waits."""
-        cost, c = costs(*allowed.shape), Component
+        cost, c = zero_costs(*allowed.shape), Component
         before, after = (group in side for side in self.options.ends)
         gather, again, scatter = np.where(allowed, (traffic.gather, traffic.again, traffic.scatter), 0.0)
         cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)

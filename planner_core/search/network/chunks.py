@@ -18,7 +18,7 @@ from planner_core.ops import operator
 from planner_core.search.network.group_work import GroupWork
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
 
-WHOLE, PARTIAL, FIRST_DIM = 0, 1, 2
+REPLICATE, PARTIAL, FIRST_DIM = 0, 1, 2
 """Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Moves`)."""
 
 
@@ -28,7 +28,7 @@ def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
     return work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept
 
 
-def least_wait(
+def least_delay(
     work: GroupWork, k: int, forward: Ints, states: TensorStates, table: Moves, there: Floats
 ) -> tuple[Floats, Floats]:
     """Two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks, whichever is
@@ -39,9 +39,9 @@ def least_wait(
     (value,), model, chunks = work.strategy.ops[k].outputs, work.model, work.model.workload.chunks
     delay, sent = there.copy(), there.copy()
     last = len(states.meta.shape) - 1
-    cut = _divisible(work, k, last, chunks)
+    cut = _divides_evenly(work, k, last, chunks)
     kernel, made = work.kernels(k, chunks)[0] / chunks, work.made_bytes(k, value)
-    for axis, kind, pairs in _sums(forward, states, table, last):
+    for axis, kind, pairs in _reductions(forward, states, table, last):
         row, state = here = np.nonzero(pairs & cut[:, None])
         each = collective_times(kind, made[row] / chunks, model.links[axis])
         waits = chunk_waits(each, kernel[row], chunks, model.contention)
@@ -52,7 +52,7 @@ def least_wait(
     return delay, sent
 
 
-def _divisible(work: GroupWork, k: int, last: int, chunks: int) -> Bools:
+def _divides_evenly(work: GroupWork, k: int, last: int, chunks: int) -> Bools:
     """[row]: whether this GPU's part of the last dim of op k's result can be cut evenly."""
     (value,) = work.strategy.ops[k].outputs
     sharded = np.array([rows[k].outputs[0][0] == Shard(last) for rows in work.strategy.rows])
@@ -60,7 +60,7 @@ def _divisible(work: GroupWork, k: int, last: int, chunks: int) -> Bools:
     return np.asarray(features % chunks == 0)
 
 
-def _sums(forward: Ints, states: TensorStates, table: Moves, last: int) -> Iterator[tuple[int, str, Bools]]:
+def _reductions(forward: Ints, states: TensorStates, table: Moves, last: int) -> Iterator[tuple[int, str, Bools]]:
     """Every axis and collective that sums a result there, and for which [row, state] it is all that there is to do. A result is not
     scattered by its last dim, which is cut already."""
     base, delivered = 2 + len(states.meta.shape), states.forward[None, :]
@@ -69,6 +69,6 @@ def _sums(forward: Ints, states: TensorStates, table: Moves, last: int) -> Itera
         unit = base ** (table.num_axes - 1 - axis)
         summed = direct & (forward // unit % base == PARTIAL)[:, None]
         changed = delivered - forward[:, None]  # in the digit of this axis only, or it is not this axis
-        for digit in (WHOLE, *range(FIRST_DIM, FIRST_DIM + last)):
+        for digit in (REPLICATE, *range(FIRST_DIM, FIRST_DIM + last)):
             pairs = summed & (changed == (digit - PARTIAL) * unit)
-            yield axis, "all_reduce" if digit == WHOLE else "reduce_scatter", pairs
+            yield axis, "all_reduce" if digit == REPLICATE else "reduce_scatter", pairs

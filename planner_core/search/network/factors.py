@@ -40,7 +40,7 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
+class DistinctTables:
     """The tables of some factors, each once. A model that calls one operator twenty times in a row has its table twenty times.
 
     `kinds` [factor] is the number of its table. `costs` [component, entry] and `barrier` [entry] hold all tables side by side, each
@@ -53,7 +53,7 @@ class Distinct:
     starts: tuple[int, ...]
 
 
-def distinct_tables(factors: Sequence[Factor]) -> Distinct:
+def distinct_tables(factors: Sequence[Factor]) -> DistinctTables:
     """The tables of the factors without repetition. The factors become views of them, so that each is held once."""
     known: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
     kinds = tuple(
@@ -66,17 +66,17 @@ def distinct_tables(factors: Sequence[Factor]) -> Distinct:
     barrier = np.concatenate([one[k].barrier.ravel() for k in range(len(known))])
     for f, k in zip(factors, kinds, strict=True):
         f.cost = found[:, starts[k] : starts[k] + f.allowed.size].reshape(f.cost.shape)
-    return Distinct(kinds, found, barrier, starts)
+    return DistinctTables(kinds, found, barrier, starts)
 
 
-def costs(*shape: int) -> Floats:
+def zero_costs(*shape: int) -> Floats:
     """[component, *shape]: a cost of zero for every entry."""
     return np.zeros((NUM_COMPONENTS, *shape))
 
 
 def allow_only(name: str, ok: Bools) -> Factor:
     """A factor that allows a variable only the states in `ok` [state]. It costs nothing."""
-    return Factor((name,), costs(len(ok)), np.asarray(ok, dtype=bool))
+    return Factor((name,), zero_costs(len(ok)), np.asarray(ok, dtype=bool))
 
 
 @dataclass
@@ -91,13 +91,13 @@ class Network:
     sizes: dict[str, int] = field(default_factory=dict)
     factors: list[Factor] = field(default_factory=list)
     tensors: dict[str, TensorStates] = field(default_factory=dict)
-    nodes: dict[str, NodeRows] = field(default_factory=dict)
+    nodes: dict[str, GroupRows] = field(default_factory=dict)
     saved_ports: set[int] = field(default_factory=set)
     keeps_between: bool = False
 
 
 @dataclass
-class NodeRows:
+class GroupRows:
     """The joint rows of a group of operators: `index` [joint row, axis] is the number of the group's row on each axis."""
 
     strategy: GroupStrategy
@@ -109,6 +109,6 @@ def tensor_name(value: int) -> str:
     return f"t{value}"
 
 
-def rows_of(node: NodeRows, r: int) -> list[tuple[Row, ...]]:
+def group_rows(node: GroupRows, r: int) -> list[tuple[Row, ...]]:
     """The group row on every axis of joint row `r`."""
     return [node.strategy.rows[int(i)] for i in node.index[r]]

@@ -24,12 +24,19 @@ from planner_core.core import Block
 from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, run_again
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
-from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import Distinct, Factor, Network, allow_only, distinct_tables, tensor_name
+from planner_core.search.network.factors import (
+    DistinctTables,
+    Factor,
+    Network,
+    allow_only,
+    distinct_tables,
+    tensor_name,
+)
 from planner_core.search.network.group_work import BlockCache, KernelTimes, UnitOptions
-from planner_core.search.network.runs import Run, find_runs, mark_kept_between
+from planner_core.search.network.runs import Run, find_runs, mark_kept_chain_tensors
 from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import Bools, Floats
 
@@ -59,7 +66,7 @@ class CompiledNetwork:
     Variants share it."""
 
     @cached_property
-    def distinct(self) -> Distinct:
+    def distinct(self) -> DistinctTables:
         """The tables of all factors, each once."""
         return distinct_tables(self.factors)
 
@@ -151,8 +158,8 @@ class ModelNetworks:
 
     def without(self, restrict: Restriction | None) -> ModelNetworks:
         """The same networks without the states that `restrict` forbids."""
-        blocks = {n: restricted_variants(n, nets, restrict) for n, nets in self.blocks.items()}
-        return ModelNetworks(self.runs, restricted("", self.top, restrict), blocks)
+        blocks = {n: restrict_variants(n, nets, restrict) for n, nets in self.blocks.items()}
+        return ModelNetworks(self.runs, apply_restriction("", self.top, restrict), blocks)
 
 
 def build_networks(
@@ -185,7 +192,7 @@ def build_networks(
                 given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(given)
             blocks[name][variant] = net
-    entries = mark_kept_between(runs, graph.top, graph.blocks, blocks)
+    entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks)
     saved: set[int] = set()
     for call in graph.calls():
         inner = graph.blocks[call.block]
@@ -201,7 +208,7 @@ def build_networks(
     )
     top_runs = known.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
-    _whole_results(coarse.top.block, top)
+    _require_replicated_results(coarse.top.block, top)
     return ModelNetworks(runs, top, blocks)
 
 
@@ -221,13 +228,15 @@ def build_problem(
     nets = networks or build_networks(coarse, strategies, model)
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, variants in nets.blocks.items():
-        first, *others = restricted_variants(name, variants, restrict).items()
-        like, before = compile_network(first[1], boundary_variables(coarse.graph.blocks[name])), merge(first[1])
+        first, *others = restrict_variants(name, variants, restrict).items()
+        like, before = compile_network(first[1], boundary_variables(coarse.graph.blocks[name])), merge_factors(first[1])
         blocks[name] = {first[0]: like, **{variant: compile_like(like, before, net) for variant, net in others}}
-    return put_together(coarse, strategies, model, nets.runs, restricted("", nets.top, restrict), blocks, uniform)
+    return assemble_problem(
+        coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
+    )
 
 
-def put_together(
+def assemble_problem(
     coarse: CoarseGraph,
     strategies: Mapping[str, BlockStrategies],
     model: CostModel,
@@ -244,18 +253,18 @@ def put_together(
     return replace(problem, top=_compile_top(problem, top, largest))
 
 
-def restricted_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:
+def restrict_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:
     """The networks of all variants of a block without the states that `restrict` forbids. It is asked once: variants have the same
     variables and states."""
     first, net = next(iter(nets.items()))
-    one = restricted(name, net, restrict)
+    one = apply_restriction(name, net, restrict)
     more = one.factors[len(net.factors) :]
     return (
         {v: one if v == first else replace(n, factors=[*n.factors, *more]) for v, n in nets.items()} if more else nets
     )
 
 
-def restricted(name: str, net: Network, restrict: Restriction | None) -> Network:
+def apply_restriction(name: str, net: Network, restrict: Restriction | None) -> Network:
     """The network of a block without the states that `restrict` forbids."""
     if restrict is None:
         return net
@@ -264,7 +273,7 @@ def restricted(name: str, net: Network, restrict: Restriction | None) -> Network
     return own
 
 
-def _whole_results(block: Block, net: Network) -> None:
+def _require_replicated_results(block: Block, net: Network) -> None:
     """Add the constraint that the model's results (the loss) are Replicate."""
     for value in block.outputs:
         name = tensor_name(value)
@@ -289,29 +298,34 @@ def boundary_variables(block: Block) -> tuple[str, ...]:
 
 def compile_network(net: Network, keep: tuple[str, ...]) -> CompiledNetwork:
     """Remove states that no solution uses, merge factors of the same variables, and choose an order. Raises TooWide."""
-    return ordered(prune(net), keep)
+    return with_elimination_order(prune_states(net), keep)
 
 
-def ordered(pruned: CompiledNetwork, keep: tuple[str, ...]) -> CompiledNetwork:
+def with_elimination_order(pruned: CompiledNetwork, keep: tuple[str, ...]) -> CompiledNetwork:
     """The pruned network with the boundary `keep` and an order in which its other variables are eliminated. Raises TooWide."""
     kept = tuple(v for v in keep if v in pruned.alive)
-    return replace(pruned, keep=kept, sequence=order(pruned.sizes, [f.vars for f in pruned.factors], kept), orders={})
+    return replace(
+        pruned,
+        keep=kept,
+        sequence=choose_elimination_order(pruned.sizes, [f.vars for f in pruned.factors], kept),
+        orders={},
+    )
 
 
 def compile_like(first: CompiledNetwork, before: Mapping[tuple[str, ...], Factor], net: Network) -> CompiledNetwork:
     """Compile another variant as the `first` was, whose merged factors are `before`. Variables, states and constraints are the same;
     only costs differ."""
-    merged, factors = merge(net), []
+    merged, factors = merge_factors(net), []
     for known in first.factors:
         f = merged[known.vars]
         if f is before[known.vars]:
             factors.append(known)
             continue
-        factors.append(_picked(f, first.alive))
+        factors.append(_select_states(f, first.alive))
     return replace(first, net=net, factors=factors)
 
 
-def merge(net: Network) -> dict[tuple[str, ...], Factor]:
+def merge_factors(net: Network) -> dict[tuple[str, ...], Factor]:
     """Add up the factors that have the same variables, so that each set of variables has one factor."""
     merged: dict[tuple[str, ...], Factor] = {}
     for f in net.factors:
@@ -320,14 +334,14 @@ def merge(net: Network) -> dict[tuple[str, ...], Factor]:
     return merged
 
 
-def prune(net: Network) -> CompiledNetwork:
+def prune_states(net: Network) -> CompiledNetwork:
     """Remove states that no solution uses (arc consistency), and merge factors of the same variables.
 
     A state is removed if, in one of its factors, it goes with no state of the other variable that is left. A removal may make
     another state impossible, so the factors around a changed variable are looked at again.
     """
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
-    merged = merge(net)
+    merged = merge_factors(net)
     near: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
         for axis, (v, possible) in enumerate(zip(f.vars, f.possible, strict=True)):
@@ -345,10 +359,10 @@ def prune(net: Network) -> CompiledNetwork:
                 alive[other] = fresh
                 todo[other] = None
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
-    return CompiledNetwork(net, (), index, [_picked(f, index) for f in merged.values()], [])
+    return CompiledNetwork(net, (), index, [_select_states(f, index) for f in merged.values()], [])
 
 
-def _picked(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
+def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
     """The factor without states that are not `alive`. It is not the same object, also where all are: a compiled network lays its
     tables side by side."""
     if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
@@ -358,7 +372,7 @@ def _picked(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
     return Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
 
 
-def touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
+def boundary_pairs(problem: Problem, run: Run) -> list[tuple[str, str]]:
     """Pairs (top variable, port of the block) for a run: the inputs of its first call and the outputs of its last call."""
     block, compiled = problem.coarse.graph.blocks[run.block], problem.compiled(run.block)
     outer = [*run.calls[0].inputs, *run.calls[-1].outputs]
@@ -368,15 +382,15 @@ def touched(problem: Problem, run: Run) -> list[tuple[str, str]]:
 
 
 def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(o for o, _ in touched(problem, run)))
+    return tuple(dict.fromkeys(o for o, _ in boundary_pairs(problem, run)))
 
 
-def with_runs(problem: Problem, top: Network) -> Network:
+def restricted_to_runs(problem: Problem, top: Network) -> Network:
     """The top network without the states that its runs of blocks cannot take."""
     factors = list(top.factors)
     for run in problem.runs:
         alive = problem.compiled(run.block).alive
-        for outer, port in touched(problem, run):
+        for outer, port in boundary_pairs(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True
             factors.append(allow_only(outer, ok))
@@ -384,7 +398,7 @@ def with_runs(problem: Problem, top: Network) -> Network:
 
 
 def _compile_top(problem: Problem, top: Network, largest: float | None) -> CompiledNetwork:
-    compiled = replace(prune(with_runs(problem, top)), net=top)  # `net` is the network before pruning
+    compiled = replace(prune_states(restricted_to_runs(problem, top)), net=top)  # `net` is the network before pruning
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
-    compiled.sequence = order(compiled.sizes, scopes, (), largest)
+    compiled.sequence = choose_elimination_order(compiled.sizes, scopes, (), largest)
     return compiled

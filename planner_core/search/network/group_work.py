@@ -17,7 +17,7 @@ from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, computes_again
 from planner_core.ops import GroupStrategy, MemoryPasses, Row, own_bytes, own_kept, splits_kept, whole_bytes
-from planner_core.search.network.factors import Factor, costs
+from planner_core.search.network.factors import Factor, zero_costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
 KernelTimes = dict[tuple[object, ...], tuple[float, float]]
@@ -106,7 +106,7 @@ class GroupWork:
 
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
-        cost = costs(len(self.index))
+        cost = zero_costs(len(self.index))
         kept: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):

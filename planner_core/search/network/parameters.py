@@ -21,7 +21,7 @@ from planner_core.cost.communication import Moves, digit
 from planner_core.cost.compute import accumulated_seconds, copied_seconds, handed_out_seconds, optimizer_seconds
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
-from planner_core.search.network.factors import costs
+from planner_core.search.network.factors import zero_costs
 from planner_core.search.network.states import Floats, Ints, TensorStates, joint_codes, joint_parts
 
 
@@ -42,7 +42,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     item, w = ITEM_BYTES[states.meta.dtype], model.workload
     each = weight_bytes(item, trained, w)
     elements = states.meta.num_bytes / item / states.shares  # [form, state]
-    cost = costs(len(states))
+    cost = zero_costs(len(states))
     held = elements[2] * (each.stored + each.moments)
     # With several micro-batches the sums of gradients stay from one to the next. Otherwise each is reduced during backward.
     sums = w.accumulate > 1
@@ -60,7 +60,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     return cost
 
 
-def working_copy(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
+def working_copy_bytes(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
     """[row, state]: bytes of a working copy that is held beside the stored parameter, where the weight is `gathered` [row, state] at
     each use, or not."""
     item = ITEM_BYTES[states.meta.dtype]
@@ -113,19 +113,21 @@ def use_traffic(
     gather = moves.weight.cost[states.forward[None, :], whole[:, None]]
     stays = moves.weight.local[states.forward[None, :], whole[:, None]]
     scatter, item = np.zeros_like(gather), ITEM_BYTES[states.meta.dtype]
-    forward = np.where(stays, 0.0, copied_seconds(_local(states, taken, 0, item, index, model), model)[:, None])
+    forward = np.where(stays, 0.0, copied_seconds(_local_bytes(states, taken, 0, item, index, model), model)[:, None])
     backward = forward if again else np.zeros_like(forward)
     if trained:
         made = joint_codes([digit(g) for _, g in taken], index, base)
         scatter = moves.gradient.cost[made[:, None], states.gradient[None, :]]
         stays = moves.gradient.local[made[:, None], states.gradient[None, :]]
-        gradient = _local(states, taken, 1, model.workload.gradient_item(item), index, model)
+        gradient = _local_bytes(states, taken, 1, model.workload.gradient_item(item), index, model)
         added, copied = accumulated_seconds(gradient, model), copied_seconds(gradient, model)
         backward = backward + np.where(stays, added[:, None], copied[:, None])
     return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter, forward, backward)
 
 
-def _local(states: TensorStates, taken: list[Pair], which: int, item: int, index: Ints, model: CostModel) -> Floats:
+def _local_bytes(
+    states: TensorStates, taken: list[Pair], which: int, item: int, index: Ints, model: CostModel
+) -> Floats:
     """[joint row]: local bytes of a weight as the operator takes it (`which` 0), or of the gradient that it makes (1)."""
     parts = joint_parts(np.array([isinstance(pair[which], Shard) for pair in taken]), index, model.sizes)
     size: Floats = math.prod(states.meta.shape) * item / parts

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner_core.core import Block, Call
 from planner_core.cost import Component
-from planner_core.search.network.factors import Factor, Network, costs, tensor_name
+from planner_core.search.network.factors import Factor, Network, tensor_name, zero_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
     inside: set[int] = set()
     for call in calls:
         last = runs[-1] if runs else None
-        link = _link(last, call, users, top) if last else None
+        link = _chain_ports(last, call, users, top) if last else None
         if last and link:
             runs[-1] = Run(call.block, (*last.calls, call), *link)
             inside.add(call.inputs[link[0]])
@@ -46,7 +46,7 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
     return runs, inside
 
 
-def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
+def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
     before = run.calls[-1]
     if run.block != call.block:
         return None
@@ -70,7 +70,7 @@ def _link(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[i
     return p, q
 
 
-def mark_kept_between(
+def mark_kept_chain_tensors(
     runs: list[Run], top: Block, blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]
 ) -> set[int]:
     """Say for each chain of copies who keeps the tensor between two of them.
@@ -90,11 +90,11 @@ def mark_kept_between(
             any(keeps)
             and not all(keeps)
             and not any(made in n.saved_ports for n in variants)
-            and _read_once(run, first, runs, top)
+            and _is_read_once(run, first, runs, top)
         ):
             entries.add(first)
             for net, kept in zip(variants, keeps, strict=True):
-                cost = costs(net.sizes[tensor_name(entry)])
+                cost = zero_costs(net.sizes[tensor_name(entry)])
                 cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * kept
                 net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
         else:
@@ -103,7 +103,7 @@ def mark_kept_between(
     return entries
 
 
-def _read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
+def _is_read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
     """Whether all calls of the run's block are in it, and the tensor with which it begins is kept by nothing else."""
     alone = sum(r.block == run.block for r in runs) == 1
     others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]

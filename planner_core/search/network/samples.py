@@ -13,7 +13,7 @@ import numpy as np
 
 from planner_core.core import Block, Graph, Op, Shard
 from planner_core.ops import DISPATCH, Row, rows
-from planner_core.search.network.factors import Network, NodeRows
+from planner_core.search.network.factors import GroupRows, Network
 
 DimByValue = dict[int, int]
 """The dim of the samples, by value. Values that are made of all samples, or of none, are not in it."""
@@ -31,20 +31,20 @@ class SampleDims:
 def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
     """For each block the dims of the samples in what it is given: constants, inputs, and what it gets back from the blocks it calls."""
     top = graph.top.name
-    found = {top: _constants(graph, graph.top)}
+    found = {top: _constant_dims(graph, graph.top)}
     inside: dict[str, DimByValue] = {}
     dims = dict(found[top])
     for item in graph.top.items:
         if isinstance(item, Op):
-            _pass_on(graph.top, dims, (item,), [(row,) for row in rows(item, graph.top.values)])
+            _propagate(graph.top, dims, (item,), [(row,) for row in rows(item, graph.top.values)])
             continue
         block = graph.blocks[item.block]
         if block.name not in found:
             given = {i: dims[o] for i, o in zip(block.inputs, item.inputs, strict=True) if o in dims}
-            found[block.name] = _constants(graph, block) | given
+            found[block.name] = _constant_dims(graph, block) | given
             inside[block.name] = dict(found[block.name])
             for op in block.ops:
-                _pass_on(block, inside[block.name], (op,), [(row,) for row in rows(op, block.values)])
+                _propagate(block, inside[block.name], (op,), [(row,) for row in rows(op, block.values)])
         made = inside[block.name]
         back = {o: made[i] for i, o in zip(block.outputs, item.outputs, strict=True) if i in made}
         dims.update(back)
@@ -55,15 +55,15 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
 def find_sample_dims(where: Block, net: Network, given: DimByValue) -> SampleDims:
     """The dims of the samples in a block, by the rows of its groups. `given`: those of what it is given."""
     dims, whole = dict(given), {*where.inputs, *where.outputs}  # the block around may need all samples of these
-    for node in _in_order(net):
+    for node in _topological_order(net):
         s = node.strategy
         even = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
-        chosen = _pass_on(where, dims, s.ops, even)
-        whole.update(v for v, pair in _operands(s.ops, chosen) if v in dims and pair != Shard(dims[v]))
+        chosen = _propagate(where, dims, s.ops, even)
+        whole.update(v for v, pair in _operand_placements(s.ops, chosen) if v in dims and pair != Shard(dims[v]))
     return SampleDims(dims, {v: d for v, d in dims.items() if v not in whole})
 
 
-def _in_order(net: Network) -> list[NodeRows]:
+def _topological_order(net: Network) -> list[GroupRows]:
     """The groups, each after those that make what it reads."""
     home = {v: name for name, node in net.nodes.items() for op in node.strategy.ops for v in op.outputs}
     reads = {
@@ -73,13 +73,13 @@ def _in_order(net: Network) -> list[NodeRows]:
     return [net.nodes[name] for name in TopologicalSorter(reads).static_order()]
 
 
-def _constants(graph: Graph, block: Block) -> DimByValue:
+def _constant_dims(graph: Graph, block: Block) -> DimByValue:
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     sizes = ((batch,), (batch * seq,))
     return {i: 0 for i, v in enumerate(block.values) if v.kind == "constant" and v.meta.shape[:1] in sizes}
 
 
-def _pass_on(where: Block, dims: DimByValue, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
+def _propagate(where: Block, dims: DimByValue, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
     """Add the dims of what a group makes, by the row that takes most operands by their samples, computed ones first; that row."""
     held = [
         (k, i, Shard(dims[v]), where.values[v].kind == "activation")
@@ -101,7 +101,7 @@ def _pass_on(where: Block, dims: DimByValue, ops: Sequence[Op], options: Sequenc
     return best
 
 
-def _operands(ops: Sequence[Op], chosen: Sequence[Row]) -> list[tuple[int, object]]:
+def _operand_placements(ops: Sequence[Op], chosen: Sequence[Row]) -> list[tuple[int, object]]:
     return [
         (v, placement)
         for op, row in zip(ops, chosen, strict=True)

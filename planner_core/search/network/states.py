@@ -62,7 +62,7 @@ def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
 
 
 NO_STAGE = -1
-HOMES = 2
+MAX_ZERO_DIMS = 2
 """ZeRO-1 and ZeRO-2 may shard optimizer states along the first two dims. If another axis shards one, the other is used."""
 
 
@@ -72,8 +72,8 @@ def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -
     dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
     if grad:
         found.append(WeightState(R, P, R, 0))
-        found += [WeightState(R, P, at, 1) for at in dims[:HOMES] if 1 in stages]
-        found += [WeightState(R, at, at, 2) for at in dims[:HOMES] if 2 in stages]
+        found += [WeightState(R, P, at, 1) for at in dims[:MAX_ZERO_DIMS] if 1 in stages]
+        found += [WeightState(R, at, at, 2) for at in dims[:MAX_ZERO_DIMS] if 2 in stages]
     found += [WeightState(at, at if grad else R, at, 3) for at in dims if 3 in stages]
     return (*found, *(WeightState(at, at if grad else R, at, NO_STAGE) for at in dims))
 
@@ -131,7 +131,7 @@ class Axes:
 def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments = ()) -> TensorStates:
     """All joint states of an activation in which every device holds an equal part."""
     pairs = axis_states(meta.shape, grad)
-    return _joint(
+    return _joint_states(
         meta,
         pairs,
         [(f, g, f) for f, g in pairs],
@@ -148,10 +148,10 @@ def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segmen
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
     gathered = np.array([pair.stage > 0 for pair in pairs])
     index = joint_index(len(pairs), len(axes.sizes))
-    return _joint(meta, pairs, [pair[:3] for pair in pairs], index, axes, segments, gathered)
+    return _joint_states(meta, pairs, [pair[:3] for pair in pairs], index, axes, segments, gathered)
 
 
-def _joint(
+def _joint_states(
     meta: TensorMeta,
     pairs: tuple[Any, ...],
     placed: Sequence[tuple[Placement, Placement, Placement]],
@@ -229,7 +229,7 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
     return out
 
 
-def compatible(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
+def compatible_operand(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
     """Two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
     `states[state]` without communication, and whether it must pad or divide to do so.
 
@@ -251,7 +251,7 @@ def compatible(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bool
     return ok, touch
 
 
-def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
+def compatible_weight(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
     """[row, state]: whether a weight that an operator takes as `taken[row]` may be in `states[state]` on one axis.
 
     A Replicate working copy serves an operator that takes the weight as R or P. Its gradient is made Partial; it is
@@ -269,7 +269,7 @@ def kept_for(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
     return ok
 
 
-def may_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
+def can_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
     """[row, state]: whether a result that was `made` so may be delivered in a state, on one axis.
 
     A tensor is delivered Partial only if it was made Partial. To make a Replicate tensor Partial gains nothing.

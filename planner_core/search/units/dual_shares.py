@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner_core.cost import Shares
-from planner_core.search.algebra.distinct import distinct
+from planner_core.search.algebra.distinct import sorted_distinct
 from planner_core.search.network.states import Floats
 from planner_core.search.objective import Objective
 
@@ -31,18 +31,18 @@ def best_shares(objective: Objective, found: Sequence[Floats], start: Shares) ->
     totals = np.stack(found)  # [assignment, component]
     for _ in range(SWEEPS):
         for dim in range(DIMS):
-            low, high = (totals @ objective.weights(_with(at, dim, end)) for end in (0.0, 1.0))
-            at[dim] = _highest(low, high, at[dim])
+            low, high = (totals @ objective.weights(_move_share(at, dim, end)) for end in (0.0, 1.0))
+            at[dim] = _highest_point(low, high, at[dim])
     return Shares(*map(float, at))
 
 
-def _with(at: Floats, dim: int, value: float) -> Shares:
+def _move_share(at: Floats, dim: int, value: float) -> Shares:
     moved = at.copy()
     moved[dim] = value
     return Shares(*map(float, moved))
 
 
-def _highest(low: Floats, high: Floats, now: float) -> float:
+def _highest_point(low: Floats, high: Floats, now: float) -> float:
     """The point of [0, 1] at which the least line is highest; `now` if it is nowhere higher than there.
 
     Line i is `low[i]` at 0 and `high[i]` at 1. The highest point is at an end or where two lines cross.
@@ -50,7 +50,7 @@ def _highest(low: Floats, high: Floats, now: float) -> float:
     slope = high - low
     with np.errstate(divide="ignore", invalid="ignore"):
         cross = (low[None, :] - low[:, None]) / (slope[:, None] - slope[None, :])
-    points = distinct(np.concatenate([[now, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]]))
+    points = sorted_distinct(np.concatenate([[now, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]]))
     least = (low[None, :] + points[:, None] * slope[None, :]).min(axis=1)  # [point]
     best = least.max()
     return now if least[np.searchsorted(points, now)] >= best - 1e-12 * abs(best) else float(points[least.argmax()])

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from planner_core.cost import Shares
-from planner_core.search.algebra.bucket_tree import WHICH, Bounds, BucketTree, outside
+from planner_core.search.algebra.bucket_tree import SUM_NUMBER, BucketTree, WeightedBounds, add_outside_cost
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import Ints
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import Objective
-from planner_core.search.units.tables import opened, scalar
+from planner_core.search.units.tables import drop_fixed_variables, weighted_tables
 
 ROUNDS = 3
 """Times that states are dropped at several shares."""
-FEWER = 0.9
+MAX_SHARE_LEFT = 0.9
 """Another round is worth its time if the last one left at most this share of the states."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PrunedUnit:
     """The states of each variable that are left (`alive`), and the tables over them. A variable with one state is in no table."""
 
     alive: Mapping[str, Ints]
@@ -48,11 +48,11 @@ class Part:
         at: Mapping[str, int],
         others: Sequence[Table] = (),
         keep: tuple[str, ...] = (),
-    ) -> Part:
+    ) -> PrunedUnit:
         """The whole network with the variables in `at` fixed, and those in `keep` left with all of their states. `others` are tables of
         seconds of other units."""
         every = {v: np.array([at[v]]) if v in at else np.arange(n) for v, n in compiled.sizes.items()}
-        return Part(every, compiled.factors, others, sequence, keep).only({v: every[v] for v in at})
+        return PrunedUnit(every, compiled.factors, others, sequence, keep).only({v: every[v] for v in at})
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -73,36 +73,36 @@ class Part:
         """Whether some variable has no state left: no assignment is within the limit."""
         return not all(len(states) for states in self.alive.values())
 
-    def only(self, left: Mapping[str, Ints]) -> Part:
+    def only(self, left: Mapping[str, Ints]) -> PrunedUnit:
         """The part with the states `left` of some variables; they are numbered as in its tables."""
         pick = {v: left.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
         alive = {v: a if len(pick[v]) == len(a) else a[pick[v]] for v, a in self.alive.items()}
-        return Part(
+        return PrunedUnit(
             alive,
-            [_cut(f, pick) if any(v in left for v in f.vars) else f for f in self.factors],
-            [opened(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.others],
+            [_select_states(f, pick) if any(v in left for v in f.vars) else f for f in self.factors],
+            [drop_fixed_variables(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.others],
             [v for v in self.sequence if len(alive[v]) > 1],
             self.keep,
         )
 
     def tree(self, objective: Objective, shares: Shares, rest: Floats | None = None) -> BucketTree:
         """The part as a plain sum, weighed: its maxima are weighted at `shares`. `rest`: the least cost of all outside of it."""
-        tables = [*scalar(self.factors, objective.weights(shares)), *self.others]
+        tables = [*weighted_tables(self.factors, objective.weights(shares)), *self.others]
         tree = BucketTree(self.sizes, tables, self.sequence, self.keep)
-        tree.weigh(None if rest is None else outside(tree.root, rest))
+        tree.weigh(None if rest is None else add_outside_cost(tree.root, rest))
         return tree
 
-    def bounds(self, sums: Sums, rest: Floats | None = None) -> Bounds:
+    def bounds(self, sums: WeightedSums, rest: Floats | None = None) -> WeightedBounds:
         """The part as several plain sums. Raises TooLarge."""
         joined = []
         for f in self.factors:
-            names, table = opened(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
-            joined.append(((*names, WHICH), np.moveaxis(table, 0, -1)))
+            names, table = drop_fixed_variables(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
+            joined.append(((*names, SUM_NUMBER), np.moveaxis(table, 0, -1)))
         for names, table in self.others:
-            joined.append(((*names, WHICH), np.repeat(table[..., None], len(sums.weights), axis=-1)))
-        return Bounds(self.sizes, joined, self.sequence, sums.prices, self.keep, rest)
+            joined.append(((*names, SUM_NUMBER), np.repeat(table[..., None], len(sums.weights), axis=-1)))
+        return WeightedBounds(self.sizes, joined, self.sequence, sums.prices, self.keep, rest)
 
-    def within(self, margins: Sequence[Floats], limit: float) -> Part:
+    def within(self, margins: Sequence[Floats], limit: float) -> PrunedUnit:
         """The part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted costs through
         each entry of its bucket [others..., state, sum]."""
         left = {}
@@ -114,7 +114,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class WeightedSums:
     """Weighted sums that bound the true cost, each at other shares: the weights of the components, and the prices of the rows of a
     point."""
 
@@ -124,25 +124,25 @@ class Sums:
     """[row, sum]"""
 
     @staticmethod
-    def at(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> Sums:
+    def at(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> WeightedSums:
         """The sums at several `shares`, with the prices [row] of each."""
-        return Sums(np.stack([objective.weights(s) for s in shares]), np.stack(prices, axis=1))
+        return WeightedSums(np.stack([objective.weights(s) for s in shares]), np.stack(prices, axis=1))
 
 
-def _cut(f: Factor, pick: Mapping[str, Ints]) -> Factor:
+def _select_states(f: Factor, pick: Mapping[str, Ints]) -> Factor:
     where: tuple[Any, ...] = np.ix_(*(pick[v] for v in f.vars))
     return Factor(f.vars, f.cost[(slice(None), *where)], f.allowed[where])
 
 
-def narrowed(
-    part: Part, tree: BucketTree, sums: Sums, limit: float, rest: Floats | None = None
-) -> tuple[Part, Bounds | None]:
+def prune_by_limit(
+    part: PrunedUnit, tree: BucketTree, sums: WeightedSums, limit: float, rest: Floats | None = None
+) -> tuple[PrunedUnit, WeightedBounds | None]:
     """The part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
     `tree` is the part weighed at one of them; `rest` is the least cost of all outside of it. Raises TooLarge."""
     part, before = part.within([m[..., None] for m in tree.margins[:-1]], limit), part.states
     bounds = None if part.empty else part.bounds(sums, rest)
     for _ in range(ROUNDS):
-        if bounds is None or part.states > FEWER * before:
+        if bounds is None or part.states > MAX_SHARE_LEFT * before:
             break
         before, fewer = part.states, part.within(bounds.margins[:-1], limit)
         if fewer is part:

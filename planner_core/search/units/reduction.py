@@ -22,17 +22,17 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, largest_last
+from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, order_largest_last
 from planner_core.search.algebra.least_sum import least_sum
 from planner_core.search.network.folded import CompiledNetwork
 
-SMALL = 1_000_000
+MAX_JOINT_ENTRIES = 1_000_000
 """Entries of the largest table that is made for all states of shared tensors together. What would need a larger one is solved for
 each such state by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Term:
     """A table of a sum: the number of its array, and the order and the shape [variant, ...] in which it is added."""
 
     array: int
@@ -52,28 +52,28 @@ class Recipe:
 
     scopes: list[tuple[str, ...]]
     arrays: list[int]
-    sums: list[tuple[Part, ...]]
+    sums: list[tuple[Term, ...]]
     steps: list[tuple[str, list[int]]]
     rest: list[int]
     left: list[str]
 
 
-def recipe(compiled: CompiledNetwork, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
+def elimination_recipe(compiled: CompiledNetwork, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
     """The recipe of a network with tables over the variables `wanted` [table]. Tables of one of the `kinds` [table] are equal. What
     needs a table of more than SMALL entries is left. The network keeps it."""
     if (key := (tuple(wanted), tuple(kinds))) not in compiled.recipes:
-        compiled.recipes[key] = _recipe(compiled, Recipe([*wanted], [*kinds], [], [], [], []))
+        compiled.recipes[key] = _make_recipe(compiled, Recipe([*wanted], [*kinds], [], [], [], []))
     found: Recipe = compiled.recipes[key]
     return found
 
 
-def _recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
+def _make_recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
     """The recipe, which is `made` from one that has the scopes and arrays of the factors alone."""
     sizes, scopes = compiled.sizes, made.scopes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]
     pool: dict[str, list[int]] = {v: [] for v in compiled.sequence}
-    known: dict[tuple[Part, ...], int] = {}
+    known: dict[tuple[Term, ...], int] = {}
     first_sum = 1 + max(made.arrays, default=-1)
 
     def put(table: int) -> None:
@@ -85,15 +85,15 @@ def _recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
     late: set[str] = set()
     for v in compiled.sequence:
         mine = sorted(pool[v], key=entries.__getitem__)
-        others = largest_last((o for table in mine for o in scopes[table] if o != v), sizes)
+        others = order_largest_last((o for table in mine for o in scopes[table] if o != v), sizes)
         size = math.prod(sizes[o] for o in others)
-        if v in late or size * sizes[v] > SMALL:
+        if v in late or size * sizes[v] > MAX_JOINT_ENTRIES:
             late.update(others, (v,))  # without it, its neighbours would meet in larger tables
             continue
         del pool[v]
         made.steps.append((v, mine))
         if mine:
-            parts = tuple(_part(made.arrays[table], scopes[table], (v, *others), sizes) for table in mine)
+            parts = tuple(_make_term(made.arrays[table], scopes[table], (v, *others), sizes) for table in mine)
             scopes.append(others)
             entries.append(size)
             made.arrays.append(first_sum + known.setdefault(parts, len(known)))
@@ -103,14 +103,14 @@ def _recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
     return made
 
 
-def _part(array: int, scope: tuple[str, ...], wanted: tuple[str, ...], sizes: Mapping[str, int]) -> Part:
+def _make_term(array: int, scope: tuple[str, ...], wanted: tuple[str, ...], sizes: Mapping[str, int]) -> Term:
     places = [wanted.index(v) for v in scope]
     order = sorted(range(len(scope)), key=places.__getitem__)
     shape = tuple(sizes[v] if v in scope else 1 for v in wanted)
-    return Part(array, (0, *(1 + k for k in order)), (-1, *shape))
+    return Term(array, (0, *(1 + k for k in order)), (-1, *shape))
 
 
-class Reduced:
+class ReducedBlock:
     """Arrays [variant, ...] of networks of one form, after what the recipe says was eliminated."""
 
     def __init__(self, recipe: Recipe, arrays: list[Floats]) -> None:
@@ -119,7 +119,7 @@ class Reduced:
             arrays.append(least_sum([arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts]))
 
 
-def reduced(variants: Sequence[CompiledNetwork], weights: Floats) -> Reduced:
+def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> ReducedBlock:
     """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
     first, apart = variants[0], [c.distinct for c in variants]
     sizes = first.sizes
@@ -137,23 +137,23 @@ def reduced(variants: Sequence[CompiledNetwork], weights: Floats) -> Reduced:
             mine = [table[at : at + f.allowed.size] for table, at in zip(flat, starts, strict=True)]
             together = np.stack(mine) if len(mine) > 1 else mine[0]
             arrays.append(together.reshape(-1, *(sizes[v] for v in scopes[-1])))
-    return Reduced(recipe(first, scopes, kinds), arrays)
+    return ReducedBlock(elimination_recipe(first, scopes, kinds), arrays)
 
 
-def solved(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
+def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
     """The `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
-    each = recipe(compiled, names, range(len(names)))
-    inside = Inside(Reduced(each, [array[None] for _, array in tables]), 0)
+    each = elimination_recipe(compiled, names, range(len(names)))
+    inside = ReducedVariant(ReducedBlock(each, [array[None] for _, array in tables]), 0)
     found = eliminate(compiled.sizes, inside.rest, inside.left, ())
     found.before = inside
     return found
 
 
-class Inside:
+class ReducedVariant:
     """Variant number `k` of a reduced block: the `rest` of its tables, and the steps back to the variables that were eliminated."""
 
-    def __init__(self, reduced: Reduced, k: int) -> None:
+    def __init__(self, reduced: ReducedBlock, k: int) -> None:
         self._reduced, self._k = reduced, k
         self.rest: list[Table] = [self._table(t) for t in reduced.recipe.rest]
         self.left = reduced.recipe.left

@@ -11,21 +11,21 @@ from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.network.factors import Factor
 
 
-def scalar(factors: Sequence[Factor], weights: Floats) -> list[Table]:
+def weighted_tables(factors: Sequence[Factor], weights: Floats) -> list[Table]:
     """Tables of one number per entry: the components weighted with `weights` [component]; infinite if an entry is impossible."""
     found = []
     for f in factors:
         priced = (weights @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape)
-        found.append(opened(f.vars, priced + f.barrier))
+        found.append(drop_fixed_variables(f.vars, priced + f.barrier))
     return found
 
 
-def vectors(factors: Sequence[Factor], sums: Floats) -> list[Table]:
+def sum_tables(factors: Sequence[Factor], sums: Floats) -> list[Table]:
     """Tables [sum, entry of their variables]: several weighted sums of the components, with weights `sums` [sum, component]."""
-    return [opened(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
+    return [drop_fixed_variables(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
 
 
-def opened(names: tuple[str, ...], array: Floats) -> Table:
+def drop_fixed_variables(names: tuple[str, ...], array: Floats) -> Table:
     """The table without the variables that have one state. There may be more of these than numpy allows dims. Leading dims that
     name no variable stay."""
     lead = array.ndim - len(names)

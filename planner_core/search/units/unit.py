@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Shares
-from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, given
-from planner_core.search.algebra.elimination_order import order
+from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, fix_variables
+from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.network.search_cache import Copy
-from planner_core.search.objective import EVEN, TIE, Objective
+from planner_core.search.objective import EVEN_SHARES, TIE, Objective
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.reduction import Inside, reduced
+from planner_core.search.units.reduction import ReducedVariant, eliminate_inside
 from planner_core.search.units.unit_points import least_by_points
 
 MAX_SHARES = 5
@@ -50,7 +50,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledEntry:
     """One settled entry: the best copy that was found, its priced `cost`, and a lower `bound`. The two differ if the work ran out, or
     if the bound was asked for up to a `limit` only."""
 
@@ -60,10 +60,10 @@ class Settled:
     limit: float = float("inf")
 
 
-class Solver:
+class VariantSolver:
     """One variant of a block whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
 
-    def __init__(self, compiled: CompiledNetwork, inside: Inside) -> None:
+    def __init__(self, compiled: CompiledNetwork, inside: ReducedVariant) -> None:
         self.compiled, self.inside = compiled, inside
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
@@ -73,7 +73,7 @@ class Solver:
         if key not in self.solved:
             rest = self.inside.rest
             sequence = self._order(("", *keep), at, self.inside.left, [t[0] for t in rest])
-            found = eliminate(self.compiled.sizes, given(rest, at), sequence, keep)
+            found = eliminate(self.compiled.sizes, fix_variables(rest, at), sequence, keep)
             found.before = self.inside
             self.solved[key] = found
         return self.solved[key]
@@ -95,7 +95,7 @@ class Solver:
         if where not in c.orders:
             sizes = {v: n for v, n in c.sizes.items() if v in left or v in key}
             inside = [[v for v in scope if v in sizes] for scope in scopes]
-            c.orders[where] = order(sizes, inside, [v for v in key if v in sizes])
+            c.orders[where] = choose_elimination_order(sizes, inside, [v for v in key if v in sizes])
         return c.orders[where]
 
 
@@ -111,9 +111,9 @@ class UnitCost:
     variants: Mapping[str, CompiledNetwork]
     objective: Objective
     bounds: dict[View, Floats] = field(default_factory=dict)
-    settled: dict[tuple[View, tuple[int, ...]], Settled] = field(default_factory=dict)
+    settled: dict[tuple[View, tuple[int, ...]], SettledEntry] = field(default_factory=dict)
     shares: dict[str, list[Shares]] = field(default_factory=dict)
-    solvers: dict[tuple[str, Shares], Solver] = field(default_factory=dict)
+    solvers: dict[tuple[str, Shares], VariantSolver] = field(default_factory=dict)
     by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
     work: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
     settlings: int = 0
@@ -126,14 +126,14 @@ class UnitCost:
         """The network of the first variant. Variables, states and boundary are the same in all variants."""
         return next(iter(self.variants.values()))
 
-    def solver(self, variant: str, shares: Shares) -> Solver:
+    def solver(self, variant: str, shares: Shares) -> VariantSolver:
         """A variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
         if (variant, shares) not in self.solvers:
             # At even shares all variants are needed for the first bound, and are eliminated together. Other shares help one variant.
-            names = list(self.variants) if shares == EVEN else [variant]
-            together = reduced([self.variants[name] for name in names], self.objective.weights(shares))
+            names = list(self.variants) if shares == EVEN_SHARES else [variant]
+            together = eliminate_inside([self.variants[name] for name in names], self.objective.weights(shares))
             for k, name in enumerate(names):
-                self.solvers[name, shares] = Solver(self.variants[name], Inside(together, k))
+                self.solvers[name, shares] = VariantSolver(self.variants[name], ReducedVariant(together, k))
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:
@@ -141,7 +141,7 @@ class UnitCost:
         if view not in self.bounds:
             tables = []
             for variant in self.variants:
-                tried = self.shares.get(variant, [EVEN])[-KEPT_SHARES:]
+                tried = self.shares.get(variant, [EVEN_SHARES])[-KEPT_SHARES:]
                 # The bound at each choice of shares holds, so the largest does. A copy may run in any variant, so the smallest of these
                 # counts.
                 table = np.max([self._table(variant, shares, view) for shares in tried], axis=0)
@@ -161,19 +161,19 @@ class UnitCost:
         if known is not None:  # a third look would cost more than to see all at the second
             limit = float("inf")
         self.settlings += 1
-        best: Settled | None = None
+        best: SettledEntry | None = None
         # Most promising first: a variant whose bound is not below the best true cost cannot win, and is not looked at.
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
             if best is None or self.by_variant[variant, view][entry] < best.cost:
                 found = self._least(variant, view, entry, min(best.cost, limit) if best else limit)
                 if best is None or found.cost < best.cost:
-                    best = Settled(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
+                    best = SettledEntry(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
                 else:
-                    best = Settled(best.cost, min(found.bound, best.bound), best.copy)
+                    best = SettledEntry(best.cost, min(found.bound, best.bound), best.copy)
         assert best is not None
         if known is not None:  # it looked less far, but may have found as much
             cost, copy = min((best.cost, best.copy), (known.cost, known.copy), key=lambda found: found[0])
-            best = Settled(cost, max(best.bound, known.bound), copy)
+            best = SettledEntry(cost, max(best.bound, known.bound), copy)
         closed = best.cost <= best.bound * (1 + TIE / 10)
         self.settled[view, entry] = best if closed else replace(best, limit=limit)
         self.bounds[view] = np.array(np.min([self.by_variant[v, view] for v in self.variants], axis=0))
@@ -184,12 +184,12 @@ class UnitCost:
         rise = best.bound - before
         return rise if rise > before * TIE / 10 else 0.0
 
-    def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> Settled:
+    def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> SettledEntry:
         """The least true cost of one variant at one entry. It may stop when its bound is at least `at_most`."""
         totals: list[Floats] = []
         best: tuple[float, Copy] | None = None
         bound = -np.inf
-        shares = self.shares.setdefault(variant, [EVEN])[-1]
+        shares = self.shares.setdefault(variant, [EVEN_SHARES])[-1]
         for step in range(MAX_SHARES):
             table = np.maximum(self.by_variant[variant, view], self._table(variant, shares, view))
             self.by_variant[variant, view] = table
@@ -200,7 +200,7 @@ class UnitCost:
                 best = (cost, copy)
             # The weighted sum of the best copy is its true cost, or the bound is high enough for the caller: nothing is left to do.
             if best[0] <= bound * (1 + TIE / 10) or bound >= at_most or self.objective.is_sum:
-                return Settled(best[0], min(bound, best[0]), best[1])
+                return SettledEntry(best[0], min(bound, best[0]), best[1])
             totals.append(copy.totals)
             following = best_shares(self.objective, totals, shares)
             if following == shares:
@@ -210,7 +210,7 @@ class UnitCost:
                 self.shares[variant].append(shares)
         assert best is not None
         if not self.objective.exact:
-            return Settled(best[0], bound, best[1])
+            return SettledEntry(best[0], bound, best[1])
         return self._enumerated(variant, shares, view, entry, best, bound, at_most)
 
     def _enumerated(
@@ -222,11 +222,11 @@ class UnitCost:
         best: tuple[float, Copy],
         bound: float,
         at_most: float,
-    ) -> Settled:
+    ) -> SettledEntry:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
         if self.work.left < 0:
-            return Settled(best[0], min(bound, best[0]), best[1])
+            return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
         at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_points(
@@ -239,10 +239,10 @@ class UnitCost:
             self.work,
         )
         if states is None:
-            return Settled(best[0], min(max(bound, least), best[0]), best[1])
+            return SettledEntry(best[0], min(max(bound, least), best[0]), best[1])
         copy = self.measured(variant, states)
         cost = float(self.objective.priced_cost(copy.totals))
-        return Settled(cost, cost, copy) if cost < best[0] else Settled(best[0], best[0], best[1])
+        return SettledEntry(cost, cost, copy) if cost < best[0] else SettledEntry(best[0], best[0], best[1])
 
     # --- one variant at one choice of shares -----------------------------------------------------------
 
@@ -263,10 +263,10 @@ class UnitCost:
         """The copy whose variables have these `states`, numbered as in `alive`, with its cost."""
         compiled = self.variants[variant]
         full = {v: int(compiled.alive[v][s]) for v, s in states.items()}
-        return Copy(variant, full, total(compiled.net.factors, full))
+        return Copy(variant, full, sum_factors(compiled.net.factors, full))
 
 
-def total(factors: Sequence[Factor], at: Mapping[str, int]) -> Floats:
+def sum_factors(factors: Sequence[Factor], at: Mapping[str, int]) -> Floats:
     """[component]: the sum of a network's factors in the states `at`."""
     found = np.zeros(NUM_COMPONENTS)
     for f in factors:

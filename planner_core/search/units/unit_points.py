@@ -17,27 +17,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
-from planner_core.search.algebra.bucket_tree import Bounds
+from planner_core.search.algebra.bucket_tree import WeightedBounds
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TooLarge, TooMuch
+from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TablesTooLarge, TooManyPoints
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
-from planner_core.search.units.narrowed import Part, Sums, narrowed
-from planner_core.search.units.tables import vectors
+from planner_core.search.units.narrowed import PrunedUnit, WeightedSums, prune_by_limit
+from planner_core.search.units.tables import sum_tables
 
-MOST_POINTS = 8_000
+MAX_HELD_POINTS = 8_000
 """Points of one unit that are held at once."""
-WORK = 200_000
+MAX_ENTRY_POINTS = 200_000
 """Points that may be formed to settle one entry."""
-TABLES = 5_000
+POINTS_PER_ENUMERATION = 5_000
 """Points that are formed in the time in which the tables of one enumeration are made. So many are taken from the work for them. Else
 many enumerations of few points would have no end."""
 
-AT_ONCE = 5_000
+MAX_FIRST_POINTS = 5_000
 """Points that may be formed in a first attempt at the whole gap."""
-NARROW, WIDER = 16, 2
+FIRST_SHARE, WIDENING = 16, 2
 """If that is too much, first 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
-GRID = (0.0, 0.5, 1.0)
+SHARE_GRID = (0.0, 0.5, 1.0)
 """Points are also bounded by the weighted sums at these shares of one maximum."""
 
 
@@ -106,59 +106,59 @@ def least_by_points(
     assignment was found, the bound is its cost. `others` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
-    work.left -= TABLES
+    work.left -= POINTS_PER_ENUMERATION
     how, below = TimeSums(objective), limit * (1 - TIE / 10)
-    part = Part.of(compiled, sequence, at, others)
+    part = PrunedUnit.of(compiled, sequence, at, others)
     tree = part.tree(objective, shares)
     if not (root := float(tree.root)) < below:
         return None, limit
-    bounds: Bounds | None = None
-    with contextlib.suppress(TooLarge):
-        part, bounds = narrowed(part, tree, around(shares, how), below)
+    bounds: WeightedBounds | None = None
+    with contextlib.suppress(TablesTooLarge):
+        part, bounds = prune_by_limit(part, tree, sums_around(shares, how), below)
         if part.empty:
             return None, limit
         tree = part.tree(objective, shares)
     # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
     steps = np.full(len(how.places), limit * TIE * 1e-3)
-    rows = [*vectors(part.factors, how.sums), *(_added(table, len(how.places)) for table in part.others)]
+    rows = [*sum_tables(part.factors, how.sums), *(_as_rows(table, len(how.places)) for table in part.others)]
 
     def within(most: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
-        points = tree.carry(rows, [], Pruning(most, steps, MOST_POINTS, work=points_left), bounds)
+        points = tree.carry(rows, [], Pruning(most, steps, MAX_HELD_POINTS, work=points_left), bounds)
         costs = how.cost(points.cost)
         if not len(costs) or costs.min() > most:
             return None
         return part.named(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
 
     # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
-    with contextlib.suppress(TooMuch):
-        return within(below, PointBudget(AT_ONCE)) or (None, limit)
-    here = PointBudget(max(0, min(WORK, work.left)))
+    with contextlib.suppress(TooManyPoints):
+        return within(below, PointBudget(MAX_FIRST_POINTS)) or (None, limit)
+    here = PointBudget(max(0, min(MAX_ENTRY_POINTS, work.left)))
     before, bound = here.left, root
     try:
-        for most in _widening(bound, below):
+        for most in _rising_limits(bound, below):
             found = within(most, here)
             if found is not None:
                 return found
             # All assignments up to `most` were looked at and none was found, so every one costs more.
             bound = most
-    except TooMuch:
+    except TooManyPoints:
         return None, bound
     finally:
         work.left -= before - max(here.left, 0)
     return None, limit
 
 
-def _widening(bound: float, limit: float) -> Iterator[float]:
+def _rising_limits(bound: float, limit: float) -> Iterator[float]:
     """Rising limits from `bound` to `limit`. Few points lie near the bound. An assignment whose cost is within such a limit is the
     least, since all assignments up to that limit were looked at."""
-    width = (limit - bound) / NARROW
+    width = (limit - bound) / FIRST_SHARE
     while bound < limit:
         bound = limit if bound + width >= limit else bound + width
         yield bound
-        width *= WIDER
+        width *= WIDENING
 
 
-def _added(table: Table, rows: int) -> Table:
+def _as_rows(table: Table, rows: int) -> Table:
     """A table of seconds as rows: the last row, which is added, holds all of it."""
     names, seconds = table
     found = np.zeros((rows, *seconds.shape))
@@ -166,10 +166,10 @@ def _added(table: Table, rows: int) -> Table:
     return names, found
 
 
-def around(shares: Shares, how: TimeSums, added: Sequence[float] = ()) -> Sums:
+def sums_around(shares: Shares, how: TimeSums, added: Sequence[float] = ()) -> WeightedSums:
     """The weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added`: the prices of further
     rows."""
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
-    every = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in GRID))
-    return Sums.at(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])
+    every = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in SHARE_GRID))
+    return WeightedSums.at(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])
