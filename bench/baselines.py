@@ -79,7 +79,7 @@ def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
     least = search_within_budget(problem, objective="communication")
     free = planner.problem(problem.model.mesh, zero=usual.zero)
     ours = search_within_budget(
-        free, objective="communication", budget=memory_bytes(least.assignment), known=[least.assignment]
+        free, objective="communication", budget=memory_bytes(least.assignment), incumbents=[least.assignment]
     )
     plans = [planner.plan(p, a, "", "", "communication") for p, a in ((problem, least), (free, ours))]
     change = ours.value - least.value

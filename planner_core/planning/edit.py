@@ -77,7 +77,7 @@ class Pin(Restriction):
             states = net.tensors[tensor_name(index)]
             ok = np.zeros(len(states), dtype=bool)
             for placements in wanted:
-                ok |= _stored_as(states.index, [pair[2] for pair in states.pairs], placements)
+                ok |= _stored_as(states.index, [pair[2] for pair in states.axis_states], placements)
             net.factors.append(allow_only(tensor_name(index), ok))
 
 
@@ -195,10 +195,10 @@ def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -
         if isinstance(p, Shard) and p.dim >= len(shape):
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
-    compiled = free.compiled(block) if block else free.top
+    compiled = free.first_variant(block) if block else free.top
     index = next(i for i, n in _own_weights(_block(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
-    there = np.flatnonzero(_stored_as(states.index, [pair[2] for pair in states.pairs], placements))
+    there = np.flatnonzero(_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
     if not len(there):
         parts = free.strategies[block].segments
         return _uneven(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})

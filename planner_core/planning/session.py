@@ -179,7 +179,7 @@ class Planner:
                 problem = like(nets, restrict)
             except TooWide:
                 problem = restrict_states(nets, like, self.coarse, restrict)
-        problem = problem.with_points(self.effort.network)
+        problem = problem.with_point_limit(self.effort.network)
         if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[*key, uniform] = problem
         return problem
@@ -214,11 +214,11 @@ class Planner:
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """If the problem was restricted: the answer with a bound that holds for the whole space, which may prove it."""
-        if problem.whole is None:
+        if problem.unrestricted is None:
             return problem, answer
         with self.clock("search"):
             answer = with_relaxed_bound(problem, answer, objective, self.budget)
-        return (replace(problem, whole=None) if answer.optimal else problem), answer
+        return (replace(problem, unrestricted=None) if answer.optimal else problem), answer
 
     @functools.cached_property
     def spaces(self) -> tuple[Space, ...]:
@@ -249,7 +249,7 @@ class Planner:
             return None
         pipeline = layout.pipeline(self.graph, self.workload.accumulate)
         problem = self.of_space(layout.space())
-        if problem.impossible:
+        if problem.is_infeasible:
             return None
         # A layout leaves no choice that trades time for memory, so the fastest plan of the whole model has the plans of its stages.
         answer = None if pipeline else self.solve(problem, "time")
@@ -275,7 +275,7 @@ class Planner:
             name=name,
             method=method,
             objective=objective,
-            optimal=answer.optimal and problem.whole is None,
+            optimal=answer.optimal and problem.unrestricted is None,
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
             cluster=self.cluster.to_json(),
@@ -311,7 +311,7 @@ def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
 
 def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """Notes attached to a plan that was not proven optimal."""
-    if problem.whole is None:
+    if problem.unrestricted is None:
         return () if answer.optimal else (describe_gap(answer.value, answer.bound),)
     return (
         f"{RESTRICTED_NOTE}, {describe_gap(answer.value, answer.bound)}"

@@ -43,15 +43,15 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
     """
     graph = problem.coarse.graph
     plans = {"": _cached_block_plan(problem, "", assignment.top, ("",))}
-    ways: dict[str, list[tuple[Copy, list[str]]]] = {}
+    copies_by_block: dict[str, list[tuple[Copy, list[str]]]] = {}
     for call, copy in zip(graph.calls(), assignment.copies, strict=True):
-        known = ways.setdefault(call.block, [])
-        match = next((prefixes for other, prefixes in known if _run_alike(other, copy)), None)
+        variants_of = copies_by_block.setdefault(call.block, [])
+        match = next((prefixes for other, prefixes in variants_of if _run_alike(other, copy)), None)
         if match is None:
-            known.append((copy, [call.prefix]))
+            variants_of.append((copy, [call.prefix]))
         else:
             match.append(call.prefix)
-    for name, variants in ways.items():
+    for name, variants in copies_by_block.items():
         for k, (copy, prefixes) in enumerate(variants):
             plans[f"{name}#{k}" if k else name] = _cached_block_plan(
                 problem, name, copy.states, tuple(prefixes), copy.variant
@@ -112,26 +112,26 @@ def _run_alike(a: Copy, b: Copy) -> bool:
 
 
 def _cached_block_plan(
-    problem: Problem, name: str, at: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
+    problem: Problem, name: str, states: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
 ) -> BlockPlan:
     """The plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
-    key = name, recompute, frozenset(at.items())
+    key = name, recompute, frozenset(states.items())
     plans = problem.cache.plans
     if key not in plans:
-        plans[key] = _build_block_plan(problem, name, at, recompute)
+        plans[key] = _build_block_plan(problem, name, states, recompute)
     return replace(plans[key], prefixes=prefixes)
 
 
-def _build_block_plan(problem: Problem, name: str, at: Mapping[str, int], recompute: str) -> BlockPlan:
+def _build_block_plan(problem: Problem, name: str, states: Mapping[str, int], recompute: str) -> BlockPlan:
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
-    net = problem.compiled(name).net if name else problem.top.net
+    net = problem.first_variant(name).net if name else problem.top.net
     strategies = problem.strategies[name]
-    site = _BlockStates(block, Buckets.of(block), problem.model, net.tensors, at, strategies.segments)
+    site = _BlockStates(block, Buckets.of(block), problem.model, net.tensors, states, strategies.segments)
     sites: dict[str, SitePlan] = {}
     gathered: dict[int, set[int]] = {}
     for group, node in net.nodes.items():
         for k, op in enumerate(node.strategy.ops):
-            sites[op.name] = _site_plan(site, node, at[group], k, op, gathered)
+            sites[op.name] = _site_plan(site, node, states[group], k, op, gathered)
     order = {op.name: i for i, op in enumerate(block.ops)}
     params = {
         v.name: _param_plan(site, i, gathered.get(i, set()))
@@ -147,8 +147,8 @@ def _site_plan(site: _BlockStates, node: GroupRows, r: int, k: int, op: Op, gath
     rows = [node.strategy.rows[int(i)][k] for i in node.index[r]]
     inputs = []
     for position, value in enumerate(op.inputs):
-        taken = State(tuple(x.inputs[position][0] for x in rows), tuple(x.inputs[position][1] for x in rows))
-        edge = _operand_edge(site, value, taken)
+        consumed = State(tuple(x.inputs[position][0] for x in rows), tuple(x.inputs[position][1] for x in rows))
+        edge = _operand_edge(site, value, consumed)
         if site.block.values[value].kind == "parameter":
             gathered.setdefault(value, set()).update(
                 a for a, p in enumerate(edge.dst.forward) if not isinstance(p, Shard)
@@ -156,31 +156,33 @@ def _site_plan(site: _BlockStates, node: GroupRows, r: int, k: int, op: Op, gath
         inputs.append(edge)
     outputs = []
     for position, value in enumerate(op.outputs):
-        made = State(tuple(x.outputs[position][0] for x in rows), tuple(x.outputs[position][1] for x in rows))
-        to = site.delivered(value) or made
+        produced = State(tuple(x.outputs[position][0] for x in rows), tuple(x.outputs[position][1] for x in rows))
+        delivered = site.delivered(value) or produced
         table = site.moves(value)
-        back = table.steps(to.gradient, made.gradient) if site.block.values[value].grad else ()
-        outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back, site.parts(value)))
+        backward = table.steps(delivered.gradient, produced.gradient) if site.block.values[value].grad else ()
+        outputs.append(
+            Edge(produced, delivered, table.steps(produced.forward, delivered.forward), backward, site.parts(value))
+        )
     return SitePlan(tuple(inputs), tuple(outputs))
 
 
-def _operand_edge(site: _BlockStates, value: int, taken: State) -> Edge:
+def _operand_edge(site: _BlockStates, value: int, consumed: State) -> Edge:
     v, table = site.block.values[value], site.moves(value)
-    whole = tuple(R if p == P else p for p in taken.forward)
+    replicated = tuple(R if p == P else p for p in consumed.forward)
     if v.kind == "constant":
-        src = State((R,) * len(whole), (R,) * len(whole))
-        back: tuple[Step, ...] = ()
+        src = State((R,) * len(replicated), (R,) * len(replicated))
+        backward: tuple[Step, ...] = ()
     else:
-        src = site.delivered(value) or taken
-        back = site.gradient_moves(value).steps(taken.gradient, src.gradient) if v.grad else ()
-    return Edge(src, taken, _forward_steps(table, src.forward, taken.forward), back, site.parts(value))
+        src = site.delivered(value) or consumed
+        backward = site.gradient_moves(value).steps(consumed.gradient, src.gradient) if v.grad else ()
+    return Edge(src, consumed, _forward_steps(table, src.forward, consumed.forward), backward, site.parts(value))
 
 
 def _forward_steps(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
     """The steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
-    held = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
-    divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, held, strict=True)) if p != h)
-    return (*table.steps(src, held), *divide)
+    before_division = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
+    divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, before_division, strict=True)) if p != h)
+    return (*table.steps(src, before_division), *divide)
 
 
 def _param_plan(site: _BlockStates, value: int, gathered: set[int]) -> ParamPlan:

@@ -56,157 +56,166 @@ def solve_folded(problem: Problem, objective: Objective, abandon_above: float = 
     if pruned is not None and pruned.bound > abandon_above:
         return pruned
     if objective not in cache.exact:
-        folded = cache.last = None if problem.impossible else _tables_for(problem, objective)
-        found = folded.best(abandon_above) if folded else None
-        if found is not None and found.bound > abandon_above:
-            cache.pruned[objective] = found
+        tables = cache.last_tables = None if problem.is_infeasible else _tables_for(problem, objective)
+        assignment = tables.best_assignment(abandon_above) if tables else None
+        if assignment is not None and assignment.bound > abandon_above:
+            cache.pruned[objective] = assignment
             if objective.exact and not (objective.after_forward or objective.after_backward):
-                cache.rough[objective] = folded  # a later search goes on from there
-            return found
-        cache.exact[objective] = found
+                cache.rough[objective] = tables  # a later search goes on from there
+            return assignment
+        cache.exact[objective] = assignment
     return cache.exact[objective]
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A run of equal copies on a mesh of one axis, as the search sees it. `states` are the placements of the residual stream and of
-    its gradient, `ways` is log10 of the number of joint states of one copy, and `one` and `all` [entry, exit] are the least weighted
-    times of one copy and of all `copies`, in s. A pair of states that cannot be is infinite."""
+    """A run of equal copies on a mesh of one axis, as the search sees it.
+
+    `states` are the placements of the residual stream and of its gradient. `log10_states` is log10 of the number of joint states of one
+    copy. `copy_seconds` and `run_seconds` [entry, exit] are the least weighted times of one copy and of all `copies`, in seconds. They
+    are infinite for an impossible pair of states.
+    """
 
     block: str
     copies: int
     states: tuple[str, ...]
-    ways: float
-    one: Floats
-    all: Floats
+    log10_states: float
+    copy_seconds: Floats
+    run_seconds: Floats
 
 
 def run_tables(problem: Problem) -> list[RunTable]:
     """The tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
-    folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed=EVEN_SHARES))
-    found = []
-    for run in (r for r in folded.runs if r.count > 1 and not r.axes.shared):
-        stream = run.compiled.net.tensors[run.axes.entry]
-        pairs = [stream.pairs[i] for i in stream.index[chain_states(run.axes, run.compiled)][:, -1]]
-        ways = float(np.log10(list(run.compiled.sizes.values())).sum())
+    folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed_shares=EVEN_SHARES))
+    result = []
+    for run in (r for r in folded.runs if r.count > 1 and not r.boundary.shared):
+        stream = run.compiled.net.tensors[run.boundary.entry]
+        pairs = [stream.axis_states[i] for i in stream.index[chain_states(run.boundary, run.compiled)][:, -1]]
+        log10_states = float(np.log10(list(run.compiled.sizes.values())).sum())
         names = tuple(f"{forward}|{gradient}" for forward, gradient in pairs)
-        found.append(RunTable(run.run.block, run.count, names, ways, run.matrix(0), run.cost[0]))
-    return found
+        result.append(RunTable(run.run.block, run.count, names, log10_states, run.copy_matrix(0), run.cost[0]))
+    return result
 
 
 def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective: that of the last solution if it had this objective."""
-    last = problem.cache.last
+    last = problem.cache.last_tables
     return last if isinstance(last, FoldedTables) and last.objective == objective else FoldedTables(problem, objective)
 
 
 def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
     """The folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
     if not objective.exact:
-        fresh = FoldedTables(problem, objective)
+        tables = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
-            problem.cache.rough[replace(objective, exact=True)] = fresh
-        return fresh
-    known = problem.cache.rough.pop(objective, None)
-    if not isinstance(known, FoldedTables):
+            problem.cache.rough[replace(objective, exact=True)] = tables
+        return tables
+    rough = problem.cache.rough.pop(objective, None)
+    if not isinstance(rough, FoldedTables):
         return FoldedTables(problem, objective)
-    known.sharpen(objective)
-    return known
+    rough.make_exact(objective)
+    return rough
 
 
 class FoldedTables:
-    """A folded network under an objective: the tables of its runs (`runs`), and those of the top block (`fixed`)."""
+    """A folded network under an objective: the tables of its runs (`runs`), and those of the top block (`top_tables`)."""
 
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
         priced = bool(objective.after_forward or objective.after_backward)
-        self.work = problem.cache.at_prices if priced else PointBudget(problem.unit_work)
-        self.units = {n: UnitCost(variants, objective, work=self.work) for n, variants in problem.blocks.items()}
+        self.budget = problem.cache.point_budget if priced else PointBudget(problem.max_unit_points)
+        self.units = {n: UnitCost(variants, objective, budget=self.budget) for n, variants in problem.blocks.items()}
         self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
-        self.shares: Shares = objective.top or EVEN_SHARES
-        self.fixed = weighted_tables(problem.top.factors, objective.weights(self.shares))
+        self.shares: Shares = objective.top_shares or EVEN_SHARES
+        self.top_tables = weighted_tables(problem.top.factors, objective.weights(self.shares))
         self._tree: tuple[int, BucketTree] | None = None
 
-    def sharpen(self, objective: Objective) -> None:
+    def make_exact(self, objective: Objective) -> None:
         """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten, and the work is as at first."""
         self.objective = objective
-        self.work.left = self.problem.unit_work
+        self.budget.left = self.problem.max_unit_points
         for unit in self.units.values():
             unit.objective = objective
-            unit.settled = {at: f for at, f in unit.settled.items() if f.cost <= f.bound * (1 + TIE / 10)}
+            unit.settled = {
+                entry: settled
+                for entry, settled in unit.settled.items()
+                if settled.cost <= settled.bound * (1 + TIE / 10)
+            }
 
     @property
     def tables(self) -> list[Table]:
         """All tables over the top variables. They hold lower bounds."""
-        return [*self.fixed, *(r.table() for r in self.runs)]
+        return [*self.top_tables, *(r.top_table() for r in self.runs)]
 
-    def weighed(self, more: Sequence[Table] = ()) -> BucketTree:
-        """The top network as a weighed bucket tree, with `more` tables over top variables. Raises TooLarge."""
+    def weighed_tree(self, extra_tables: Sequence[Table] = ()) -> BucketTree:
+        """The top network as a weighed bucket tree, with `extra_tables` tables over top variables. Raises TablesTooLarge."""
         # Bounds change only when a shared state is computed or tightened, or an entry is settled. So these counts tell an old tree.
-        known = sum(len(r.powers) + r.tight for r in self.runs) + sum(u.settlings for u in self.units.values())
-        if not more and self._tree is not None and self._tree[0] == known:
+        version = sum(len(r.powers) + r.is_tight for r in self.runs) + sum(u.num_settlings for u in self.units.values())
+        if not extra_tables and self._tree is not None and self._tree[0] == version:
             return self._tree[1]
-        tree = BucketTree(self.problem.top.sizes, [*self.tables, *more], self.problem.top.sequence, ())
-        tree.weigh()
-        if not more:
-            self._tree = known, tree  # it serves until bounds change
+        tree = BucketTree(self.problem.top.sizes, [*self.tables, *extra_tables], self.problem.top.sequence, ())
+        tree.compute_margins()
+        if not extra_tables:
+            self._tree = version, tree  # it serves until bounds change
         return tree
 
-    def best(self, abandon_above: float = float("inf")) -> Assignment | None:
+    def best_assignment(self, abandon_above: float = float("inf")) -> Assignment | None:
         """The assignment of least priced cost (see the head of the file), or the first one whose bound is above `abandon_above`."""
-        found: Assignment | None = None
+        best: Assignment | None = None
         totals: list[Floats] = []
         bound = -np.inf
         for _ in range(MAX_TOP_SHARES):
-            exact = self._exact_below(abandon_above, bound)
-            if exact is None:
+            solution = self._solve_at_shares(abandon_above, bound)
+            if solution is None:
                 return None
-            states, least = exact
+            states, least = solution
             # Every choice of shares gives a lower bound, so the highest one holds. Costs are compared as they are, at no shares.
             bound = max(bound, least)
-            mine = self._assignment(states)
-            if found is None or self._priced(mine) < self._priced(found):
-                found = mine
-            bound = min(bound, self._priced(found))
-            done = self.objective.is_sum or self.objective.top or self._priced(found) <= bound * (1 + TIE / 10)
+            assignment = self._assignment(states)
+            if best is None or self._priced_value(assignment) < self._priced_value(best):
+                best = assignment
+            bound = min(bound, self._priced_value(best))
+            done = (
+                self.objective.is_sum or self.objective.top_shares or self._priced_value(best) <= bound * (1 + TIE / 10)
+            )
             if done or bound > abandon_above:
                 break
-            totals.append(mine.top_totals)
-            following = best_shares(self.objective, totals, self.shares)
-            if following == self.shares:
+            totals.append(assignment.top_totals)
+            next_shares = best_shares(self.objective, totals, self.shares)
+            if next_shares == self.shares:
                 break
-            self.shares = following
-            self.fixed = weighted_tables(self.problem.top.factors, self.objective.weights(following))
-        assert found is not None
-        if self.objective.exact and not (self.objective.is_sum or self.objective.top) and bound <= abandon_above:
-            found, bound = self._close(found, bound)
-        found.bound = bound
-        return found
+            self.shares = next_shares
+            self.top_tables = weighted_tables(self.problem.top.factors, self.objective.weights(next_shares))
+        assert best is not None
+        if self.objective.exact and not (self.objective.is_sum or self.objective.top_shares) and bound <= abandon_above:
+            best, bound = self._close_top_gap(best, bound)
+        best.bound = bound
+        return best
 
-    def _close(self, found: Assignment, bound: float) -> tuple[Assignment, float]:
+    def _close_top_gap(self, best: Assignment, bound: float) -> tuple[Assignment, float]:
         """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
-        while self._priced(found) > bound * (1 + TIE / 10) and self.work.left >= 0:
-            runs = [r.table() for r in self.runs]
+        while self._priced_value(best) > bound * (1 + TIE / 10) and self.budget.left >= 0:
+            runs = [r.top_table() for r in self.runs]
             states, least = least_by_points(
-                top, top.sequence, {}, self.objective, self.shares, self._priced(found), self.work, runs
+                top, top.sequence, {}, self.objective, self.shares, self._priced_value(best), self.budget, runs
             )
-            bound = max(bound, min(least, self._priced(found)))
+            bound = max(bound, min(least, self._priced_value(best)))
             if states is None:
-                return found, bound
+                return best, bound
             # The runs' tables are bounds themselves. If one was not exact where this assignment uses it, look again with the exact one.
-            if sum(r.work_out(states) for r in self.runs) or self._settle(states, np.inf):
+            if sum(r.compute_used_state(states) for r in self.runs) or self._settle(states, np.inf):
                 continue
-            mine = self._assignment(states)
-            if self._priced(mine) >= self._priced(found) * (1 - TIE / 10):
-                return found, bound
-            found = mine
-        return found, bound
+            assignment = self._assignment(states)
+            if self._priced_value(assignment) >= self._priced_value(best) * (1 - TIE / 10):
+                return best, bound
+            best = assignment
+        return best, bound
 
-    def _exact_below(self, abandon_above: float, known: float) -> tuple[dict[str, int], float] | None:
+    def _solve_at_shares(self, abandon_above: float, known_bound: float) -> tuple[dict[str, int], float] | None:
         """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound.
 
-        Shares that give less than the bound that is `known` are only tried to find better ones. Any states serve that, so few
+        Shares that give less than the bound that is `known_bound` are only tried to find better ones. Any states serve that, so few
         copies are made exact for them.
         """
         top = self.problem.top
@@ -216,18 +225,18 @@ class FoldedTables:
             if not np.isfinite(result.table):
                 return None
             states = result.assignment({})
-            fresh = sum(r.work_out(states) for r in self.runs)
-            if fresh:
+            num_computed = sum(r.compute_used_state(states) for r in self.runs)
+            if num_computed:
                 rounds += 1
                 if rounds == TIGHTEN_ROUND:
                     for r in self.runs:
-                        r.tighten()
+                        r.tighten_bounds()
                 elif rounds in BATCH_ROUNDS:
-                    self._work_out_more(states)
+                    self._compute_promising_states(states)
                 continue
             least = float(result.table)
-            in_vain = least < known and settled >= MAX_SETTLED_IN_VAIN
-            if least > abandon_above or in_vain or not self._settle(states, abandon_above * (1 + TIE) - least):
+            is_in_vain = least < known_bound and settled >= MAX_SETTLED_IN_VAIN
+            if least > abandon_above or is_in_vain or not self._settle(states, abandon_above * (1 + TIE) - least):
                 return states, least
             settled += 1
 
@@ -236,23 +245,23 @@ class FoldedTables:
         raised = 0.0
         for run in self.runs:
             if raised < room:
-                raised += run.settle(states, room - raised)
+                raised += run.settle_used_entries(states, room - raised)
         return raised > 0
 
-    def _work_out_more(self, assignment: Mapping[str, int]) -> None:
+    def _compute_promising_states(self, assignment: Mapping[str, int]) -> None:
         """Compute all shared states together through which something as good as `assignment` may lead."""
         try:
-            tree = self.weighed()
+            tree = self.weighed_tree()
         except TooManyPoints:  # then they are computed one by one
             return
         value = sum(float(t[tuple(assignment[v] for v in names)]) for names, t in self.tables)
         for r in self.runs:
-            r.work_out_below(tree, value)
+            r.compute_promising_states(tree, value)
 
     def _assignment(self, states: Mapping[str, int]) -> Assignment:
         return make_assignment(self.problem, self.objective, states, [c for r in self.runs for c in r.copies(states)])
 
-    def _priced(self, a: Assignment) -> float:
+    def _priced_value(self, a: Assignment) -> float:
         return priced_value(self.objective, a)
 
 
@@ -265,21 +274,21 @@ def priced_value(objective: Objective, a: Assignment) -> float:
 
 def make_assignment(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
     """The assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
-    full = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
-    own = sum_factors(problem.top.net.factors, full)
-    totals = own + sum(count * copy.totals for copy, count in Counter(copies).items())
+    top_states = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
+    top_totals = sum_factors(problem.top.net.factors, top_states)
+    totals = top_totals + sum(count * copy.totals for copy, count in Counter(copies).items())
     position = 0
     for run in problem.runs:
-        mine = copies[position : position + len(run.calls)]
+        run_copies = copies[position : position + len(run.calls)]
         position += len(run.calls)
-        if len(mine) > 1:  # the memory of the tensors between two copies
-            axes, kept = boundary(problem, run), between_bytes(problem, run)
-            both = chain_states(axes, problem.compiled(run.block))
+        if len(run_copies) > 1:  # the memory of the tensors between two copies
+            axes, kept_bytes = boundary(problem, run), between_bytes(problem, run)
+            states = chain_states(axes, problem.first_variant(run.block))
             totals[Component.AFTER_FORWARD] += sum(
-                count * kept[np.searchsorted(both, copy.states[axes.exit])]
-                for copy, count in Counter(mine[:-1]).items()
+                count * kept_bytes[np.searchsorted(states, copy.states[axes.exit])]
+                for copy, count in Counter(run_copies[:-1]).items()
             )
-    return with_objective(Assignment(full, copies, own, totals, 0.0, 0.0), objective)
+    return with_objective(Assignment(top_states, copies, top_totals, totals, 0.0, 0.0), objective)
 
 
 def with_objective(a: Assignment, objective: Objective) -> Assignment:
@@ -291,6 +300,6 @@ def with_objective(a: Assignment, objective: Objective) -> Assignment:
 
 def total_of_copies(problem: Problem, a: Assignment, name: str) -> Floats:
     """[component]: the part of an assignment's totals that all copies of one block add."""
-    mine = [c for call, c in zip(problem.coarse.graph.calls(), a.copies, strict=True) if call.block == name]
+    copies = [c for call, c in zip(problem.coarse.graph.calls(), a.copies, strict=True) if call.block == name]
     zero = np.zeros(NUM_COMPONENTS)
-    return sum((n * copy.totals for copy, n in Counter(mine).items()), start=zero)
+    return sum((n * copy.totals for copy, n in Counter(copies).items()), start=zero)

@@ -44,8 +44,8 @@ def make_objective(problem: Problem, kind: str) -> Objective:
 
 def rough_bound(problem: Problem, kind: str) -> float:
     """A value that no assignment is below, whatever its memory. The gaps between the step's time and its bounds stay open."""
-    found = search_roughly(problem, kind)
-    return found.bound if found else float("inf")
+    rough = search_roughly(problem, kind)
+    return rough.bound if rough else float("inf")
 
 
 def search_roughly(problem: Problem, kind: str) -> Assignment | None:
@@ -56,9 +56,9 @@ def search_roughly(problem: Problem, kind: str) -> Assignment | None:
 def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
     """The problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
     The best assignment of all problems, whatever its memory, is in one of these."""
-    found = [(a, p) for p in problems if (a := search_roughly(p, kind))]
-    best = min((a.seconds for a, _ in found), default=0.0) * (1 + TIE)
-    return [p for a, p in sorted(found, key=lambda f: f[0].bound) if a.bound <= best]
+    rough = [(a, p) for p in problems if (a := search_roughly(p, kind))]
+    best = min((a.seconds for a, _ in rough), default=0.0) * (1 + TIE)
+    return [p for a, p in sorted(rough, key=lambda f: f[0].bound) if a.bound <= best]
 
 
 def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
@@ -91,39 +91,39 @@ class _Search:
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
-    work: PointBudget = field(default_factory=PointBudget)
-    good_enough: float = 0.0
+    budget_of_points: PointBudget = field(default_factory=PointBudget)
+    max_open_gap: float = 0.0
     at_bound: Objective = field(init=False)
 
     def __post_init__(self) -> None:
         self.at_bound = self.objective
 
-    def start(self) -> None:
+    def reuse_known(self) -> None:
         """Take over what earlier searches of this problem found for other budgets."""
-        for objective, a in self.known():
-            self._take(objective, a)
+        for objective, a in self.known_assignments():
+            self.update_bound(objective, a)
 
-    def known(self) -> list[tuple[Objective, Assignment]]:
+    def known_assignments(self) -> list[tuple[Objective, Assignment]]:
         """Every assignment that was found for this objective, at any prices of memory."""
-        free = self.objective.priced(0.0, 0.0)
+        free = self.objective.with_prices(0.0, 0.0)
         return [
             (o, a)
             for o, a in self.problem.cache.exact.items()
-            if a is not None and isinstance(o, Objective) and replace(o, exact=True).priced(0.0, 0.0) == free
+            if a is not None and isinstance(o, Objective) and replace(o, exact=True).with_prices(0.0, 0.0) == free
         ]
 
-    def at(
+    def solve_at_prices(
         self, after_forward: float, after_backward: float, abandon_above: float = float("inf"), exact: bool = True
     ) -> Assignment | None:
         """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower."""
         self.solves += 1
-        objective = replace(self.objective.priced(after_forward, after_backward), exact=exact)
+        objective = replace(self.objective.with_prices(after_forward, after_backward), exact=exact)
         a = solve_folded(self.problem, objective, abandon_above)
         if a is not None:
-            self._take(objective, a)
+            self.update_bound(objective, a)
         return a
 
-    def _take(self, objective: Objective, a: Assignment) -> None:
+    def update_bound(self, objective: Objective, a: Assignment) -> None:
         self.consider(a)
         # L(m) - m · budget is a lower bound at every price m, also at 0. The highest one so far is kept with its price.
         price = objective.after_forward + objective.after_backward
@@ -132,65 +132,71 @@ class _Search:
         if bound > self.bound:
             self.bound, self.at_bound = bound, replace(objective, exact=True)
 
-    def free(self, abandon_above: float, exact: bool) -> Assignment | None:
+    def solve_without_budget(self, abandon_above: float, exact: bool) -> Assignment | None:
         """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest; also if it need
         not be `exact`."""
-        found = self.at(0.0, 0.0, abandon_above, exact=False)
+        solution = self.solve_at_prices(0.0, 0.0, abandon_above, exact=False)
         # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
-        if exact and found is not None and memory_bytes(found) <= self.budget and self.bound <= abandon_above:
-            return self.at(0.0, 0.0, abandon_above)
-        return found
+        if exact and solution is not None and memory_bytes(solution) <= self.budget and self.bound <= abandon_above:
+            return self.solve_at_prices(0.0, 0.0, abandon_above)
+        return solution
 
     def begin(
         self, abandon_above: float, prices: tuple[float, float], exact: bool
     ) -> tuple[Assignment | None, Answer | None]:
         """The best assignment of any memory; and the answer, where it is known without a search for prices of memory."""
-        free = self.free(abandon_above, exact)
-        if free is None:
+        unlimited = self.solve_without_budget(abandon_above, exact)
+        if unlimited is None:
             return None, None
         # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
-        known = self.best is not None or self.bound > abandon_above
+        is_known = self.best is not None or self.bound > abandon_above
         # The prices of another mesh's bound are a guess. If the bound at this guess is too high already, no search is needed.
-        if not known and any(prices) and abandon_above < float("inf"):
-            self.at(*prices, exact=False)
-            known = self.bound > abandon_above
-        return free, self.answer(memory_bytes(free)) if known else None
+        if not is_known and any(prices) and abandon_above < float("inf"):
+            self.solve_at_prices(*prices, exact=False)
+            is_known = self.bound > abandon_above
+        return unlimited, self.answer(memory_bytes(unlimited)) if is_known else None
 
-    def price(self, free: Assignment, small: Assignment, enough: Callable[[], bool], prove: bool, mix: bool) -> None:
-        """Move the prices of memory to where the bound is highest. `free` is the fastest assignment, and `small` fits. `mix`: look for
-        better incumbents too."""
-        ends = (FORWARD, BACKWARD) if free.totals[FORWARD] >= free.totals[BACKWARD] else (BACKWARD, FORWARD)
+    def price_memory(
+        self, unlimited: Assignment, smallest: Assignment, stop: Callable[[], bool], prove: bool, mixes: bool
+    ) -> None:
+        """Move the prices of memory to where the bound is highest.
+
+        `unlimited` is the fastest assignment of any memory, and `smallest` fits. `mixes`: look for better incumbents too.
+        """
+        ends = (FORWARD, BACKWARD) if unlimited.totals[FORWARD] >= unlimited.totals[BACKWARD] else (BACKWARD, FORWARD)
         # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
         for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
             if exact and self.is_close:
                 return
             for end in ends:
-                if free.totals[end] > self.budget:
-                    _price_memory(self, free, small, end, enough, exact)
-            if mix and not exact and not enough():
-                self.mix()
+                if unlimited.totals[end] > self.budget:
+                    _price_memory(self, unlimited, smallest, end, stop, exact)
+            if mixes and not exact and not stop():
+                self.mix_incumbents()
 
-    def mix(self) -> None:
+    def mix_incumbents(self) -> None:
         """Look for a better incumbent among mixtures of the solutions at prices."""
         assert self.best is not None
         folded = tables_at(self.problem, replace(self.at_bound, exact=False))
         if not (folded.objective.after_forward or folded.objective.after_backward):
             return
-        found = mix_solutions(folded, self.best, self.budget, [a for _, a in self.known()])
-        if found is not None:
-            self.consider(found)
+        mixture = mix_solutions(folded, self.best, self.budget, [a for _, a in self.known_assignments()])
+        if mixture is not None:
+            self.consider(mixture)
 
     def close(self, stop: Callable[[], bool], at_most: float) -> None:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
-        closing = GapClosing(self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, self.work)
-        closing.run(stop, at_once=self.is_close)
+        closing = GapClosing(
+            self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, self.budget_of_points
+        )
+        closing.run(stop, only_at_once=self.is_close)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
 
     @property
     def is_close(self) -> bool:
         """Whether the incumbent is good enough."""
-        return self.best is not None and self.best.seconds <= self.bound * (1 + self.good_enough)
+        return self.best is not None and self.best.seconds <= self.bound * (1 + self.max_open_gap)
 
     def consider(self, a: Assignment) -> None:
         """Make `a` the incumbent if it fits and is better."""
@@ -212,12 +218,12 @@ def search_within_budget(
     abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False,
     prove: bool = True,
-    known: Iterable[Assignment] = (),
-    work: PointBudget | None = None,
-    top: Shares | None = None,
+    incumbents: Iterable[Assignment] = (),
+    budget_of_points: PointBudget | None = None,
+    top_shares: Shares | None = None,
     prices: tuple[float, float] = (0.0, 0.0),
     bound_only: bool = False,
-    good_enough: float = 0.0,
+    max_open_gap: float = 0.0,
 ) -> Answer:
     """The best assignment of `problem` within a memory budget (see the head of the file).
 
@@ -238,30 +244,30 @@ def search_within_budget(
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
-    run = _Search(
+    state = _Search(
         problem,
-        replace(make_objective(problem, objective), top=top),
+        replace(make_objective(problem, objective), top_shares=top_shares),
         budget,
-        work=work or PointBudget(),
-        good_enough=good_enough,
+        budget_of_points=budget_of_points or PointBudget(),
+        max_open_gap=max_open_gap,
     )
-    free, answer = run.begin(abandon_above, prices, not bound_only)
-    if free is None or answer is not None:
-        return answer or Answer(None, float("inf"), float("inf"), float("inf"), run.solves)
-    small = find_least_memory(problem, objective)
-    run.solves += 1
-    assert small is not None
-    least = memory_bytes(small)
-    if least > budget:
-        return Answer(None, float("inf"), run.bound, least, run.solves, small)
-    for a in (small, *known):
-        run.consider(a)
-    run.start()
-    run.price(free, small, lambda: stop() or run.bound > abandon_above, prove, not bound_only)
+    unlimited, answer = state.begin(abandon_above, prices, not bound_only)
+    if unlimited is None or answer is not None:
+        return answer or Answer(None, float("inf"), float("inf"), float("inf"), state.solves)
+    smallest = find_least_memory(problem, objective)
+    state.solves += 1
+    assert smallest is not None
+    least_bytes = memory_bytes(smallest)
+    if least_bytes > budget:
+        return Answer(None, float("inf"), state.bound, least_bytes, state.solves, smallest)
+    for a in (smallest, *incumbents):
+        state.consider(a)
+    state.reuse_known()
+    state.price_memory(unlimited, smallest, lambda: stop() or state.bound > abandon_above, prove, not bound_only)
     if prove:
-        run.close(lambda: stop() or run.bound > abandon_above, abandon_above)
-    problem.cache.last = None
-    return run.answer(least)
+        state.close(lambda: stop() or state.bound > abandon_above, abandon_above)
+    problem.cache.last_tables = None
+    return state.answer(least_bytes)
 
 
 def find_least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
@@ -271,21 +277,26 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
     memory after forward is the answer if it holds no more after backward; and the other way round. Else the answer is the best
     of these two and of the one that minimises the mean, which need not be the least.
     """
-    found: list[Assignment] = []
+    assignments: list[Assignment] = []
     # max(f, b) ≥ share · f + (1 - share) · b. At share 1 the least f is found. If b is not above it, then max = f is least, too.
     for share in (1.0, 0.0, 0.5):
         a = solve_folded(problem, least_memory_objective(problem.model.step_time, share))
         if a is None:
             return None
-        found.append(replace(with_objective(a, make_objective(problem, objective)), bound=0.0))
+        assignments.append(replace(with_objective(a, make_objective(problem, objective)), bound=0.0))
         ends = float(a.totals[FORWARD]), float(a.totals[BACKWARD])
         if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
-            return found[-1]
-    return min(found, key=memory_bytes)
+            return assignments[-1]
+    return min(assignments, key=memory_bytes)
 
 
 def _price_memory(
-    run: _Search, fast: Assignment, small: Assignment, end: Component, stop: Callable[[], bool], exact: bool
+    state: _Search,
+    above_budget: Assignment,
+    within_budget: Assignment,
+    end: Component,
+    stop: Callable[[], bool],
+    exact: bool,
 ) -> None:
     """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
 
@@ -293,37 +304,41 @@ def _price_memory(
     the line, which takes the place of one of the two; or it shows that none is below, and the search ends.
     """
 
-    def held(a: Assignment) -> float:
+    def bytes_of(a: Assignment) -> float:
         return float(a.totals[end])
 
-    def alone(objective: Objective) -> bool:
+    def prices_only_this_end(objective: Objective) -> bool:
         return (objective.after_backward if end == FORWARD else objective.after_forward) == 0.0
 
-    def between(ends: tuple[Assignment, Assignment]) -> float:
+    def height_at_budget(ends: tuple[Assignment, Assignment]) -> float:
         """The seconds at the budget on the line through two assignments."""
         # The line's height at the budget: (9 GB, 10 s) and (5 GB, 14 s) give 14 - 4 · 3 / 4 = 11 s at 8 GB. It is the bound if no plan
         # lies below the line, so begin with the two known plans whose line is lowest.
-        above, below = ends
-        return below.seconds - (below.seconds - above.seconds) * (run.budget - held(below)) / (
-            held(above) - held(below)
-        )
+        over_budget, under_budget = ends
+        return under_budget.seconds - (under_budget.seconds - over_budget.seconds) * (
+            state.budget - bytes_of(under_budget)
+        ) / (bytes_of(over_budget) - bytes_of(under_budget))
 
-    known = [fast, small, *(a for o, a in run.known() if alone(o))]
-    above, below = ([a for a in known if (held(a) > run.budget) == over] for over in (True, False))
-    fast, small = min(product(above, below), key=between)
+    assignments = [above_budget, within_budget, *(a for o, a in state.known_assignments() if prices_only_this_end(o))]
+    over_budget, under_budget = (
+        [a for a in assignments if (bytes_of(a) > state.budget) == over] for over in (True, False)
+    )
+    above_budget, within_budget = min(product(over_budget, under_budget), key=height_at_budget)
     for _ in range(MAX_PRICES):
-        saved = held(fast) - held(small)
-        slower = small.seconds - fast.seconds
+        saved = bytes_of(above_budget) - bytes_of(within_budget)
+        slower = within_budget.seconds - above_budget.seconds
         if stop() or saved <= 0 or slower <= 0:
             return
         # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
         # side of the budget. If there is none, the line is an edge of the lower hull, and no price gives a higher bound.
         price = slower / saved
-        found = run.at(price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=exact)
-        line = fast.seconds + price * held(fast)
-        if found is None or found.seconds + price * held(found) >= line * (1 - 1e-12):
+        solution = state.solve_at_prices(
+            price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=exact
+        )
+        line = above_budget.seconds + price * bytes_of(above_budget)
+        if solution is None or solution.seconds + price * bytes_of(solution) >= line * (1 - 1e-12):
             return
-        if held(found) <= run.budget:
-            small = found
+        if bytes_of(solution) <= state.budget:
+            within_budget = solution
         else:
-            fast = found
+            above_budget = solution

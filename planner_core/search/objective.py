@@ -30,7 +30,7 @@ class Objective:
     """`kind` of OBJECTIVES (or "memory"), and two prices in seconds per byte: of memory when the forward pass ends, and when
     the backward pass ends.
 
-    `fixed`: the step's time is replaced by its weighted sum at these shares, which is a relaxation. `top`: the same, for the
+    `fixed_shares`: the step's time is replaced by its weighted sum at these shares, which is a relaxation. `top_shares`: the same, for the
     top block alone. `exact`: close the gap that no shares close. False leaves that gap open; its bound still holds.
     """
 
@@ -38,23 +38,23 @@ class Objective:
     step_time: StepTime
     after_forward: float = 0.0
     after_backward: float = 0.0
-    fixed: Shares | None = None
-    top: Shares | None = None
+    fixed_shares: Shares | None = None
+    top_shares: Shares | None = None
     exact: bool = True
 
-    def priced(self, after_forward: float, after_backward: float) -> Objective:
+    def with_prices(self, after_forward: float, after_backward: float) -> Objective:
         """The same objective at other prices of memory."""
         return replace(self, after_forward=after_forward, after_backward=after_backward)
 
     @property
     def is_sum(self) -> bool:
         """Whether the objective is a plain sum: then the maxima of the step's time do not matter."""
-        return self.kind != "time" or self.fixed is not None
+        return self.kind != "time" or self.fixed_shares is not None
 
     def weights(self, shares: Shares = EVEN_SHARES) -> Floats:
         """[component] prices at `shares`: for every unit, `totals @ weights` is at most `priced_cost(totals)`."""
         time, communication, memory = _WEIGHTS[self.kind]
-        total = self.step_time.linear(self.fixed or shares).array() * time
+        total = self.step_time.linear(self.fixed_shares or shares).array() * time
         total[Component.COMMUNICATION] += communication
         total[Component.AFTER_FORWARD] = self.after_forward + memory
         total[Component.AFTER_BACKWARD] = self.after_backward
@@ -63,8 +63,8 @@ class Objective:
     def seconds(self, totals: Floats) -> Floats:
         """The objective's value of one unit with `totals` [..., component], without memory at its prices."""
         time, communication, _ = _WEIGHTS[self.kind]
-        if self.fixed is not None:
-            return np.asarray(totals @ self.priced(0.0, 0.0).weights())
+        if self.fixed_shares is not None:
+            return np.asarray(totals @ self.with_prices(0.0, 0.0).weights())
         return np.asarray(time * self.step_time.seconds(totals) + communication * totals[..., Component.COMMUNICATION])
 
     def priced_cost(self, totals: Floats) -> Floats:

@@ -8,8 +8,8 @@
 
 The copies of a run may share tensors beside the residual stream, for example an encoder's output. Then the run has one such
 table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.power` computes only those
-that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_bounds`), later from
-chains in which one shared tensor is fixed at a time (`tighten`). If the optimum of the top network uses computed states only,
+that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_initial_bounds`), later from
+chains in which one shared tensor is fixed at a time (`tighten_bounds`). If the optimum of the top network uses computed states only,
 it is the optimum of all.
 
 Example: T5's decoder layers share the encoder's output and its mask, with 25 states each on two axes. 50 chains bound all 625
@@ -41,7 +41,7 @@ from planner_core.search.units.unit import UnitCost, View
 MAX_EAGER_STATES = 4
 """A run with at most this many shared states has all of them computed at once."""
 BATCH = 16
-"""Shared states of a run that `work_out_below` computes together."""
+"""Shared states of a run that `compute_promising_states` computes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Boundary:
     """The variables of a block's boundary.
 
     `shared`: the inputs that all copies share and that have more than one state. `entry` and `exit`: the tensor of the chain
-    before and after a copy ("" without a chain). `top`: the top network's variable for each variable of the boundary.
+    before and after a copy ("" without a chain). `top_names`: the top network's variable for each variable of the boundary.
     """
 
     shared: tuple[str, ...]
     entry: str
     exit: str
-    top: dict[str, str]
+    top_names: dict[str, str]
 
 
 def boundary(problem: Problem, run: Run) -> Boundary:
@@ -67,7 +67,7 @@ def boundary(problem: Problem, run: Run) -> Boundary:
     inner = [*block.inputs, *block.outputs]
     outer = [*first.inputs, *last.outputs]
     top = {tensor_name(i): tensor_name(o) for i, o in zip(inner, outer, strict=True)}
-    shared = problem.compiled(run.block).open
+    shared = problem.first_variant(run.block).open_boundary
     return Boundary(tuple(k for k in shared if k not in (entry, exit_)), entry, exit_, top)
 
 
@@ -92,7 +92,7 @@ def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]
 
 def between_bytes(problem: Problem, run: Run) -> Floats:
     """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
-    compiled, axes = problem.compiled(run.block), boundary(problem, run)
+    compiled, axes = problem.first_variant(run.block), boundary(problem, run)
     both = chain_states(axes, compiled)
     return compiled.net.tensors[axes.entry].local_bytes[both] * float(compiled.net.keeps_between)
 
@@ -111,14 +111,14 @@ def over_top_variables(
     """
     for axis, name in enumerate(names):
         mine = chain_states(axes, compiled) if matrix and name in (axes.entry, axes.exit) else compiled.alive[name]
-        theirs = problem.top.alive[axes.top[name]]
+        theirs = problem.top.alive[axes.top_names[name]]
         if np.array_equal(mine, theirs):
             continue
         # A state that `mine` lacks is found at a neighbour's place, or past the end. Its entries are made infinite below.
         places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
         table = table.take(places, axis)
         table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # this run cannot take these states
-    return drop_fixed_variables(*_merge_equal_names(tuple(axes.top[n] for n in names), table))
+    return drop_fixed_variables(*_merge_equal_names(tuple(axes.top_names[n] for n in names), table))
 
 
 def _merge_equal_names(names: tuple[str, ...], table: Floats) -> Table:
@@ -140,28 +140,28 @@ class Chain:
 
     def __init__(self, problem: Problem, run: Run, unit: UnitCost) -> None:
         self.problem, self.run, self.unit = problem, run, unit
-        self.axes, self.compiled = boundary(problem, run), unit.compiled
+        self.boundary, self.compiled = boundary(problem, run), unit.first_variant
         self.count = len(run.calls)
         self.powers: dict[int, MinPlusPower] = {}
-        self.tight = False
+        self.is_tight = False
         if self.count == 1:
             return
         # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
-        self.shape = [len(self.compiled.alive[v]) for v in self.axes.shared]
+        self.shape = [len(self.compiled.alive[v]) for v in self.boundary.shared]
         states = int(np.prod(self.shape, dtype=int))
         if states <= MAX_EAGER_STATES:
-            n = len(chain_states(self.axes, self.compiled))
+            n = len(chain_states(self.boundary, self.compiled))
             self.cost = np.zeros((states, n, n))
             for s in range(states):
-                self.power(s)
+                self.compute_power(s)
         else:
-            self.cost = self._bounds()
+            self.cost = self._initial_bounds()
 
-    def _bounds(self) -> Floats:
+    def _initial_bounds(self) -> Floats:
         """[shared state, entry, exit]: a lower bound. It is the least cost of the first copy from `entry`, plus that of the last copy
         to `exit`, plus the least cost of a copy for each copy between them."""
-        axes, c, states = self.axes, self.compiled, int(np.prod(self.shape, dtype=int))
+        axes, c, states = self.boundary, self.compiled, int(np.prod(self.shape, dtype=int))
         first = self.unit.bound(View((*axes.shared, axes.entry))).reshape(states, -1)
         last = self.unit.bound(View((*axes.shared, axes.exit))).reshape(states, -1)
         least = first.min(axis=1)
@@ -170,55 +170,61 @@ class Chain:
         # With copies [[3, 3], [4, 2]] and L = 4, entry (0, 1) costs at least 3 + 2 · 2 + 2 = 9, and entry (0, 0) 3 + 2 · 2 + 3 = 10. They
         # really cost 9 and 11 (docs/SEARCH.md, section 4).
         bound = least[:, None, None] + first[:, :, None] + last[:, None, :]
-        return self._alike(in_chain_states(bound, axes, c))
+        return self._diagonal_if_uniform(in_chain_states(bound, axes, c))
 
-    def _alike(self, matrix: Floats) -> Floats:
+    def _diagonal_if_uniform(self, matrix: Floats) -> Floats:
         """If all copies must be equal, forbid what is off the diagonal: no copy changes the state of the residual stream."""
         if not self.problem.uniform:
             return matrix
         return np.where(np.eye(matrix.shape[-1], dtype=bool), matrix, np.inf)
 
-    def shared_at(self, s: int) -> dict[str, int]:
+    def shared_states(self, s: int) -> dict[str, int]:
         """The state of each shared tensor in shared state `s`, numbered as in `alive`."""
-        return dict(zip(self.axes.shared, map(int, np.unravel_index(s, self.shape)), strict=True)) if self.shape else {}
+        return (
+            dict(zip(self.boundary.shared, map(int, np.unravel_index(s, self.shape)), strict=True))
+            if self.shape
+            else {}
+        )
 
     def view(self, s: int) -> View:
         """The view of one copy in shared state `s`. A run of one copy keeps its whole boundary instead."""
         if self.count == 1:
-            return View(self.compiled.open)
-        return View((self.axes.entry, self.axes.exit), tuple(self.shared_at(s).items()))
+            return View(self.compiled.open_boundary)
+        return View((self.boundary.entry, self.boundary.exit), tuple(self.shared_states(s).items()))
 
-    def matrix(self, s: int) -> Floats:
+    def copy_matrix(self, s: int) -> Floats:
         """[entry, exit]: cost of one copy in shared state `s`, without the tensor that is kept between copies."""
-        return self._one(self.view(s))
+        return self._view_matrix(self.view(s))
 
-    def _one(self, view: View) -> Floats:
-        return self._alike(in_chain_states(self.unit.bound(view), self.axes, self.compiled))
+    def _view_matrix(self, view: View) -> Floats:
+        return self._diagonal_if_uniform(in_chain_states(self.unit.bound(view), self.boundary, self.compiled))
 
-    def power(self, s: int) -> None:
+    def compute_power(self, s: int) -> None:
         """Compute the table of all copies in shared state `s` from the unit's bounds."""
-        self.powers[s] = self._chained(self.matrix(s))
+        self.powers[s] = self._power_of_copies(self.copy_matrix(s))
         self.cost[s] = self.powers[s].cost[0]
 
-    def _chained(self, matrix: Floats) -> MinPlusPower:
-        """The product of all copies, if one costs `matrix` [entry, exit]."""
+    def _power_of_copies(self, matrix: Floats) -> MinPlusPower:
+        """The product of all copies, if one costs `copy_matrix` [entry, exit]."""
         one = MinPlusPower(matrix[None])
         # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
         return min_plus_product(min_plus_power(MinPlusPower(one.cost + self.between), self.count - 1), one)
 
-    def tighten(self) -> None:
+    def tighten_bounds(self) -> None:
         """Raise the bounds of the shared states.
 
         The bound fixes one shared tensor at its state and lets each copy choose the states of the others. It is taken for each
         shared tensor, and the largest counts. If several tensors are shared, that is nearly exact.
         """
-        if self.count == 1 or len(self.shape) < 2 or self.tight:
+        if self.count == 1 or len(self.shape) < 2 or self.is_tight:
             return
-        self.tight = True
+        self.is_tight = True
         bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
-        for axis, name in enumerate(self.axes.shared):
-            views = [View((self.axes.entry, self.axes.exit), ((name, s),)) for s in range(self.shape[axis])]
-            alone = np.stack([self._chained(self._one(view)).cost[0] for view in views])  # [state, entry, exit]
+        for axis, name in enumerate(self.boundary.shared):
+            views = [View((self.boundary.entry, self.boundary.exit), ((name, s),)) for s in range(self.shape[axis])]
+            alone = np.stack(
+                [self._power_of_copies(self._view_matrix(view)).cost[0] for view in views]
+            )  # [state, entry, exit]
             others = [i for i in range(len(self.shape)) if i != axis]
             # Each of the bounds holds by itself, so the largest of them holds.
             np.maximum(bound, np.expand_dims(alone, others), out=bound)
@@ -229,22 +235,22 @@ class Chain:
         """The run's lower bounds: [shared state, entry, exit], or over the whole boundary if the run has one copy."""
         return self.unit.bound(self.view(0)) if self.count == 1 else self.cost
 
-    def table(self) -> Table:
+    def top_table(self) -> Table:
         """The run's lower bounds as a table over top variables."""
         return self.over_top(self.own_table)
 
     def over_top(self, table: Floats) -> Table:
         """A table with the shape of `own_table`, as a table over top variables."""
-        axes, c = self.axes, self.compiled
+        axes, c = self.boundary, self.compiled
         if self.count == 1:
-            return over_top_variables(self.problem, axes, c, table, c.open)
+            return over_top_variables(self.problem, axes, c, table, c.open_boundary)
         names = (*axes.shared, axes.entry, axes.exit)
         return over_top_variables(
             self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, matrix=True
         )
 
     @cached_property
-    def places(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    def top_entries(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """The top variables that the run touches, and for each entry of a table over them (flat) the entry of `own_table` (flat).
         It is -1 where the run cannot take a state."""
         shape = self.own_table.shape
@@ -254,72 +260,74 @@ class Chain:
 
     def margins(self, tree: BucketTree) -> Floats:
         """The least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
-        names, entries = self.places
+        names, entries = self.top_entries
         shape = self.own_table.shape
         found = np.full(int(np.prod(shape)), np.inf)
         # Several joint states of the top may lead to one entry of the run: the least of them counts.
-        np.minimum.at(found, entries[entries >= 0], tree.through(tree.home(names), names).ravel()[entries >= 0])
+        np.minimum.at(
+            found, entries[entries >= 0], tree.margin_through(tree.bucket_of(names), names).ravel()[entries >= 0]
+        )
         return found.reshape(shape)
 
-    def work_out_below(self, tree: BucketTree, value: float) -> None:
+    def compute_promising_states(self, tree: BucketTree, value: float) -> None:
         """Compute the BATCH most promising shared states, as far as a cost below `value` may lead through them."""
         if self.count == 1:
             return
         least = self.margins(tree).min(axis=(1, 2))
         for s in map(int, np.argsort(least)[:BATCH]):
             if least[s] < value and s not in self.powers:
-                self.power(s)
+                self.compute_power(s)
 
-    def work_out(self, top: Mapping[str, int]) -> bool:
+    def compute_used_state(self, top: Mapping[str, int]) -> bool:
         """Compute the shared state that the states `top` use. Returns False if it was computed already."""
         if self.count == 1:
             return False
-        s, _ = self._at(top)
+        s, _ = self._boundary_states(top)
         if s in self.powers:
             return False
-        self.power(s)
+        self.compute_power(s)
         return True
 
-    def settle(self, top: Mapping[str, int], room: float = float("inf")) -> float:
+    def settle_used_entries(self, top: Mapping[str, int], room: float = float("inf")) -> float:
         """Settle the entries that the copies use, for the states `top`, the most used one first, until their cost rose by `room`.
         Returns by how much it rose."""
-        s, way = self.way(top)
+        s, way = self.used_entries(top)
         view, raised = self.view(s), 0.0
         for entry, uses in Counter(way).most_common():
             if raised < room:
                 # An entry that 30 copies use raises the whole cost 30 times as much as its own bound rises.
                 raised += uses * self.unit.settle(view, entry, (room - raised) / uses)
         if raised and self.count > 1:
-            self.power(s)
+            self.compute_power(s)
         return raised
 
     def copies(self, top: Mapping[str, int]) -> list[Copy]:
         """How each copy runs, for the states `top`: the best known way."""
-        s, way = self.way(top)
+        s, way = self.used_entries(top)
         view = self.view(s)
         for entry in dict.fromkeys(way):
             self.unit.settle(view, entry, 0.0)
         return [self.unit.settled[view, entry].copy for entry in way]
 
-    def way(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
+    def used_entries(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
         """The shared state that the states `top` use, and the entry of the unit's view that each copy uses."""
-        s, at = self._at(top)
+        s, at = self._boundary_states(top)
         c = self.compiled
         if self.count == 1:
-            return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open)]
-        both = chain_states(self.axes, c)
-        ends = [int(np.searchsorted(both, at[v])) for v in (self.axes.entry, self.axes.exit)]
+            return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open_boundary)]
+        both = chain_states(self.boundary, c)
+        ends = [int(np.searchsorted(both, at[v])) for v in (self.boundary.entry, self.boundary.exit)]
         # L copies have L + 1 states on their way: the entry, L - 1 between, the exit. Each two in a row are an entry of the view.
-        states = both[[ends[0], *self.powers[s].path(0, ends[0], ends[1]), ends[1]]]
-        entries = np.searchsorted(c.alive[self.axes.entry], states[:-1])
-        exits = np.searchsorted(c.alive[self.axes.exit], states[1:])
+        states = both[[ends[0], *self.powers[s].cheapest_path(0, ends[0], ends[1]), ends[1]]]
+        entries = np.searchsorted(c.alive[self.boundary.entry], states[:-1])
+        exits = np.searchsorted(c.alive[self.boundary.exit], states[1:])
         return s, list(zip(entries.tolist(), exits.tolist(), strict=True))
 
-    def _at(self, top: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    def _boundary_states(self, top: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         """The shared state, and the state of each boundary variable in the numbering of the block's network."""
         alive = self.problem.top.alive
-        at = {inner: int(alive[outer][top[outer]]) for inner, outer in self.axes.top.items() if outer in top}
+        at = {inner: int(alive[outer][top[outer]]) for inner, outer in self.boundary.top_names.items() if outer in top}
         if self.count == 1 or not self.shape:
             return 0, at
-        shared = [int(np.searchsorted(self.compiled.alive[v], at[v])) for v in self.axes.shared]
+        shared = [int(np.searchsorted(self.compiled.alive[v], at[v])) for v in self.boundary.shared]
         return int(np.ravel_multi_index(shared, self.shape)), at

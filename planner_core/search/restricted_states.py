@@ -89,7 +89,7 @@ def _replicate(states: TensorStates) -> Bools:
 
 
 def _on_every_axis(states: TensorStates, ok: Callable[[Placement, Placement], bool]) -> Bools:
-    return np.asarray(np.array([ok(*pair) for pair in states.pairs])[states.index].all(axis=1))
+    return np.asarray(np.array([ok(*pair) for pair in states.axis_states])[states.index].all(axis=1))
 
 
 LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (
@@ -144,7 +144,9 @@ def restrict_states(
     # Give up as little as possible: at first only the states of shared weights, then also more and more states between blocks.
     for fewer in ({}, *steps):
         try:
-            return replace(like(networks, StateRestriction(restrict, left | fewer)), whole=networks.without(restrict))
+            return replace(
+                like(networks, StateRestriction(restrict, left | fewer)), unrestricted=networks.restricted(restrict)
+            )
         except TooWide as error:
             wide = error
     raise wide
@@ -257,7 +259,9 @@ def _best_shared_weight_states(
             net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
-    link = eliminate(compiled.sizes, weighted_tables(compiled.factors, _TIME_PRICES), compiled.sequence, compiled.keep)
+    link = eliminate(
+        compiled.sizes, weighted_tables(compiled.factors, _TIME_PRICES), compiled.sequence, compiled.boundary
+    )
     best = np.unravel_index(int(link.table.argmin()), link.table.shape) if link.kept else ()
     states = link.assignment({k: int(s) for k, s in zip(link.kept, best, strict=True)})
     return {v: int(compiled.alive[v][states[v]]) for v in shared if v in states}
@@ -281,17 +285,17 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     The cost of a shared weight is moved from the top block to the blocks that use it. That is exact only for a plain sum, so the
     top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
     """
-    assert problem.whole is not None and answer.assignment is not None
+    assert problem.unrestricted is not None and answer.assignment is not None
     # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
     within = max(budget, memory_bytes(answer.assignment))
     free = make_objective(problem, objective)
     try:
         at = best_shares(free, [answer.assignment.top_totals], EVEN_SHARES)
         prices = free.step_time.linear(at).array()
-        loose = relax(problem, _move_weight_costs_to_calls(problem.whole, problem.coarse, prices))
-        bound = search_within_budget(loose, objective=objective, budget=within, prove=False, top=at).bound
+        loose = relax(problem, _move_weight_costs_to_calls(problem.unrestricted, problem.coarse, prices))
+        bound = search_within_budget(loose, objective=objective, budget=within, prove=False, top_shares=at).bound
     except TooWide:
-        bound = _mini_bucket_bound(problem, problem.whole, objective)
+        bound = _mini_bucket_bound(problem, problem.unrestricted, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
@@ -331,7 +335,7 @@ def _mini_bucket_bound(problem: Problem, whole: ModelNetworks, objective: str) -
         loose = relax(problem, whole, math.inf)
     except TooWide:
         return 0.0
-    tables = FoldedTables(loose, replace(make_objective(loose, objective), top=EVEN_SHARES)).tables
+    tables = FoldedTables(loose, replace(make_objective(loose, objective), top_shares=EVEN_SHARES)).tables
     return lower_bound(loose.top.sizes, tables, loose.top.sequence, MAX_BUCKET_ENTRIES)
 
 

@@ -108,7 +108,7 @@ def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
     _, problem = planned("llama-3-8b", "2x8", layers=2)
     a = search_within_budget(problem).assignment
     assert a is not None
-    objective = replace(make_objective(problem, "time"), fixed=Shares())
+    objective = replace(make_objective(problem, "time"), fixed_shares=Shares())
     net = unfold_problem(problem, objective, a)
     at: dict[str, int] = {}
 

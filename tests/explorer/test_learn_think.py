@@ -29,7 +29,7 @@ def shown(**values: int) -> dict[str, float]:
 
 def test_ways_of_one_copy_are_the_product_of_what_each_part_may_be() -> None:
     problem = placing.neighbours(LLAMA, 4).problem(DeviceMesh(("gpus",), (4,)))
-    sizes = problem.compiled("LlamaDecoderLayer").sizes.values()
+    sizes = problem.first_variant("LlamaDecoderLayer").sizes.values()
     found = shown(t=4)
     assert found["ways"] == pytest.approx(math.log10(math.prod(sizes)))
     assert found["all_ways"] == pytest.approx(32 * found["ways"]) and found["copies"] == 32
@@ -37,7 +37,7 @@ def test_ways_of_one_copy_are_the_product_of_what_each_part_may_be() -> None:
 
 def test_products_of_tables_are_the_least_over_all_ways_between() -> None:
     run = l24_think.thought(LLAMA, 4).run
-    one, states = run.one, range(len(run.states))
+    one, states = run.copy_seconds, range(len(run.states))
     for n, table in l24_think.squares(run)[:3]:  # 1, 2, 4 copies: every way looked at
         for i, j in itertools.product(states, states):
             ways = [(i, *middle, j) for middle in itertools.product(states, repeat=n - 1)]
@@ -46,7 +46,7 @@ def test_products_of_tables_are_the_least_over_all_ways_between() -> None:
     slow = one
     for _ in range(31):
         slow = np.min(slow[:, :, None] + one[None], axis=1)
-    np.testing.assert_allclose(run.all, slow, rtol=1e-9)
+    np.testing.assert_allclose(run.run_seconds, slow, rtol=1e-9)
     assert (
         f"has {1e3 * slow.min():,.3f} ms)".replace(",", "\u202f")
         in LESSON.scene(LLAMA, {**LESSON.defaults(), "t": 4}).steps[3].says
@@ -62,21 +62,21 @@ def test_what_is_printed_adds_up_as_it_is_printed(t: int) -> None:
     assert f"**{least / 1000:.3f} ms**" in steps[1].says
     assert len(sums) == len(table) and all(a + b == together for a, b, together in sums)
     assert f"**{min(s[2] for s in sums) / 1000:.3f} ms**" in steps[2].says
-    one = np.array(l24_think.thought(LLAMA, t).run.one * 1e6).round()
+    one = np.array(l24_think.thought(LLAMA, t).run.copy_seconds * 1e6).round()
     all_ = one
     for row in doubled:
         assert row[-1] == (copies := 2 ** doubled.index(row)) * least and row[-2] == all_.min()
         all_ = np.min(all_[:, :, None] + all_[None], axis=1)
-    found, exact = shown(t=t)["all_ms"], 1e3 * l24_think.thought(LLAMA, t).run.all.min()
+    found, exact = shown(t=t)["all_ms"], 1e3 * l24_think.thought(LLAMA, t).run.run_seconds.min()
     assert round(1e3 * found) == doubled[-1][-2] and abs(found - exact) <= copies * 0.5e-3
 
 
 @pytest.mark.parametrize("copies", [2, 3, 6, 32, 48])
 def test_copies_that_are_no_power_of_two_are_put_together(copies: int) -> None:
     run = replace(l24_think.thought(LLAMA, 4).run, copies=copies)
-    slow = run.one
+    slow = run.copy_seconds
     for _ in range(copies - 1):
-        slow = l24_think.then(slow, run.one)
+        slow = l24_think.then(slow, run.copy_seconds)
     n, made = l24_think.squares(run)[-1]
     assert n == copies
     np.testing.assert_allclose(made, slow, rtol=1e-9)

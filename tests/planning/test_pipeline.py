@@ -152,7 +152,7 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
         (whole,) = {
             id(n): n for key, n in self.networks.items() if key[:2] == (mesh.axis_sizes, options["zero"])
         }.values()
-        return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, whole=whole)
+        return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, unrestricted=whole)
 
     monkeypatch.setattr(Planner, "problem", in_part)
     monkeypatch.setattr(

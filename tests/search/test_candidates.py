@@ -81,12 +81,12 @@ def fixed_search(planner: Planner, c: Candidates, choice: np.ndarray) -> float: 
         wanted = R if kind == 0 else Shard(int(kind) - 1)
         for f in net.factors:
             if f.vars == (tensor_name(w),):
-                f.allowed = f.allowed & np.array([states.pairs[i][0] == wanted for i in states.index[:, 0]])
+                f.allowed = f.allowed & np.array([states.axis_states[i][0] == wanted for i in states.index[:, 0]])
     compiled = compile_network(net, boundary_variables(coarse.block))
     if any(not len(a) for a in compiled.alive.values()):
         return float("inf")
     price = CostVector(communication=1.0).array()
-    table = eliminate(compiled.sizes, weighted_tables(compiled.factors, price), compiled.sequence, compiled.keep)
+    table = eliminate(compiled.sizes, weighted_tables(compiled.factors, price), compiled.sequence, compiled.boundary)
     block = coarse.block
     first = next(i for i in block.inputs if block.values[i].kind == "activation")
     last = next(o for o in block.outputs if block.values[o].meta == block.values[first].meta)
@@ -300,12 +300,12 @@ def test_what_lies_between_two_corners_is_never_dropped(seed: int) -> None:
     every = sorted(front_of(tables, sizes, ()))
     left, right = every[0], every[-1]
     whole = TwoSums({v: np.arange(n) for v, n in sizes.items()}, tables, [*sizes], ["v3"])
-    tree = whole.tree(slope(left, right))
-    states, sums = whole.best(tree)
+    tree = whole.bucket_tree(slope(left, right))
+    states, sums = whole.best_assignment(tree)
     assert set(states) == set(sizes) and sums[0] + slope(left, right) * sums[1] == pytest.approx(float(tree.root))
-    part = whole.between(tree, limit_between(left, right))
+    part = whole.prune_between(tree, limit_between(left, right))
     assert sum(map(len, part.alive.values())) <= sum(sizes.values())
-    found = {sums for *_, a, b in part.points(left, right) if (sums := (a, b))}
+    found = {sums for *_, a, b in part.points_between(left, right) if (sums := (a, b))}
     assert {p for p in every if left[0] < p[0] < right[0]} <= found
 
 

@@ -69,7 +69,7 @@ def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.Monkey
     assert best.optimal and calls > 3  # else this case shows nothing
     for enumerations in (0, 3):
         calls, problem = 0, make()
-        problem.cache.at_prices.left = enumerations * POINTS_PER_ENUMERATION - 1
+        problem.cache.point_budget.left = enumerations * POINTS_PER_ENUMERATION - 1
         found = search_within_budget(problem, budget=budget)
         assert calls <= enumerations
         assert found.bound <= best.value * (1 + TIE) <= found.value * (1 + TIE) ** 2

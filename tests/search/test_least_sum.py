@@ -28,7 +28,9 @@ def plain(tables: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.02])
 @pytest.mark.parametrize("bounds", [(100_000, 4_000, 20_000, 400), (50, 10, 1, 400), (50, 1, 1, 1)])
 def test_least_sum_is_that_of_the_plain_sum(shapes, share, bounds, monkeypatch):
-    for name, value in zip(("MAX_ROW_ENTRIES", "MIN_ENTRIES_BY_STATE", "MIN_SPARSE_ENTRIES", "MIN_ENTRIES_BY_PAIR"), bounds, strict=True):
+    for name, value in zip(
+        ("MAX_ROW_ENTRIES", "MIN_ENTRIES_BY_STATE", "MIN_SPARSE_ENTRIES", "MIN_ENTRIES_BY_PAIR"), bounds, strict=True
+    ):
         monkeypatch.setattr(module, name, value)
     random = np.random.default_rng(len(shapes))
     tables = [random.random(shape) for shape in shapes]

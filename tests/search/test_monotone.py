@@ -59,14 +59,14 @@ def chains(graph: Any) -> Iterator[tuple[str, list[Problem]]]:
 
 def least(problem: Problem, objective: str, budget: float = np.inf) -> float:
     """Value of the optimum within the budget; inf where nothing fits."""
-    if problem.impossible:
+    if problem.is_infeasible:
         return float("inf")
     answer = search_within_budget(problem, objective=objective, budget=budget)
     return answer.value if answer.assignment is not None else float("inf")
 
 
 def least_memory(problem: Problem) -> float:
-    return float("inf") if problem.impossible else search_within_budget(problem, budget=1.0).least_memory
+    return float("inf") if problem.is_infeasible else search_within_budget(problem, budget=1.0).least_memory
 
 
 @pytest.mark.parametrize("objective", ["time", "communication"])

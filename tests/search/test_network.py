@@ -118,7 +118,7 @@ def test_powers_are_chains(seed: int) -> None:
             naive = (naive[:, :, None] + cost[s][None]).min(axis=1)
         assert np.array_equal(chain.cost[s], naive)
         for i, j in np.argwhere(np.isfinite(naive)):
-            states = [int(i), *chain.path(s, int(i), int(j)), int(j)]
+            states = [int(i), *chain.cheapest_path(s, int(i), int(j)), int(j)]
             assert len(states) == count + 1
             assert sum(cost[s, a, b] for a, b in pairwise(states)) == naive[i, j]
 
@@ -128,7 +128,7 @@ def test_products_of_different_links() -> None:
     a, b = dice.random((2, 3, 4)), dice.random((2, 4, 5))
     both = min_plus_product(MinPlusPower(a), MinPlusPower(b))
     assert np.allclose(both.cost, (a[:, :, :, None] + b[:, None]).min(axis=2))
-    k = both.path(1, 2, 3)[0]
+    k = both.cheapest_path(1, 2, 3)[0]
     assert both.cost[1, 2, 3] == a[1, 2, k] + b[1, k, 3]
 
 
@@ -172,7 +172,9 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
     by_runs: dict[str, set[int]] = {}  # states of the top block's tensors that some run of blocks cannot take
     for run in problem.runs:
         for outer, port in boundary_pairs(problem, run):
-            cannot = set(range(problem.top.net.sizes[outer])) - set(problem.compiled(run.block).alive[port].tolist())
+            cannot = set(range(problem.top.net.sizes[outer])) - set(
+                problem.first_variant(run.block).alive[port].tolist()
+            )
             by_runs.setdefault(outer, set()).update(cannot)
     for compiled in (problem.top, *(c for variants in problem.blocks.values() for c in variants.values())):
         net = compiled.net

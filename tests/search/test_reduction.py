@@ -32,7 +32,7 @@ def planner(model: str) -> Planner:
 
 def alone(c: CompiledNetwork, weights: np.ndarray) -> np.ndarray:
     """[boundary]: one variant, eliminated by itself."""
-    return eliminate(c.sizes, weighted_tables(c.factors, weights), c.sequence, c.keep).table
+    return eliminate(c.sizes, weighted_tables(c.factors, weights), c.sequence, c.boundary).table
 
 
 @pytest.mark.parametrize("largest", [reduction.MAX_JOINT_ENTRIES, 2_000])
@@ -47,11 +47,11 @@ def test_variants_together_are_each_alone(model: str, largest: int, monkeypatch:
         together = eliminate_inside(list(variants.values()), weights)
         for k, c in enumerate(variants.values()):
             inside = ReducedVariant(together, k)
-            rest = eliminate(c.sizes, fix_variables(inside.rest, {}), inside.left, c.keep)
+            rest = eliminate(c.sizes, fix_variables(inside.remaining_tables, {}), inside.remaining, c.boundary)
             assert rest.table == pytest.approx(alone(c, weights), rel=1e-12)
-            rest.before = inside
+            rest.previous = inside
             at = np.unravel_index(int(rest.table.argmin()), rest.table.shape)
-            states = rest.assignment(dict(zip(c.keep, map(int, at), strict=True)))
+            states = rest.assignment(dict(zip(c.boundary, map(int, at), strict=True)))
             cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in weighted_tables(c.factors, weights))
             assert cost == pytest.approx(float(rest.table.min()), rel=1e-12)
 
@@ -77,11 +77,11 @@ def test_equal_parts_of_a_block_are_eliminated_once(links: int) -> None:
     assert c.distinct.costs.shape == (NUM_COMPONENTS, 36) and set(c.distinct.kinds) == {0}
     assert len(together.recipe.steps) == links - 1 and len(together.recipe.sums) <= 5 * np.log2(links)
     inside = ReducedVariant(together, 0)
-    found = eliminate(c.sizes, inside.rest, inside.left, c.keep)
+    found = eliminate(c.sizes, inside.remaining_tables, inside.remaining, c.boundary)
     assert found.table == pytest.approx(plain, rel=1e-12)
-    found.before = inside
+    found.previous = inside
     for i, j in np.argwhere(np.isfinite(plain)):
-        states = found.assignment({c.keep[0]: int(i), c.keep[1]: int(j)})
+        states = found.assignment({c.boundary[0]: int(i), c.boundary[1]: int(j)})
         cost = sum(float(t[tuple(states[v] for v in names)]) for names, t in weighted_tables(c.factors, weights))
         assert cost == pytest.approx(float(plain[i, j]), rel=1e-12)
 
@@ -107,7 +107,7 @@ def test_a_path_is_the_cheapest_chain() -> None:
     whole = min_plus_power(link, 13)
     for i in range(3):
         for j in range(3):
-            way = [i, *whole.path(0, i, j), j]
+            way = [i, *whole.cheapest_path(0, i, j), j]
             assert len(way) == 14
             cost = sum(float(link.cost[0, a, b]) for a, b in pairwise(way))
             assert cost == pytest.approx(float(whole.cost[0, i, j]))

@@ -100,7 +100,7 @@ def test_a_model_that_fits_is_left_alone() -> None:
     request = Request(model="llama-3-8b", mesh="2x8", layers=2)
     planner = prepare(request)
     (mesh,) = meshes(request, planner.cluster)
-    assert planner.problem(mesh).whole is None
+    assert planner.problem(mesh).unrestricted is None
     assert choose_mesh(planner, [mesh]).optimal
 
 

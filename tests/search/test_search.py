@@ -67,7 +67,7 @@ def problem_of(graph: Any, cluster: Cluster, mesh: str, **options: Any) -> Probl
 
 def relaxed(problem: Problem, kind: str = "time", shares: Shares = SHARES[0], price: float = 0.0) -> Objective:
     """A plain sum: the step's form at some shares of its maxima, memory at a price."""
-    return replace(make_objective(problem, kind).priced(price, 0.0), fixed=shares)
+    return replace(make_objective(problem, kind).with_prices(price, 0.0), fixed_shares=shares)
 
 
 def claimed(problem: Problem, objective: Objective) -> float:
@@ -457,7 +457,7 @@ def assert_no_gap(name: str, mesh: str, layers: int | None = None, gap: float = 
     before = float("inf")
     for share in (0.02, 0.2, 0.5, 0.8, 0.98):
         answer = search_within_budget(
-            problem, budget=least + share * (memory_bytes(free) - least), work=PointBudget(THOROUGH.request)
+            problem, budget=least + share * (memory_bytes(free) - least), budget_of_points=PointBudget(THOROUGH.request)
         )
         assert answer.optimal or answer.gap < gap
         assert answer.value <= before * (1 + 1e-6 + gap)

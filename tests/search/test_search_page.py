@@ -37,7 +37,7 @@ def test_copies_are_powers_and_the_way_back_names_each() -> None:
     assert np.array_equal(four.cost[0], table("four copies", 2))
     ends = {(x, y): (0, 2)[x] + four.cost[0][x, y] + (0, 1)[y] for x in (0, 1) for y in (0, 1)}
     assert list(ends.values()) == [11, 10, 12, 11] and min(ends, key=lambda e: ends[e]) == (0, 1)
-    assert [0, *four.path(0, 0, 1), 1] == [0, 1, 1, 1, 1]  # R, S, S, S, S
+    assert [0, *four.cheapest_path(0, 0, 1), 1] == [0, 1, 1, 1, 1]  # R, S, S, S, S
     brute = min(
         sum(block[a, b] for a, b in itertools.pairwise(way)) + (0, 2)[way[0]] + (0, 1)[way[-1]]
         for way in itertools.product((0, 1), repeat=5)

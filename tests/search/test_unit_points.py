@@ -70,8 +70,8 @@ def test_a_state_that_is_dropped_is_in_no_assignment_within_the_limit(accumulate
         unit = random_unit(seed)
         unit.factors[0].cost[:, 2] += 5.0  # state 2 of a
         limit = wide * brute_force(unit, objective)
-        part = PrunedUnit.of(unit, unit.sequence, {})
-        part, _ = prune_by_limit(part, part.tree(objective, Shares()), sums, limit)
+        part = PrunedUnit.from_network(unit, unit.sequence, {})
+        part, _ = prune_by_limit(part, part.bucket_tree(objective, Shares()), sums, limit)
         within = [at for at, cost in every(unit, objective) if cost <= limit]
         for v in "abcd":
             assert {at[v] for at in within} <= set(part.alive[v].tolist())

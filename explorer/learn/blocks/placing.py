@@ -53,7 +53,7 @@ class PlacedBlock(Restriction):
         for name, states in net.tensors.items() if block == self.name else ():
             value = self.block.values[int(name[1:])]
             if value.kind == "parameter" and value.name in self.letters:
-                good = [str(pair[0]) == self.letters[value.name] for pair in states.pairs]
+                good = [str(pair[0]) == self.letters[value.name] for pair in states.axis_states]
                 ok = np.array(good, dtype=bool)[states.index[:, -1]]
                 net.factors.append(allow_only(name, ok))
 

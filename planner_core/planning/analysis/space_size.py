@@ -36,7 +36,7 @@ def log10_size(problem: Problem) -> float:
     """
     sizes = dict(problem.top.sizes)
     for run in problem.runs:
-        unit, variants = problem.compiled(run.block), len(problem.blocks[run.block])
+        unit, variants = problem.first_variant(run.block), len(problem.blocks[run.block])
         for call in run.calls[:1] if problem.uniform else run.calls:
             names = outer_names(problem, call, unit.net)
             sizes |= {names.get(v, f"{call.prefix}:{v}"): n for v, n in unit.sizes.items()}

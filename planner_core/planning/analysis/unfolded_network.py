@@ -52,7 +52,7 @@ def relaxation(
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     free = make_objective(problem, kind)
     shares = best_shares(free, [found.totals], Shares()) if found else Shares()
-    return replace(free.priced(*prices), fixed=shares)
+    return replace(free.with_prices(*prices), fixed_shares=shares)
 
 
 def unfold_problem(problem: Problem, objective: Objective, found: Assignment | None = None) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
 def _between(problem: Problem) -> Iterator[tuple[str, Network, str]]:
     """The tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
     for run in problem.runs:
-        net = problem.compiled(run.block).net
+        net = problem.first_variant(run.block).net
         if run.chain_in >= 0 and net.keeps_between:
             port = tensor_name(problem.coarse.graph.blocks[run.block].inputs[run.chain_in])
             for call in run.calls[1:]:

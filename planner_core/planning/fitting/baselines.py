@@ -69,7 +69,7 @@ def _at_its_best(
 
 def _may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
     """Whether more micro-batches may make a layout fit: weights, gradients and states, which do not shrink, leave room."""
-    return any(p.least_at_ends[1] <= planner.budget for p in _problems(planner, options, b))
+    return any(p.least_bytes_at_ends[1] <= planner.budget for p in _problems(planner, options, b))
 
 
 class _Remembered:

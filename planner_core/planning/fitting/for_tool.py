@@ -110,7 +110,7 @@ def as_told(
     are those of `PairForm` and `form_rules`."""
     rules = form_rules(planner.graph, plan.mesh, layout, stage=stage, sequence=sequence, alone=alone)
     problem = planner.problem(plan.mesh, rules, zero=stage, usual=True)
-    if problem.impossible:
+    if problem.is_infeasible:
         return None
     answer = planner.solve(problem, "time")
     if answer.assignment is None:

@@ -98,11 +98,11 @@ def choose_mesh(
         bound = min(bound, answer.bound)
     if best:
         problem, answer = planner.bounded(*best[1:], objective)
-        narrowed = [p.problem for p in ranked if p.problem.whole is not None and p.problem is not best[1]]
+        narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and p.problem is not best[1]]
         bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
-        if prove and problem.whole is None and (planner.effort is THOROUGH or answer.gap > WIDE):
+        if prove and problem.unrestricted is None and (planner.effort is THOROUGH or answer.gap > WIDE):
             hopeful = [p.problem.model.mesh for p in ranked if p.bound < best[0]]
             plan = _no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, say)
         plan = left_out(plan, wide)

@@ -46,7 +46,7 @@ class SamplesOver(Restriction):
         for name, states in net.tensors.items():
             value = where.values[int(name[1:])]
             if name in counted and value.kind != "parameter" and value.meta.shape[:1] in ((batch,), (batch * seq,)):
-                over = np.array([pair[0] == Shard(0) for pair in states.pairs])[states.index]  # [state, axis]
+                over = np.array([pair[0] == Shard(0) for pair in states.axis_states])[states.index]  # [state, axis]
                 wanted = np.isin(np.arange(over.shape[1]), self.axes)
                 net.factors.append(allow_only(name, (over == wanted).all(axis=1)))
 

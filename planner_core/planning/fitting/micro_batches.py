@@ -232,7 +232,7 @@ def _least(planner: Planner, mesh: DeviceMesh) -> float:
         return 0.0
     with planner.clock("search"):
         objective = planner.objective()
-        return min((0.0 if p.whole is not None else rough_bound(p, objective) for p in problems), default=np.inf)
+        return min((0.0 if p.unrestricted is not None else rough_bound(p, objective) for p in problems), default=np.inf)
 
 
 def _looked_at(
@@ -288,7 +288,7 @@ def _may_fit(count: Count) -> bool:
         problems = _problems(count.planner, count.options)
     except TooWide:
         return True
-    return any(p.whole is not None or not exceeds_budget_by_far(p, count.planner.budget) for p in problems)
+    return any(p.unrestricted is not None or not exceeds_budget_by_far(p, count.planner.budget) for p in problems)
 
 
 def _room(count: Count) -> float:
@@ -315,7 +315,7 @@ def _without_recomputation(
         problems = _problems(planner, count.options)
     except TooWide:
         return None
-    if any(p.whole is not None for p in problems):  # its bound does not hold for the whole space
+    if any(p.unrestricted is not None for p in problems):  # its bound does not hold for the whole space
         return None
     with planner.clock("search"):
         fast = possible_winners(problems, objective)

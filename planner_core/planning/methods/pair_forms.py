@@ -108,7 +108,7 @@ class FormRules(VendorRules):
             value = where.values[int(name[1:])]
             meta = value.meta
             if value.kind == "activation" and meta.shape and meta.shape[-1] in wide:
-                good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.pairs])
+                good = np.array([pair[0] != Shard(len(meta.shape) - 1) for pair in states.axis_states])
                 net.factors.append(allow_only(name, good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [

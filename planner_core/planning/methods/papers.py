@@ -28,9 +28,9 @@ class SplitWeights(Restriction):
             value = where.values[index]
             last = len(value.meta.shape) - 1
             if value.kind == "parameter":
-                good = [isinstance(p, Shard) or last < 1 or not block for p, *_ in states.pairs]
+                good = [isinstance(p, Shard) or last < 1 or not block for p, *_ in states.axis_states]
             elif value.meta.shape in stream:
-                good = [not isinstance(p, Shard) or p.dim == last for p, *_ in states.pairs]
+                good = [not isinstance(p, Shard) or p.dim == last for p, *_ in states.axis_states]
             else:
                 continue
             ok = np.ones(len(states), dtype=bool)

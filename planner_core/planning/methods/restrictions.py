@@ -82,10 +82,10 @@ class AxisRules(Restriction):
                 if id(value) in self.exempt:
                     continue
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
-                own = [t and [t(value, p) for p in states.pairs] for t in tests]
+                own = [t and [t(value, p) for p in states.axis_states] for t in tests]
                 self._forbid(net, name, states.index, own, lenient=True)
             elif index in samples.delivered:
-                cut = [p[0] == Shard(samples.delivered[index]) for p in states.pairs]
+                cut = [p[0] == Shard(samples.delivered[index]) for p in states.axis_states]
                 batch = [cut if t is batch_split else None for t in self.activations]
                 self._forbid(net, name, states.index, batch)
         for name, node in net.nodes.items():
@@ -123,7 +123,7 @@ class AxisRules(Restriction):
                 value = where.values[v]
                 if tensor_name(v) not in net.tensors:
                     continue
-                if test is batch_split and v in samples.made and pair[0] != Shard(samples.made[v]):
+                if test is batch_split and v in samples.produced and pair[0] != Shard(samples.produced[v]):
                     return False
                 if test is not batch_split and not free and self._in_stream(value) and not test(value, pair):
                     return False
@@ -238,7 +238,7 @@ class DataAxis(Restriction):
             if value.kind != "parameter" and value.meta.shape[:1] not in ((batch,), (batch * seq,)):
                 continue
             wanted = R if value.kind == "parameter" else Shard(0)
-            ok = np.array([pair[0] == wanted for pair in states.pairs])[states.index[:, 0]]
+            ok = np.array([pair[0] == wanted for pair in states.axis_states])[states.index[:, 0]]
             net.factors.append(allow_only(name, ok))
 
 

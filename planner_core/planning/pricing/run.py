@@ -115,7 +115,7 @@ def _legal(pricer: Pricer, stated: Statement) -> bool:
     try:
         planner = pricer.planner(stated)
         none = unseen(planner.graph, stated.layout) or faults(planner.graph, stated.layout)
-        return not none and not planner.of_space(stated.layout.space()).impossible
+        return not none and not planner.of_space(stated.layout.space()).is_infeasible
     except PlannerError:
         return False
 

@@ -230,7 +230,7 @@ class _Search:
             found = with_recompute(planner, recompute).problem(d.mesh, uniform=uniform, ranks=d.ranks)
         except TooWide:
             return None
-        return None if found.impossible or found.whole is not None else found
+        return None if found.is_infeasible or found.unrestricted is not None else found
 
     def of_any_memory(self, d: Degrees) -> tuple[float, float] | None:
         """Seconds and bytes of activations of a micro-batch of the whole model on the mesh of a rank, without recomputation."""

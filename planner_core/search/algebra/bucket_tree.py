@@ -2,7 +2,7 @@
 
 Elimination makes one *bucket* per variable: it adds up the tables in which the variable stands and sends the minimum over the
 variable (the *message*) to the bucket of the next variable in that message's scope. The buckets form a tree, whose root holds
-the table over the variables that are kept. From the root back to the leaves, `weigh` finds for every entry of every bucket
+the table over the variables that are kept. From the root back to the leaves, `compute_margins` finds for every entry of every bucket
 the least cost of a whole assignment through that entry (its *margin*):
 
     margin[entry] = bucket.total[entry] + (least cost of all that is outside of the bucket, given the entry's other variables)
@@ -54,8 +54,8 @@ class Bucket:
 class BucketTree:
     """A network solved by elimination with every table kept, so that the least cost through any entry is known.
 
-    `root` is the table over `keep`. `margins` (after `weigh`) has one table per bucket, and that of the root last. Raises
-    TooLarge.
+    `root` is the table over `keep`. `margins` (after `compute_margins`) has one table per bucket, and that of the root last. Raises
+    TablesTooLarge.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BucketTree:
         self.rank = {v: i for i, v in enumerate(sequence)}
         pool: list[list[Table]] = [[] for _ in range(len(sequence) + 1)]
         for table in tables:
-            pool[self.home(table[0])].append(table)
+            pool[self.bucket_of(table[0])].append(table)
         self.buckets: list[Bucket] = []
         entries = 0.0
         for i, v in enumerate(sequence):
@@ -75,19 +75,19 @@ class BucketTree:
             if entries > MAX_ENTRIES:
                 raise TablesTooLarge(f"{entries:.2g} entries of tables")
             total = add_tables(pool[i], (*others, v), sizes)
-            bucket = Bucket(v, others, total, total.min(axis=-1), self.home(others))
+            bucket = Bucket(v, others, total, total.min(axis=-1), self.bucket_of(others))
             pool[bucket.parent].append((others, bucket.message))
             self.buckets.append(bucket)
         self.root = add_tables(pool[-1], self.keep, sizes)
         self.margins: list[Floats] = []
         self.children: list[list[tuple[int, tuple[str, ...], Points]]] = []
-        self.chosen = [FormingPoints(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
+        self.points = [FormingPoints(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
 
-    def home(self, scope: Iterable[str]) -> int:
+    def bucket_of(self, scope: Iterable[str]) -> int:
         """The number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
         return min((self.rank[v] for v in scope if v in self.rank), default=-1)
 
-    def weigh(self, root: Floats | None = None) -> None:
+    def compute_margins(self, root: Floats | None = None) -> None:
         """Compute `margins`: the least cost of a whole assignment through every entry of every bucket.
 
         `root`: the margins of the root, if more than this network lies outside; by default the root's own table.
@@ -97,64 +97,66 @@ class BucketTree:
             b = self.buckets[i]
             # The parent's margin counts this bucket's message once; without it, it is what all the rest costs at least. In the example:
             # the root's margins (1, 5) less the message (1, 0) are (0, 5), so row a = 1 of b's bucket is (2, 0) + 5 = (7, 5).
-            outside = self.through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
+            outside = self.margin_through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
             self.margins[i] = b.total + outside[..., None]
 
     def scope_of(self, i: int) -> tuple[str, ...]:
         """The variables of a bucket, or of the root (-1)."""
         return self.keep if i == -1 else self.buckets[i].scope
 
-    def through(self, i: int, names: Sequence[str]) -> Floats:
+    def margin_through(self, i: int, names: Sequence[str]) -> Floats:
         """The least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
         scope = self.scope_of(i)
         # Variables of the bucket that the caller does not name take their best states.
         least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
-        left = [v for v in scope if v in names]
-        found: Floats = least.transpose([left.index(v) for v in names])
-        return found
+        kept_scope = [v for v in scope if v in names]
+        table: Floats = least.transpose([kept_scope.index(v) for v in names])
+        return table
 
-    def carry(
+    def enumerate_points(
         self,
         factors: Iterable[Table],
-        sets: Iterable[tuple[tuple[str, ...], Points]],
+        point_sets: Iterable[tuple[tuple[str, ...], Points]],
         pruning: Pruning,
         bounds: WeightedBounds | None = None,
     ) -> Points:
         """All points of every entry of the root that are within the limit and not dominated.
 
-        `factors`: tables [sum, entry of their variables]. `sets`: points of other networks, by entry of the variables that are
-        named. `bounds`: other weighted sums of this network (without `sets`) that bound the cost. Raises TooMuch if a table
+        `factors`: tables [sum, entry of their variables]. `point_sets`: points of other networks, by entry of the variables that are
+        named. `bounds`: other weighted sums of this network (without `point_sets`) that bound the cost. Raises TooManyPoints if a table
         has too many points.
         """
-        plain: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
-        self.children = [[] for _ in plain]
+        tables_by_bucket: list[list[Table]] = [[] for _ in range(len(self.buckets) + 1)]
+        self.children = [[] for _ in tables_by_bucket]
         for names, cost in factors:
-            plain[self.home(names)].append((names, cost))
-        for k, (names, points) in enumerate(sets):
-            self.children[self.home(names)].append((-1 - k, names, points))
+            tables_by_bucket[self.bucket_of(names)].append((names, cost))
+        for k, (names, points) in enumerate(point_sets):
+            self.children[self.bucket_of(names)].append((-1 - k, names, points))
         for i, b in enumerate(self.buckets):
-            found = self._fill(i, plain[i], pruning, bounds)
+            forming = self._bucket_points(i, tables_by_bucket[i], pruning, bounds)
             # excess of an entry = its total less the least over the bucket's variable: with a = 0, entry b = 1 has 4 - 1 = 3. Summed
             # along the tree, excesses are the whole cost less the optimum, so `margin + excess ≤ limit` is exact, not a bound.
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
-            found.excess = found.excess + (b.total - below).ravel()[found.row]
-            points, self.chosen[i] = group_points(found, found.row // self.sizes[b.name], b.message.size, pruning)
+            forming.excess = forming.excess + (b.total - below).ravel()[forming.row]
+            points, self.points[i] = group_points(forming, forming.row // self.sizes[b.name], b.message.size, pruning)
             self.children[b.parent].append((i, b.others, points))
-        found = self._fill(-1, plain[-1], pruning, bounds)
-        points, self.chosen[-1] = group_points(found, found.row, self.root.size, pruning)
+        forming = self._bucket_points(-1, tables_by_bucket[-1], pruning, bounds)
+        points, self.points[-1] = group_points(forming, forming.row, self.root.size, pruning)
         return points
 
-    def _fill(self, i: int, plain: Sequence[Table], pruning: Pruning, bounds: WeightedBounds | None) -> FormingPoints:
+    def _bucket_points(
+        self, i: int, tables: Sequence[Table], pruning: Pruning, bounds: WeightedBounds | None
+    ) -> FormingPoints:
         """The points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         # Entries through which no whole assignment is within the limit are never opened.
         rows = np.flatnonzero(margin <= pruning.limit)
-        place = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
+        states_of = dict(zip(scope, np.unravel_index(rows, self.margins[i].shape) if scope else (), strict=True))
         cost = np.zeros((len(rows), len(pruning.steps)))
-        for names, table in plain:
-            where: tuple[Any, ...] = (slice(None), *(place[v] for v in names))
-            cost += table[where].T.reshape(-1, len(pruning.steps))
-        found = FormingPoints(rows, cost, np.zeros(len(rows)))
+        for names, table in tables:
+            entries: tuple[Any, ...] = (slice(None), *(states_of[v] for v in names))
+            cost += table[entries].T.reshape(-1, len(pruning.steps))
+        forming = FormingPoints(rows, cost, np.zeros(len(rows)))
         caps: SumCaps | None = None
         if bounds is not None:
             caps = SumCaps(bounds.prices, np.full((self.margins[i].size, bounds.prices.shape[1]), -np.inf))
@@ -164,34 +166,36 @@ class BucketTree:
         for child, names, points in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
-                entry[rows] = entry[rows] * self.sizes[v] + place[v]
+                entry[rows] = entry[rows] * self.sizes[v] + states_of[v]
             if caps is not None and bounds is not None:
                 caps.room[rows] += bounds.messages[child][entry[rows]]
-            found = combine_points(found, points, entry[found.row], pruning.limit - margin[found.row], pruning, caps)
-        return found
+            forming = combine_points(
+                forming, points, entry[forming.row], pruning.limit - margin[forming.row], pruning, caps
+            )
+        return forming
 
     def assignment(self, point: int) -> tuple[dict[str, int], dict[int, int]]:
-        """The state of every variable in one point of the root, and for each of the `sets` (by number) the point taken from it."""
-        at, taken = self.assignments(np.array([point]))
-        return {v: int(s[0]) for v, s in at.items()}, {k: int(s[0]) for k, s in taken.items()}
+        """The state of every variable in one point of the root, and for each of the point sets (by number) the point taken from it."""
+        states, points_of_sets = self.assignments(np.array([point]))
+        return {v: int(s[0]) for v, s in states.items()}, {k: int(s[0]) for k, s in points_of_sets.items()}
 
     def assignments(self, points: Ints) -> tuple[dict[str, Ints], dict[int, Ints]]:
         """`assignment` of each of the root's `points` [point], for all of them at once: arrays [point]."""
-        at: dict[str, Ints] = {}
-        taken: dict[int, Ints] = {}
-        todo = [(-1, points)]
-        while todo:
-            i, points = todo.pop()
-            chosen = self.chosen[i]
+        states: dict[str, Ints] = {}
+        points_of_sets: dict[int, Ints] = {}
+        pending = [(-1, points)]
+        while pending:
+            i, points = pending.pop()
+            chosen = self.points[i]
             if self.scope_of(i):
-                place = np.unravel_index(chosen.row[points], self.margins[i].shape)
-                at.update(zip(self.scope_of(i), place, strict=True))
+                entry_states = np.unravel_index(chosen.row[points], self.margins[i].shape)
+                states.update(zip(self.scope_of(i), entry_states, strict=True))
             for (child, _, _), part in zip(self.children[i], chosen.parts, strict=True):
                 if child < 0:
-                    taken[-1 - child] = part[points]
+                    points_of_sets[-1 - child] = part[points]
                 else:
-                    todo.append((child, part[points]))
-        return at, taken
+                    pending.append((child, part[points]))
+        return states, points_of_sets
 
 
 SUM_NUMBER = "·"
@@ -214,18 +218,20 @@ class WeightedBounds:
         rest: Floats | None = None,
     ) -> None:
         """`tables`: those of all sums, with WHICH as their last variable. `rest` [keep...]: the least cost of all outside of the network.
-        Raises TooLarge."""
+        Raises TablesTooLarge."""
         self.prices = prices
         # One elimination instead of one for each sum: the sums differ in numbers only.
         self.tree = BucketTree({**sizes, SUM_NUMBER: prices.shape[1]}, tables, sequence, (*keep, SUM_NUMBER))
-        self.tree.weigh(None if rest is None else add_outside_cost(self.tree.root, rest[..., None]))
+        self.tree.compute_margins(None if rest is None else add_outside_cost(self.tree.root, rest[..., None]))
         buckets = self.tree.buckets
-        self.margins = [self._by_sum(self.tree.margins[i], self.tree.scope_of(i)) for i in (*range(len(buckets)), -1)]
+        self.margins = [
+            self._one_column_per_sum(self.tree.margins[i], self.tree.scope_of(i)) for i in (*range(len(buckets)), -1)
+        ]
         """[entry, sum] for each bucket, and for the root last."""
-        self.messages = [self._by_sum(b.message, b.others) for b in buckets]
+        self.messages = [self._one_column_per_sum(b.message, b.others) for b in buckets]
         """[entry, sum] for each bucket."""
 
-    def _by_sum(self, table: Floats, scope: tuple[str, ...]) -> Floats:
+    def _one_column_per_sum(self, table: Floats, scope: tuple[str, ...]) -> Floats:
         count = self.prices.shape[1]
         if SUM_NUMBER not in scope:  # a variable that stands in no table
             return np.broadcast_to(table.reshape(-1, 1), (table.size, count))
@@ -237,13 +243,13 @@ def add_outside_cost(root: Floats, rest: Floats) -> Floats:
     return np.where(np.isfinite(root), rest + np.where(np.isfinite(root), root, 0.0), np.inf)
 
 
-def group_points(found: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:
+def group_points(forming: FormingPoints, group: Ints, entries: int, pruning: Pruning) -> tuple[Points, FormingPoints]:
     """Drop dominated points of each group, and sort the others by group and excess.
 
-    `group` [point] is the group of each point of `found`, one of `entries`. Returns the points by group, and the rows of
-    `found` in the same order.
+    `group` [point] is the group of each point of `forming`, one of `entries`. Returns the points by group, and the rows of
+    `forming` in the same order.
     """
-    kept = pruning.keep(FormingPoints(group, found.cost, found.excess, [np.arange(len(group))]))
-    kept = kept.take(np.lexsort((kept.excess, kept.row)))
-    ends = np.searchsorted(kept.row, np.arange(entries + 1))
-    return Points(ends[:-1], ends[1:], kept.cost, kept.excess), found.take(kept.parts[0])
+    undominated = pruning.undominated(FormingPoints(group, forming.cost, forming.excess, [np.arange(len(group))]))
+    undominated = undominated.select(np.lexsort((undominated.excess, undominated.row)))
+    ends = np.searchsorted(undominated.row, np.arange(entries + 1))
+    return Points(ends[:-1], ends[1:], undominated.cost, undominated.excess), forming.select(undominated.parts[0])

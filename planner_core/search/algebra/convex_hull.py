@@ -26,44 +26,51 @@ def slope(a: Point, b: Point) -> float:
 
 
 def find_hull_corners(
-    fast: T, small: T, at: Callable[[T], Point], below: Callable[[T, T], T | None], most: int, tie: float
+    fastest: T,
+    smallest: T,
+    point_of: Callable[[T], Point],
+    below: Callable[[T, T], T | None],
+    max_corners: int,
+    tie: float,
 ) -> list[T]:
-    """At most `most` corners by rising cost, from `fast` (the least cost) to `small` (the least memory).
+    """Find at most `max_corners` corners, by rising cost, from `fastest` (the least cost) to `smallest` (the least memory).
 
-    `at` gives the cost and the bytes of a corner. `below` searches for the best at the price of the line through two corners. `tie` is
-    the relative difference below which two weighted sums count as equal.
+    `point_of` returns the cost and the bytes of a corner. `below` searches for the best at the price of the line through two corners.
+    `tie` is the relative difference below which two weighted sums count as equal.
     """
-    if slope(at(fast), at(small)) == 0.0:
-        return [fast]
-    kept, gaps = [fast, small], deque([(fast, small)])
-    while gaps and len(kept) < most:
+    if slope(point_of(fastest), point_of(smallest)) == 0.0:
+        return [fastest]
+    corners, gaps = [fastest, smallest], deque([(fastest, smallest)])
+    while gaps and len(corners) < max_corners:
         a, b = gaps.popleft()
-        price = slope(at(a), at(b))
-        found = below(a, b) if price else None
-        if found is not None and weighted_sum(at(found), price) < weighted_sum(at(a), price) * (1 - tie):
-            kept.append(found)
-            gaps += [(a, found), (found, b)]
-    return _falling_in_memory(sorted(kept, key=at), at)
+        price = slope(point_of(a), point_of(b))
+        corner = below(a, b) if price else None
+        if corner is not None and weighted_sum(point_of(corner), price) < weighted_sum(point_of(a), price) * (1 - tie):
+            corners.append(corner)
+            gaps += [(a, corner), (corner, b)]
+    return _falling_in_memory(sorted(corners, key=point_of), point_of)
 
 
-def _falling_in_memory(points: list[T], at: Callable[[T], Point]) -> list[T]:
-    """The points that hold less than all points before them, of points by rising cost. An end may be dominated, since it may tie
-    with another point in cost or in memory."""
+def _falling_in_memory(points: list[T], point_of: Callable[[T], Point]) -> list[T]:
+    """Drop each point that does not hold less than all points before it. `points` are sorted by rising cost.
+
+    An end of the hull may be dominated, since it may tie with another point in cost or in memory.
+    """
     corners: list[T] = []
     for point in points:
-        if not corners or at(point)[1] < at(corners[-1])[1] - 1:
+        if not corners or point_of(point)[1] < point_of(corners[-1])[1] - 1:
             corners.append(point)
     return corners
 
 
 def lower_hull(points: Iterable[Point]) -> list[Point]:
     """The corners of the lower left hull of some points, by rising cost."""
-    kept: list[Point] = []
+    corners: list[Point] = []
     for point in _falling_in_memory(sorted(points), lambda p: p):
-        while len(kept) > 1 and slope(kept[-2], kept[-1]) >= slope(kept[-1], point):
-            kept.pop()
-        kept.append(point)
-    return kept
+        while len(corners) > 1 and slope(corners[-2], corners[-1]) >= slope(corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    return corners
 
 
 def weighted_sum(point: Point, price: float) -> float:

@@ -41,23 +41,23 @@ class HasSteps(Protocol):
 
 @dataclass
 class Elimination:
-    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable. `before`
+    """A solved network: its `table` over the `kept` variables, and the steps back to the state of each eliminated variable. `previous`
     has the steps of an earlier elimination, from whose tables this one began."""
 
     kept: tuple[str, ...]
     table: Floats
     steps: Steps = field(default_factory=list)
-    before: HasSteps | None = None
+    previous: HasSteps | None = None
 
-    def assignment(self, kept: Mapping[str, int]) -> dict[str, int]:
+    def assignment(self, kept_states: Mapping[str, int]) -> dict[str, int]:
         """The best state of every variable, given the states of those that were kept."""
-        found = dict(kept)
-        for name, tables in reversed([*(self.before.steps if self.before else ()), *self.steps]):
+        states = dict(kept_states)
+        for name, tables in reversed([*(self.previous.steps if self.previous else ()), *self.steps]):
             total = ZERO
             for names, array in tables:
-                total = total + array[tuple([slice(None) if v == name else found[v] for v in names])]
-            found[name] = int(total.argmin()) if tables else 0
-        return found
+                total = total + array[tuple([slice(None) if v == name else states[v] for v in names])]
+            states[name] = int(total.argmin()) if tables else 0
+        return states
 
 
 def eliminate(
@@ -66,21 +66,21 @@ def eliminate(
     """Minimise over the variables in `sequence`. The result's table has one dim per name in `keep`, in that order."""
     pool: dict[str, list[Table]] = {}
     rank = {v: i for i, v in enumerate(sequence)}
-    last: list[Table] = []
+    remaining: list[Table] = []
 
     def put(table: Table) -> None:
         first = min((v for v in table[0] if v in rank), key=lambda v: rank[v], default=None)
-        (last if first is None else pool.setdefault(first, [])).append(table)
+        (remaining if first is None else pool.setdefault(first, [])).append(table)
 
     for table in tables:
         put(table)
     steps: Steps = []
     for v in sequence:
-        mine = sorted(pool.pop(v, []), key=lambda t: t[1].size)
-        others = order_largest_last((o for scope, _ in mine for o in scope if o != v), sizes)
-        steps.append((v, mine))
-        put((others, _minimum_over(mine, v, others, sizes)))
-    return Elimination(tuple(keep), add_tables(last, tuple(keep), sizes), steps)
+        own_tables = sorted(pool.pop(v, []), key=lambda t: t[1].size)
+        others = order_largest_last((o for scope, _ in own_tables for o in scope if o != v), sizes)
+        steps.append((v, own_tables))
+        put((others, _minimum_over(own_tables, v, others, sizes)))
+    return Elimination(tuple(keep), add_tables(remaining, tuple(keep), sizes), steps)
 
 
 def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -99,15 +99,15 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
     pool: dict[str, list[Table]] = {v: [] for v in sequence}
     rank = {v: i for i, v in enumerate(sequence)}
     total = 0.0
-    todo = list(tables)
+    pending = list(tables)
     for v in (*sequence, ""):
-        for names, array in todo:
+        for names, array in pending:
             if names:
                 pool[min(names, key=lambda n: rank[n])].append((names, array))
             else:
                 total += float(array)
         if v:
-            todo = [
+            pending = [
                 (others, _minimum_over(part, v, others, sizes))
                 for part, others in _mini_buckets(v, pool.pop(v), sizes, largest)
             ]
@@ -139,14 +139,14 @@ def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...], size
     return np.asarray(least_sum([_broadcast(table, scope)[None] for table in ordered])[0])
 
 
-def fix_variables(tables: Sequence[Table], at: Mapping[str, int]) -> list[Table]:
-    """The tables with the variables in `at` fixed at a state. Leading dims of an array that name no variable stay."""
-    found = []
+def fix_variables(tables: Sequence[Table], states: Mapping[str, int]) -> list[Table]:
+    """The tables with the variables in `states` fixed at a state. Leading dims of an array that name no variable stay."""
+    fixed = []
     for names, array in tables:
-        lead = array.ndim - len(names)
-        where = (*(slice(None),) * lead, *(at.get(v, slice(None)) for v in names))
-        found.append((tuple(v for v in names if v not in at), array[where]))
-    return found
+        num_leading = array.ndim - len(names)
+        index = (*(slice(None),) * num_leading, *(states.get(v, slice(None)) for v in names))
+        fixed.append((tuple(v for v in names if v not in states), array[index]))
+    return fixed
 
 
 def add_tables(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
@@ -160,10 +160,10 @@ def add_tables(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[s
 def _broadcast(table: Table, scope: tuple[str, ...]) -> Floats:
     """The table with a dim for each variable of `scope`, of size 1 where it does not have the variable."""
     names, array = table
-    places = [scope.index(v) for v in names]
+    positions = [scope.index(v) for v in names]
     shape = [1] * len(scope)
-    for p, size in zip(places, array.shape, strict=True):
+    for p, size in zip(positions, array.shape, strict=True):
         shape[p] = size
-    if len(names) > 1 and places != sorted(places):
-        array = array.transpose(sorted(range(len(names)), key=places.__getitem__))
+    if len(names) > 1 and positions != sorted(positions):
+        array = array.transpose(sorted(range(len(names)), key=positions.__getitem__))
     return array.reshape(shape)

@@ -54,15 +54,15 @@ def choose_elimination_order(
     Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
     """
     largest = MAX_TABLE if largest is None else largest
-    if (kept := num_entries(keep, sizes)) > largest:
-        raise TooWide(kept)
+    if (kept_entries := num_entries(keep, sizes)) > largest:
+        raise TooWide(kept_entries)
     network = tuple(sizes.items()), tuple(dict.fromkeys(tuple(scope) for scope in scopes)), tuple(keep)
-    found = _smallest_table_order(*network)
-    if found.total > LARGE or found.largest > largest:
-        found = min(found, *_alternative_orders(*network), key=lambda o: (o.largest > largest, o.total))
-    if found.largest > largest:
-        raise TooWide(found.largest)
-    return list(found.sequence)
+    best = _smallest_table_order(*network)
+    if best.total > LARGE or best.largest > largest:
+        best = min(best, *_alternative_orders(*network), key=lambda o: (o.largest > largest, o.total))
+    if best.largest > largest:
+        raise TooWide(best.largest)
+    return list(best.sequence)
 
 
 def num_entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
@@ -81,7 +81,7 @@ class _Order:
     total: float
     largest: float
 
-    def then(self, rest: _Order) -> _Order:
+    def followed_by(self, rest: _Order) -> _Order:
         """This order, and behind it the `rest`."""
         return _Order(self.sequence + rest.sequence, self.total + rest.total, max(self.largest, rest.largest))
 
@@ -100,14 +100,14 @@ def _smallest_table_order(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -
 def _alternative_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
     """The orders by the other rules, and by variations of the last. All begin with the ends and the links of chains."""
     numbers = dict(sizes)
-    head, near = _eliminate_chains(numbers, scopes, keep)
-    left = {v: numbers[v] for v in near}
-    pairs = [(v, o) for v, others in near.items() for o in others]
-    tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in near.values())), TRIES[0]), TRIES[1])
-    fill = _weighted_fill(left)
+    head, neighbours = _eliminate_chains(numbers, scopes, keep)
+    remaining = {v: numbers[v] for v in neighbours}
+    pairs = [(v, o) for v, others in neighbours.items() for o in others]
+    tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in neighbours.values())), TRIES[0]), TRIES[1])
+    fill = _weighted_fill(remaining)
     fills = fill, *(_with_noise(fill, seed) for seed in range(tries))
-    found = (_greedy(left, pairs, keep, rule, far=True) for rule in fills)
-    return tuple(head.then(rest) for rest in (_greedy(left, pairs, keep, _message_size), *found))
+    orders = (_greedy(remaining, pairs, keep, rule, updates_second_neighbours=True) for rule in fills)
+    return tuple(head.followed_by(rest) for rest in (_greedy(remaining, pairs, keep, _message_size), *orders))
 
 
 def _eliminate_chains(
@@ -118,97 +118,103 @@ def _eliminate_chains(
     They go in rounds. Of two neighbours one goes in a round, so that equal links of a chain give equal tables (see `units.reduction`).
     """
     open_ = [[v for v in scope if sizes[v] > 1] for scope in scopes]  # one state ties nothing together
-    near, kept = _neighbours(sizes, open_), set(keep)
-    found, total, largest = [], 0.0, 0.0
-    todo = {v for v in sizes if v not in kept}
-    while todo:
-        following: set[str] = set()
-        for v in sorted(todo):
-            others = near[v]
-            if v in following or not _is_chain_link(v, near, sizes):
+    neighbours, kept_variables = _neighbours(sizes, open_), set(keep)
+    sequence, total, largest = [], 0.0, 0.0
+    pending = {v for v in sizes if v not in kept_variables}
+    while pending:
+        next_pending: set[str] = set()
+        for v in sorted(pending):
+            others = neighbours[v]
+            if v in next_pending or not _is_chain_link(v, neighbours, sizes):
                 continue
             table = num_entries((v, *others), sizes)
             total, largest = total + table, max(largest, table)
-            found.append(v)
+            sequence.append(v)
             for o in others:
-                near[o] = (near[o] | others) - {o, v}
-            del near[v]
-            following.update(others - kept)
-        todo = following
-    return _Order(tuple(found), total, largest), near
+                neighbours[o] = (neighbours[o] | others) - {o, v}
+            del neighbours[v]
+            next_pending.update(others - kept_variables)
+        pending = next_pending
+    return _Order(tuple(sequence), total, largest), neighbours
 
 
-def _is_chain_link(v: str, near: Neighbours, sizes: Mapping[str, int]) -> bool:
+def _is_chain_link(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> bool:
     """Whether a variable stands at one other or between two, and the table that remains without it is not larger than one that is
     there with it: the two others meet already, or the variable has as many states as one of them."""
-    others = near[v]
+    others = neighbours[v]
     if len(others) < 2:
         return True
     a, *more = others
-    return len(more) == 1 and (more[0] in near[a] or sizes[v] >= min(sizes[o] for o in others))
+    return len(more) == 1 and (more[0] in neighbours[a] or sizes[v] >= min(sizes[o] for o in others))
 
 
 def _greedy(
-    sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Iterable[str], rule: Rule, far: bool = False
+    sizes: Mapping[str, int],
+    scopes: Iterable[Sequence[str]],
+    keep: Iterable[str],
+    rule: Rule,
+    updates_second_neighbours: bool = False,
 ) -> _Order:
-    """The order in which the next variable is always the one of least cost by a rule. `far`: a variable's cost also changes when two
-    of its neighbours meet."""
-    near, kept = _neighbours(sizes, scopes), set(keep)
-    cost = {v: rule(v, near, sizes) for v in sizes if v not in kept}
+    """The order in which the next variable is always the one of least cost by a rule.
+
+    `updates_second_neighbours`: the cost of a variable also changes when two of its neighbours meet.
+    """
+    neighbours, kept_variables = _neighbours(sizes, scopes), set(keep)
+    cost = {v: rule(v, neighbours, sizes) for v in sizes if v not in kept_variables}
     queue = [(c, v) for v, c in cost.items()]  # old costs stay, and are passed over
     heapify(queue)
-    found, total, largest = [], 0.0, 0.0
+    sequence, total, largest = [], 0.0, 0.0
     while cost:
         c, v = heappop(queue)
         if cost.get(v) != c:
             continue
         del cost[v]
-        found.append(v)
-        others = near.pop(v)
+        sequence.append(v)
+        others = neighbours.pop(v)
         table = num_entries((v, *others), sizes)
         total, largest = total + table, max(largest, table)
         for o in others:
-            near[o] = (near[o] | others) - {o, v}
-        changed = others.union(*(near[o] for o in others)) if far else others
+            neighbours[o] = (neighbours[o] | others) - {o, v}
+        changed = others.union(*(neighbours[o] for o in others)) if updates_second_neighbours else others
         for o in changed:
             if o in cost:
-                cost[o] = rule(o, near, sizes)
+                cost[o] = rule(o, neighbours, sizes)
                 heappush(queue, (cost[o], o))
-    return _Order(tuple(found), total, largest)
+    return _Order(tuple(sequence), total, largest)
 
 
 def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> dict[str, set[str]]:
     """The other variables with which each variable stands in a table."""
-    near: dict[str, set[str]] = {v: set() for v in sizes}
+    neighbours: dict[str, set[str]] = {v: set() for v in sizes}
     for scope in scopes:
         for v in scope:
-            near[v].update(scope)
-    for v, others in near.items():
+            neighbours[v].update(scope)
+    for v, others in neighbours.items():
         others.discard(v)
-    return near
+    return neighbours
 
 
-def _table_size(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
+def _table_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
     """The entries of the table that is formed."""
-    return num_entries((v, *near[v]), sizes)
+    return num_entries((v, *neighbours[v]), sizes)
 
 
-def _message_size(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
+def _message_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
     """The entries of the table that remains."""
-    return num_entries(near[v], sizes)
+    return num_entries(neighbours[v], sizes)
 
 
 def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
     """The pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
     bits = {v: round(1000 * math.log2(n)) for v, n in sizes.items()}  # whole numbers add up to the same in any order
 
-    def rule(v: str, near: Neighbours, sizes: Mapping[str, int]) -> float:
-        others, twice = near[v], 0
+    def rule(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
+        others, twice_fill = neighbours[v], 0
         for a in others:
-            apart = others - near[a]  # and `a` itself
-            if len(apart) > 1:
-                twice += bits[a] * (sum(map(bits.__getitem__, apart)) - bits[a])
-        return twice / 2e6 + 1e-9 * _table_size(v, near, sizes)
+            unconnected = others - neighbours[a]  # and `a` itself
+            if len(unconnected) > 1:
+                twice_fill += bits[a] * (sum(map(bits.__getitem__, unconnected)) - bits[a])
+        return twice_fill / 2e6 + 1e-9 * _table_size(v, neighbours, sizes)
 
     return rule
 
@@ -216,4 +222,4 @@ def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
 def _with_noise(rule: Rule, seed: int) -> Rule:
     """The rule, with a cost of each variable that is raised by chance."""
     chance = cache(lambda v: random.Random(f"{seed} {v}").random())
-    return lambda v, near, sizes: rule(v, near, sizes) * (1 + VARIED[seed % 2] * chance(v))
+    return lambda v, neighbours, sizes: rule(v, neighbours, sizes) * (1 + VARIED[seed % 2] * chance(v))

@@ -51,11 +51,11 @@ def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
     if row < MIN_ENTRIES_BY_STATE or len(tables) == 1:
         return np.asarray(_sum(tables).min(axis=1))
     best = np.full((shape[0], *shape[2:]), np.inf)
-    one = np.empty_like(best)  # the sums of one state of v, which stay in the cache
+    buffer = np.empty_like(best)  # the sums of one state of v, which stay in the cache
     for state in range(shape[1]):
         *small, large = (t[:, state] for t in tables)
-        np.add(_sum(small), large, out=one)
-        np.minimum(best, one, out=best)
+        np.add(_sum(small), large, out=buffer)
+        np.minimum(best, buffer, out=best)
     return best
 
 
@@ -84,17 +84,17 @@ def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, po
     """The minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))
-    front = [np.moveaxis(t, dim, 2) for t in tables]  # [variant, v, t, rest...]
+    reordered = [np.moveaxis(t, dim, 2) for t in tables]  # [variant, v, t, rest...]
 
-    def formed(part: slice) -> Floats:
-        return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in front])
+    def pair_sums(part: slice) -> Floats:
+        return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in reordered])
 
     rest = (*shape[2:dim], *shape[dim + 1 :])
     if math.prod(rest) < MIN_ENTRIES_BY_PAIR and (np.diff(starts) > 0).all():
-        found = np.minimum.reduceat(formed(slice(None)), starts[:-1], axis=1)
+        least = np.minimum.reduceat(pair_sums(slice(None)), starts[:-1], axis=1)
     else:
-        found = np.full((shape[0], len(possible), *rest), np.inf)
+        least = np.full((shape[0], len(possible), *rest), np.inf)
         for state, (first, end) in enumerate(pairwise(starts.tolist())):
             if first < end:
-                found[:, state] = formed(slice(first, end)).min(axis=1)
-    return np.ascontiguousarray(np.moveaxis(found, 1, dim - 1))
+                least[:, state] = pair_sums(slice(first, end)).min(axis=1)
+    return np.ascontiguousarray(np.moveaxis(least, 1, dim - 1))

@@ -25,17 +25,19 @@ class MinPlusPower:
     right: MinPlusPower | None = None
     middle: NDArray[np.int64] | None = None
 
-    def path(self, s: int, i: int, j: int, known: dict[tuple[int, int, int], list[int]] | None = None) -> list[int]:
-        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links. `known`: the paths of
+    def cheapest_path(
+        self, s: int, i: int, j: int, paths: dict[tuple[int, int, int], list[int]] | None = None
+    ) -> list[int]:
+        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links. `paths`: the paths of
         factors, by identity and ends. Most chains are squares of squares, so few are worked out."""
         if self.left is None or self.right is None or self.middle is None:
             return []
-        known = {} if known is None else known
-        at = id(self), i, j
-        if at not in known:
+        paths = {} if paths is None else paths
+        key = id(self), i, j
+        if key not in paths:
             k = int(self.middle[s, i, j])
-            known[at] = [*self.left.path(s, i, k, known), k, *self.right.path(s, k, j, known)]
-        return known[at]
+            paths[key] = [*self.left.cheapest_path(s, i, k, paths), k, *self.right.cheapest_path(s, k, j, paths)]
+        return paths[key]
 
 
 def min_plus_product(a: MinPlusPower, b: MinPlusPower) -> MinPlusPower:

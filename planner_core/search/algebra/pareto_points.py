@@ -53,63 +53,65 @@ INT64_LIMIT = 2**62
 
 
 class TooManyPoints(PlannerError):
-    """More points or states lie within the limit than can be compared; `what` names them."""
+    """More points or states lie within the limit than the search may compare."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} lie within the gap, more than are compared")
 
 
 class TablesTooLarge(TooManyPoints):
-    """The tables of the network are too large to keep, whatever the limit."""
+    """The tables of the network are too large to be stored, whatever the limit."""
 
 
 @dataclass
 class PointBudget:
-    """The work that is left, in points that may be formed."""
+    """The number of points that a search may still form. Points are counted and not timed, so that every machine finds the same plan."""
 
     left: int = MAX_PROOF_POINTS
 
     @contextmanager
-    def part(self, most: int) -> Iterator[PointBudget]:
-        """An allowance of at most `most` points for one piece of the work; what it uses is taken from this one."""
-        given = max(0, min(most, self.left))
-        piece = PointBudget(given)
+    def portion(self, max_points: int) -> Iterator[PointBudget]:
+        """Lend at most `max_points` points to one piece of the work. The points that it forms are taken from this budget."""
+        granted = max(0, min(max_points, self.left))
+        portion = PointBudget(granted)
         try:
-            yield piece
+            yield portion
         finally:
-            self.left -= given - max(piece.left, 0)
+            self.left -= granted - max(portion.left, 0)
 
-    def take(self, points: int) -> None:
-        """Use up the work of forming `points` points. Raises TooMuch if there is not as much left; all of it is used up then, and no
-        more, since the points are not formed."""
-        self.left = max(self.left - points, -1)
+    def spend(self, num_points: int) -> None:
+        """Take `num_points` points from the budget. Raises TooManyPoints if fewer are left; the budget is then empty, and not negative by
+        as many points, since these points are not formed."""
+        self.left = max(self.left - num_points, -1)
         if self.left < 0:
             raise TooManyPoints("the partial plans of this part")
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """Which points are dropped.
+    """The rules by which points are dropped.
 
-    A point is dropped if its weighted cost exceeds `limit`; if it is dominated, where sums are rounded to multiples of `steps`
-    [sum]; or, if `few` > 0, if it is not in the `sample_points`. More than `most` points at once raise TooMuch, and so does the end
-    of the `work`.
+    A point is dropped if its weighted cost exceeds `limit`, or if it is dominated once the sums are rounded to multiples of `steps`
+    [sum]. With a `sample_size` above 0, it is also dropped if it is not in the sample (see `sample_points`). TooManyPoints is raised
+    for more than `max_points` points at once, and when the `budget` is used up.
     """
 
     limit: float
     steps: Floats
-    most: int = MAX_POINTS
-    few: int = 0
-    work: PointBudget = field(default_factory=PointBudget)
-    spread: int = 1
+    max_points: int = MAX_POINTS
+    sample_size: int = 0
+    budget: PointBudget = field(default_factory=PointBudget)
+    sampled_sum: int = 1
     """The sum whose range a sample covers."""
 
-    def keep(self, found: FormingPoints) -> FormingPoints:
+    def undominated(self, forming: FormingPoints) -> FormingPoints:
         """The points of each row that are not dominated, in order of rows."""
-        if (np.diff(found.row) > 0).all():
-            return found
-        found = found.take(undominated_points(found.row, found.cost, self.steps, self.work))
-        return found.take(sample_points(found, self.few, self.spread)) if self.few else found
+        if (np.diff(forming.row) > 0).all():
+            return forming
+        forming = forming.select(undominated_points(forming.row, forming.cost, self.steps, self.budget))
+        return (
+            forming.select(sample_points(forming, self.sample_size, self.sampled_sum)) if self.sample_size else forming
+        )
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ class SumCaps:
     prices: Floats
     room: Floats
 
-    def keep(self, found: FormingPoints) -> FormingPoints:
+    def within(self, forming: FormingPoints) -> FormingPoints:
         """The points that are within all limits."""
-        return found.take((self.prices.T @ found.cost.T <= self.room[found.row].T).all(axis=0))
+        return forming.select((self.prices.T @ forming.cost.T <= self.room[forming.row].T).all(axis=0))
 
 
 @dataclass
@@ -136,11 +138,11 @@ class Points:
     cost: Floats
     excess: Floats
 
-    def at(self, entries: Ints) -> Points:
+    def for_entries(self, entries: Ints) -> Points:
         """The same points under other entries: the new entry i has the points of `entries[i]`. Entry -1 has none."""
-        there = entries >= 0
+        exists = entries >= 0
         return Points(
-            np.where(there, self.first[entries], 0), np.where(there, self.last[entries], 0), self.cost, self.excess
+            np.where(exists, self.first[entries], 0), np.where(exists, self.last[entries], 0), self.cost, self.excess
         )
 
 
@@ -154,13 +156,13 @@ class FormingPoints:
     excess: Floats
     parts: list[Ints] = field(default_factory=list)
 
-    def take(self, index: Any) -> FormingPoints:
+    def select(self, index: Any) -> FormingPoints:
         """Only the points at `index`."""
         return FormingPoints(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
 def concatenate_points(parts: Sequence[FormingPoints]) -> FormingPoints:
-    """The points of all `parts`, one after another."""
+    """Concatenate the points of all `parts`."""
     columns = zip(*(p.parts for p in parts), strict=True)
     return FormingPoints(
         np.concatenate([p.row for p in parts]),
@@ -171,64 +173,64 @@ def concatenate_points(parts: Sequence[FormingPoints]) -> FormingPoints:
 
 
 def combine_points(
-    mine: FormingPoints, child: Points, entry: Ints, room: Floats, pruning: Pruning, caps: SumCaps | None = None
+    left: FormingPoints, child: Points, child_entry: Ints, room: Floats, pruning: Pruning, caps: SumCaps | None = None
 ) -> FormingPoints:
-    """Combine each point of `mine` with the points of one entry of `child`: sums and excesses are added.
+    """Combine each point of `left` with the points of one entry of `child`: sums and excesses are added.
 
-    `entry` [point of mine] names the child's entry. A pair is formed if its excess is at most `room` [point of mine] and all
-    `caps` allow it. Returns what `pruning` leaves of each row, in order of rows. Raises TooMuch.
+    `child_entry` [point of mine] names the child's entry. A pair is formed if its excess is at most `room` [point of mine] and all
+    `caps` allow it. Returns what `pruning` leaves of each row, in order of rows. Raises TooManyPoints.
     """
-    first, end = child.first[entry], child.last[entry]
+    first, end = child.first[child_entry], child.last[child_entry]
     # A child's points lie by rising excess, so those that fit are a range from its first one on.
-    counts = _bisect(child.excess, first, end, room - mine.excess) - first
+    counts = _bisect(child.excess, first, end, room - left.excess) - first
     parts = []
     for some in _chunks(counts):
-        pruning.work.take(int(counts[some].sum()))
-        # All pairs at once. Points 0, 1, 2 of `mine` with 2, 0 and 1 fitting points that begin at 4, 6 and 7 of the child:  take = (0, 0,
+        pruning.budget.spend(int(counts[some].sum()))
+        # All pairs at once. Points 0, 1, 2 of `left` with 2, 0 and 1 fitting points that begin at 4, 6 and 7 of the child:  take = (0, 0,
         # 2) and position = (4, 5, 7).
         take = np.repeat(np.arange(some.start, some.stop), counts[some])
         start = np.cumsum(counts[some]) - counts[some]
         position = np.arange(len(take)) - np.repeat(start - first[some], counts[some])
         formed = FormingPoints(
-            mine.row[take],
-            mine.cost[take] + child.cost[position],
-            mine.excess[take] + child.excess[position],
-            [*(p[take] for p in mine.parts), position],
+            left.row[take],
+            left.cost[take] + child.cost[position],
+            left.excess[take] + child.excess[position],
+            [*(p[take] for p in left.parts), position],
         )
-        parts.append(pruning.keep(caps.keep(formed) if caps else formed))
-        if sum(len(p.row) for p in parts) > pruning.most:
+        parts.append(pruning.undominated(caps.within(formed) if caps else formed))
+        if sum(len(p.row) for p in parts) > pruning.max_points:
             # A point of one chunk may dominate points of another, so what is too much may still become less.
-            parts = [pruning.keep(concatenate_points(parts))]
-            if len(parts[0].row) > pruning.most:
+            parts = [pruning.undominated(concatenate_points(parts))]
+            if len(parts[0].row) > pruning.max_points:
                 raise TooManyPoints(f"{len(parts[0].row)} partial plans")
-    return parts[0] if len(parts) == 1 else pruning.keep(concatenate_points(parts))
+    return parts[0] if len(parts) == 1 else pruning.undominated(concatenate_points(parts))
 
 
 def _chunks(counts: Ints) -> list[slice]:
-    """Ranges of points that together form about `POINTS_PER_CHUNK` pairs (`counts` [point]); a range has at least one point."""
+    """Split the points into ranges that form about `POINTS_PER_CHUNK` pairs each. `counts` [point] are the pairs of one point."""
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // POINTS_PER_CHUNK)) + 1
     return [slice(int(i), int(j)) for i, j in pairwise([0, *ends, len(counts)])]
 
 
-def _bisect(values: Floats, first: Ints, last: Ints, most: Floats) -> Ints:
-    """[range]: where the values that are at most `most` [range] end, in each range first to last of rising `values`."""
+def _bisect(values: Floats, first: Ints, last: Ints, limits: Floats) -> Ints:
+    """[range]: where the values that are at most `limits` [range] end, in each range first to last of rising `values`."""
     low, high = first.copy(), last.copy()
     while True:
         open_ = low < high
         if not open_.any():
             return low
         middle = (low + high) // 2
-        fits = open_ & (values[np.minimum(middle, len(values) - 1)] <= most)
-        # Invariant: values before `low` are at most `most`, values from `high` on are above it.
+        fits = open_ & (values[np.minimum(middle, len(values) - 1)] <= limits)
+        # Invariant: values before `low` are at most `max_points`, values from `high` on are above it.
         low = np.where(fits, middle + 1, low)
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated_points(group: Ints, cost: Floats, steps: Floats, work: PointBudget | None = None) -> Ints:
+def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBudget | None = None) -> Ints:
     """Indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
-    Sums are rounded to multiples of `steps` [sum], so that rounding errors do not tell equal points apart. Of two points that
-    tie in the first sum both may stay. Comparisons use up `work`. Raises TooMuch if none is left.
+    Sums are rounded to multiples of `steps` [sum], so that rounding errors do not separate equal points. Of two points that tie in the
+    first sum both may stay. Comparisons are taken from `budget`. Raises TooManyPoints if it is used up.
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
@@ -246,33 +248,33 @@ def undominated_points(group: Ints, cost: Floats, steps: Floats, work: PointBudg
     keep = np.ones(len(g), dtype=bool)
     for end, size in zip(ends, sizes, strict=True):
         if size > NUM_NEIGHBOURS:
-            if work is not None:
-                work.take(size * size // COMPARISONS_PER_POINT)
+            if budget is not None:
+                budget.spend(size * size // COMPARISONS_PER_POINT)
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
 
 
-def sample_points(found: FormingPoints, count: int, spread: int = 1) -> Ints:
-    """Indices of at most about 2 * `count` points of each row; `found` is in order of rows.
+def sample_points(forming: FormingPoints, count: int, sampled_sum: int = 1) -> Ints:
+    """Return the indices of at most about 2 * `count` points of each row. `forming` is in order of rows.
 
-    The range of sum number `spread` is cut into `count` equal parts, and the point of least excess is taken from each part. The
+    The range of sum number `sampled_sum` is cut into `count` equal parts, and the point of least excess is taken from each part. The
     first of these parts is cut into `count` parts again, and sampled in the same way. So sums of two sampled points lie close
     to each other.
     """
-    if not len(found.row):
+    if not len(forming.row):
         return np.zeros(0, dtype=np.int64)
-    starts = np.flatnonzero(np.diff(found.row, prepend=-1))
-    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(found.row)))
-    low = np.minimum.reduceat(found.cost[:, spread], starts)[group]
-    span = np.maximum.reduceat(found.cost[:, spread], starts)[group] - low
-    place = (found.cost[:, spread] - low) / np.where(span > 0, span, 1.0) * count
-    order = np.argsort(found.excess, kind="stable")
-    kept = []
+    starts = np.flatnonzero(np.diff(forming.row, prepend=-1))
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(forming.row)))
+    low = np.minimum.reduceat(forming.cost[:, sampled_sum], starts)[group]
+    span = np.maximum.reduceat(forming.cost[:, sampled_sum], starts)[group] - low
+    position = (forming.cost[:, sampled_sum] - low) / np.where(span > 0, span, 1.0) * count
+    order = np.argsort(forming.excess, kind="stable")
+    samples = []
     for scale in (1, count):
-        order = order[place[order] * scale < count + 1]
-        part = group * (count + 1) + np.floor(place * scale)
-        kept.append(order[np.unique(part[order], return_index=True)[1]])
-    return sorted_distinct(np.concatenate(kept))
+        order = order[position[order] * scale < count + 1]
+        part = group * (count + 1) + np.floor(position * scale)
+        samples.append(order[np.unique(part[order], return_index=True)[1]])
+    return sorted_distinct(np.concatenate(samples))
 
 
 def _sort_by_group(group: Ints, first: Ints) -> Ints:
@@ -286,11 +288,11 @@ def _sort_by_group(group: Ints, first: Ints) -> Ints:
 def _drop_if_neighbour_dominates(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
     """Drop points that one of the NEAR points before them dominates. This drops most dominated points at little cost."""
     alive, columns = np.ones(len(g), dtype=bool), np.ascontiguousarray(k[:, 1:].T)
-    for back in range(1, min(NUM_NEIGHBOURS, len(g) - 1) + 1):
-        beaten = g[back:] == g[:-back]
+    for distance in range(1, min(NUM_NEIGHBOURS, len(g) - 1) + 1):
+        beaten = g[distance:] == g[:-distance]
         for column in columns:
-            beaten &= column[:-back] <= column[back:]
-        alive[back:] &= ~beaten
+            beaten &= column[:-distance] <= column[distance:]
+        alive[distance:] &= ~beaten
     return order[alive], g[alive], k[alive]
 
 
@@ -312,22 +314,22 @@ def _skyline(points: Ints, chunk: int = 256) -> NDArray[np.bool_]:
     """[point]: whether no point before it is at most as large in all columns. Points are sorted by a sum that is not among these."""
     keep = np.zeros(len(points), dtype=bool)
     columns = np.ascontiguousarray(points.T)
-    kept = columns[:, :0]
+    kept_columns = columns[:, :0]
     for start in range(0, len(points), chunk):
         part, where = columns[:, start : start + chunk], np.arange(start, min(start + chunk, len(points)))
-        if kept.shape[1]:
-            alive = ~_at_most(kept, part).any(axis=0)
+        if kept_columns.shape[1]:
+            alive = ~_at_most(kept_columns, part).any(axis=0)
             part, where = part[:, alive], where[alive]
         # Only an earlier point can dominate: its first sum is not larger, since points are sorted by it. So above the diagonal is enough.
         alive = ~np.triu(_at_most(part, part), 1).any(axis=0)
         keep[where[alive]] = True
-        kept = np.concatenate([kept, part[:, alive]], axis=1)
+        kept_columns = np.concatenate([kept_columns, part[:, alive]], axis=1)
     return keep
 
 
-def _at_most(one: Ints, other: Ints) -> NDArray[np.bool_]:
-    """[i, j]: whether point i of `one` is at most as large in all columns as point j of `other`. Both are [column, point]."""
-    found: NDArray[np.bool_] = one[0][:, None] <= other[0]
-    for mine, theirs in zip(one[1:], other[1:], strict=True):
-        found &= mine[:, None] <= theirs
-    return found
+def _at_most(first: Ints, second: Ints) -> NDArray[np.bool_]:
+    """[i, j]: whether point i of `first` is at most as large in all columns as point j of `second`. Both are [column, point]."""
+    at_most: NDArray[np.bool_] = first[0][:, None] <= second[0]
+    for column, other_column in zip(first[1:], second[1:], strict=True):
+        at_most &= column[:, None] <= other_column
+    return at_most

@@ -51,37 +51,37 @@ class _Point:
 def best_partition(copies: int, stages: int, options: Options, below: float = float("inf")) -> Partition | None:
     """The cut of least seconds, if one is below a value; else None. Every stage has at least one copy. With more copies no stage may be
     quicker."""
-    here: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
+    fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
     for stage in range(stages):
-        following: dict[int, list[_Point]] = {}
-        left = stages - 1 - stage
-        for first, points in here.items():
-            ends = range(first + 1, copies - left + 1) if left else (copies,)
+        next_fronts: dict[int, list[_Point]] = {}
+        num_later_stages = stages - 1 - stage
+        for first, points in fronts.items():
+            ends = range(first + 1, copies - num_later_stages + 1) if num_later_stages else (copies,)
             for last in ends:
-                ways = list(options(stage, first, last))
-                fresh = [
+                stage_options = list(options(stage, first, last))
+                extended = [
                     p
                     for point in points
-                    for way in ways
-                    if (p := _append_stage(point, way, last - first)).worst < below
+                    for option in stage_options
+                    if (p := _append_stage(point, option, last - first)).worst < below
                 ]
-                if not fresh:
+                if not extended:
                     break  # more copies need more memory, and take longer
-                following[last] = _undominated([*following.get(last, ()), *fresh])
-        here = following
-    ends_at = min(here.get(copies, ()), key=lambda p: p.worst, default=None)
+                next_fronts[last] = _undominated([*next_fronts.get(last, ()), *extended])
+        fronts = next_fronts
+    ends_at = min(fronts.get(copies, ()), key=lambda p: p.worst, default=None)
     return Partition(ends_at.worst, ends_at.copies, ends_at.choices) if ends_at else None
 
 
-def _append_stage(point: _Point, way: StageOption, copies: int) -> _Point:
-    worst = max(point.worst, point.through + way.own)
-    return _Point(point.through + way.through, worst, (*point.copies, copies), (*point.choices, way.choice))
+def _append_stage(point: _Point, option: StageOption, copies: int) -> _Point:
+    worst = max(point.worst, point.through + option.own)
+    return _Point(point.through + option.through, worst, (*point.copies, copies), (*point.choices, option.choice))
 
 
 def _undominated(points: Iterable[_Point]) -> list[_Point]:
     """The points that no other one dominates."""
-    found: list[_Point] = []
+    front: list[_Point] = []
     for point in sorted(points, key=lambda p: (p.through, p.worst)):
-        if not found or point.worst < found[-1].worst:
-            found.append(point)
-    return found
+        if not front or point.worst < front[-1].worst:
+            front.append(point)
+    return front

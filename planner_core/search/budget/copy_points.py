@@ -66,59 +66,66 @@ MakeCopyPoints = Callable[[Chain, Goal, int, Floats], CopyPoints]
 class RunPoints:
     """The points of one run, by entry of the top variables that it touches, and the way back to each copy.
 
-    `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `one` makes
+    `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `make_copy_points` makes
     the points of one copy: by default all of them (`AllCopyPoints`).
     """
 
-    def __init__(self, chain: Chain, tree: BucketTree, goal: Goal, one: MakeCopyPoints | None = None) -> None:
-        self.chain, self.goal, self.compiled, self.one = chain, goal, chain.compiled, one or AllCopyPoints
-        self.names, self.entries = chain.places
+    def __init__(
+        self, chain: Chain, tree: BucketTree, goal: Goal, make_copy_points: MakeCopyPoints | None = None
+    ) -> None:
+        self.chain, self.goal, self.compiled, self.make_copy_points = (
+            chain,
+            goal,
+            chain.compiled,
+            make_copy_points or AllCopyPoints,
+        )
+        self.names, self.entries = chain.top_entries
         self.margin = chain.margins(tree)
         self.shape = self.margin.shape
 
     @property
-    def states(self) -> list[int]:
+    def states_within_limit(self) -> list[int]:
         """The shared states within the limit."""
         return [int(s) for s in np.flatnonzero((self.margin <= self.goal.limit).any(axis=(1, 2)))]
 
-    def work_out(self) -> bool:
-        """Compute the shared states within the limit. Returns False if all were computed already. Raises TooMuch."""
+    def compute_shared_states(self) -> bool:
+        """Compute the shared states within the limit. Returns False if all were computed already. Raises TooManyPoints."""
         if self.chain.count == 1:
             return False
-        if self.goal.few:
+        if self.goal.sample_size:
             # A sample keeps the shared states through which the least whole cost leads.
             least = self.margin.min(axis=(1, 2))
-            self.margin[np.argsort(least)[max(1, self.goal.few // 4) :]] = np.inf
-        states = self.states
-        fresh = [s for s in states if s not in self.chain.powers]
-        if len(states) > MAX_SHARED or (self.goal.quick and len(fresh) > FEW_SHARED):
+            self.margin[np.argsort(least)[max(1, self.goal.sample_size // 4) :]] = np.inf
+        states = self.states_within_limit
+        uncomputed = [s for s in states if s not in self.chain.powers]
+        if len(states) > MAX_SHARED or (self.goal.gives_up_early and len(uncomputed) > FEW_SHARED):
             raise TooManyPoints(f"{len(states)} states of shared tensors")
-        for s in fresh:
-            self.chain.power(s)
-        return bool(fresh)
+        for s in uncomputed:
+            self.chain.compute_power(s)
+        return bool(uncomputed)
 
     def points(self) -> Points:
-        """The points of the run, by entry of the top variables that it touches. Raises TooMuch."""
+        """The points of the run, by entry of the top variables that it touches. Raises TooManyPoints."""
         if self.chain.count == 1:
-            self.block = self.one(self.chain, self.goal, 0, self.margin)
-            return self.block.points.at(self.entries)
+            self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
+            return self.block.points.for_entries(self.entries)
         kind = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
-        self.lines = {s: kind(self, s) for s in self.states}
-        found = concatenate_points([line.carry() for line in self.lines.values()])
-        points, self.chosen = group_points(found, found.row, self.margin.size, self.goal.pruning)
-        return points.at(self.entries)
+        self.lines = {s: kind(self, s) for s in self.states_within_limit}
+        forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
+        points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
+        return points.for_entries(self.entries)
 
-    def ones(self) -> list[CopyPoints]:
+    def copy_points(self) -> list[CopyPoints]:
         """The points of one copy, by shared state, after `points`."""
         return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
 
-    def between(self) -> Floats:
+    def between_costs(self) -> Floats:
         """[state, sum]: what the tensor between two copies adds to a point."""
-        found = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
+        costs = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
         if Component.AFTER_FORWARD in self.goal.ends:
-            kept = between_bytes(self.chain.problem, self.chain.run)
-            found[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = kept
-        return found
+            kept_bytes = between_bytes(self.chain.problem, self.chain.run)
+            costs[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = kept_bytes
+        return costs
 
     def copies(self, point: int) -> list[Copy]:
         """How each copy runs in one point."""
@@ -134,67 +141,67 @@ class AllCopyPoints:
 
     def __init__(self, chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
         self.unit, self.view = chain.unit, chain.view(s)
-        at, bound = dict(self.view.at), chain.unit.bound(self.view)
+        fixed, bound = dict(self.view.fixed), chain.unit.bound(self.view)
         # margin = bound + rest: `rest` is the least cost of all that lies outside of this copy.
         rest = margin - np.where(np.isfinite(bound), bound, 0.0)
         self.trees: list[tuple[str, PrunedUnit, BucketTree]] = []
-        none = np.zeros(0, dtype=np.int64)
-        parts = [FormingPoints(none, np.zeros((0, 1 + len(goal.ends))), np.zeros(0), [none, none])]
+        no_points = np.zeros(0, dtype=np.int64)
+        parts = [FormingPoints(no_points, np.zeros((0, 1 + len(goal.ends))), np.zeros(0), [no_points, no_points])]
         for number, variant in enumerate(chain.unit.variants):
             # A variant's own least, `tree.root`, may be above the block's bound, the least of all variants: then less room is left to it.
-            part, tree, bounds = self._narrow(variant, goal, at, rest)
+            part, tree, bounds = self._prune_variant(variant, goal, fixed, rest)
             self.trees.append((variant, part, tree))
-            if part.empty:
+            if part.is_empty:
                 continue
-            found = tree.carry(goal.rows(part.factors), [], goal.row_pruning, bounds)
-            entry, index = _points_by_entry(found, np.arange(tree.root.size))
-            cost = goal.summed(found.cost[index])
+            points = tree.enumerate_points(goal.row_tables(part.factors), [], goal.row_pruning, bounds)
+            entry, index = _points_by_entry(points, np.arange(tree.root.size))
+            cost = goal.sums_of_rows(points.cost[index])
             # The tree cut at weighted sums, which are bounds of the maxima. Now the true costs are known, and what exceeds the limit
             # goes.
             excess = cost @ goal.prices - bound.ravel()[entry]
             parts.append(FormingPoints(entry, cost, excess, [np.full(len(index), number), index]))
-        both = concatenate_points(parts)
-        both = both.take(both.excess + margin.ravel()[both.row] <= goal.limit)
-        self.points, self.chosen = group_points(both, both.row, bound.size, goal.pruning)
+        forming = concatenate_points(parts)
+        forming = forming.select(forming.excess + margin.ravel()[forming.row] <= goal.limit)
+        self.points, self.chosen = group_points(forming, forming.row, bound.size, goal.pruning)
 
-    def _narrow(
-        self, variant: str, goal: Goal, at: dict[str, int], rest: Floats
+    def _prune_variant(
+        self, variant: str, goal: Goal, fixed: dict[str, int], rest: Floats
     ) -> tuple[PrunedUnit, BucketTree, WeightedBounds | None]:
         """What is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is weighed."""
         shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
-        sequence = self.unit.solver(variant, shares).sequence(self.view.keep, at)
-        part = PrunedUnit.of(self.unit.variants[variant], sequence, at, keep=self.view.keep)
-        tree, bounds = part.tree(goal.objective, shares, rest), None
+        sequence = self.unit.solver(variant, shares).elimination_order(self.view.keep, fixed)
+        part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.keep)
+        tree, bounds = part.bucket_tree(goal.objective, shares, rest), None
         if not goal.objective.is_sum:
             with contextlib.suppress(TablesTooLarge):
-                sums = sums_around(shares, goal.time, goal.prices[1:].tolist())
+                sums = sums_around(shares, goal.time_sums, goal.prices[1:].tolist())
                 part, bounds = prune_by_limit(part, tree, sums, goal.limit, rest)
-                tree = tree if part.empty else part.tree(goal.objective, shares, rest)
+                tree = tree if part.is_empty else part.bucket_tree(goal.objective, shares, rest)
         return part, tree, bounds
 
     def copy(self, point: int) -> Copy:
         """How the copy runs in one point."""
         number, index = (int(part[point]) for part in self.chosen.parts)
         variant, part, tree = self.trees[number]
-        return self.unit.measured(variant, part.named(tree.assignment(index)[0]))
+        return self.unit.copy_in_states(variant, part.full_states(tree.assignment(index)[0]))
 
 
 class _EqualCopies:
     """The points of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
 
     def __init__(self, copies: RunPoints, s: int) -> None:
-        self.count, self.s, self.between = copies.chain.count, s, copies.between()
+        self.count, self.s, self.between = copies.chain.count, s, copies.between_costs()
         chain, limit = copies.chain, copies.goal.limit
         # All copies run alike, so an excess counts once a copy: with the limit 22, the margin 20 and 4 copies, one may exceed by 0.5.
         margin = limit - (limit - copies.margin[s]) / chain.count
         self.links = _matrix_entries(chain)
-        self.block = copies.one(chain, copies.goal, s, _in_block_states(chain, self.links, margin))
+        self.block = copies.make_copy_points(chain, copies.goal, s, _in_block_states(chain, self.links, margin))
 
-    def carry(self) -> FormingPoints:
+    def enumerate_points(self) -> FormingPoints:
         """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.points
         between = self.between * (count - 1)
-        state, index = _points_by_entry(link.at(self.links.diagonal()), np.arange(n))
+        state, index = _points_by_entry(link.for_entries(self.links.diagonal()), np.arange(n))
         return FormingPoints(
             self.s * n * n + state * n + state,
             link.cost[index] * count + between[state],
@@ -210,7 +217,7 @@ class _EqualCopies:
 def _matrix_entries(chain: Chain) -> Ints:
     """[state k, state l]: the entry (flat) of the block's own table that leads from k to l, or -1. k and l are states of the tensor
     that links copies."""
-    c, axes = chain.compiled, chain.axes
+    c, axes = chain.compiled, chain.boundary
     shape = len(c.alive[axes.entry]), len(c.alive[axes.exit])
     wide = in_chain_states(np.arange(shape[0] * shape[1], dtype=float).reshape(shape), axes, c)
     return np.where(np.isfinite(wide), wide, -1.0).astype(np.int64)
@@ -218,10 +225,10 @@ def _matrix_entries(chain: Chain) -> Ints:
 
 def _in_block_states(chain: Chain, links: Ints, table: Floats) -> Floats:
     """A table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_matrix_entries` returned."""
-    c, axes = chain.compiled, chain.axes
-    found = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
-    found.reshape(-1)[links[links >= 0]] = table[links >= 0]
-    return found
+    c, axes = chain.compiled, chain.boundary
+    block_table = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
+    block_table.reshape(-1)[links[links >= 0]] = table[links >= 0]
+    return block_table
 
 
 class _DifferingCopies:
@@ -230,13 +237,13 @@ class _DifferingCopies:
     Points of 2^j copies [k, l], from state k of the linking tensor to state l, are made of two points of 2^(j-1) copies. The run
     is put together of such parts, the longest first: 13 copies are 8 + 4 + 1. A point is dropped if its weighted cost plus the
     least cost of the rest of the model exceeds the limit. For parts, the rest is the least over all places in the run where the
-    part may stand (`outer`). When the run is put together, the place is known, and so is the rest (`ahead`).
+    part may stand (`least_outside`). When the run is put together, the place is known, and so is the rest (`least_after`).
     """
 
     def __init__(self, copies: RunPoints, s: int) -> None:
-        self.s, self.goal, self.kept = s, copies.goal, copies.between()
+        self.s, self.goal, self.between_costs = s, copies.goal, copies.between_costs()
         self.chain = chain = copies.chain
-        self.powers = [chain.matrix(s)]
+        self.powers = [chain.copy_matrix(s)]
         # powers[j] [k, l] costs 2^j copies with the tensors between them:  powers[j + 1] = (powers[j] + between) ⊗ powers[j]
         while 2 ** len(self.powers) <= chain.count:
             self.powers.append(_min_plus(self.powers[-1] + chain.between, self.powers[-1]))
@@ -246,79 +253,83 @@ class _DifferingCopies:
         self.entries = np.flatnonzero(within.any(axis=1))
         # whole cost through (entry, exit) = cost of the run + `outside`
         outside = np.where(within, margin - np.where(within, chain.cost[s], 0.0), np.inf)[self.entries]
-        self.behind, self.ahead = self._behind(), self._ahead(outside)
+        self.least_before, self.least_after = self._least_before(), self._least_after(outside)
         self.links = _matrix_entries(chain)
-        self.block = copies.one(
-            chain, copies.goal, s, _in_block_states(chain, self.links, self.powers[0] + self.outer(0))
+        self.block = copies.make_copy_points(
+            chain, copies.goal, s, _in_block_states(chain, self.links, self.powers[0] + self.least_outside(0))
         )
         self.halves: list[list[Ints]] = [[]]
         self.steps: list[tuple[int, list[Ints]]] = []
 
-    def _behind(self) -> Floats:
+    def _least_before(self) -> Floats:
         """[p, entry, k]: the least weighted cost of the first p copies and of what is kept after each, from `entry` to state k."""
-        found = np.full((self.chain.count, len(self.entries), self.n), np.inf)
-        found[0, np.arange(len(self.entries)), self.entries] = 0.0
+        least = np.full((self.chain.count, len(self.entries), self.n), np.inf)
+        least[0, np.arange(len(self.entries)), self.entries] = 0.0
         for j, cost in enumerate(self.powers):
             m = 2**j
             # Copies 0 to 4 are copy 0 and then four: found[1 + 4] = found[1] ⊗ (powers[2] + between). So all p need log2(count) products.
-            found[m : 2 * m] = _min_plus(found[: min(m, len(found) - m)], cost + self.chain.between)
-        return found
+            least[m : 2 * m] = _min_plus(least[: min(m, len(least) - m)], cost + self.chain.between)
+        return least
 
-    def _ahead(self, outside: Floats) -> Floats:
+    def _least_after(self, outside: Floats) -> Floats:
         """[q, entry, l]: the least weighted cost of the model without the first q copies, if these start at `entry` and end at l."""
-        found = np.full((self.chain.count, *outside.shape), np.inf)
-        found[0] = outside  # first by the number of copies that are left
+        least = np.full((self.chain.count, *outside.shape), np.inf)
+        least[0] = outside  # first by the number of copies that are left
         for j, cost in enumerate(self.powers):
             m = 2**j
-            found[m : 2 * m] = _min_plus(found[: min(m, len(found) - m)], (self.chain.between[:, None] + cost).T)
-        return np.concatenate([np.full((1, *outside.shape), np.inf), found[::-1]])
+            least[m : 2 * m] = _min_plus(least[: min(m, len(least) - m)], (self.chain.between[:, None] + cost).T)
+        return np.concatenate([np.full((1, *outside.shape), np.inf), least[::-1]])
 
-    def outer(self, j: int) -> Floats:
+    def least_outside(self, j: int) -> Floats:
         """[k, l]: the least weighted cost of the model without 2^j copies that lead from k to l, over the places where they may stand."""
         m = 2**j
         # The longest parts come first, so a part of m copies begins at a multiple of m: 13 = 8 + 4 + 1 begin at 0, 8 and 12.
-        places = np.arange(0, self.chain.count // m * m, m)
+        starts = np.arange(0, self.chain.count // m * m, m)
         least = np.full((self.n, self.n), np.inf)
-        before, after = self.behind[places].reshape(-1, self.n), self.ahead[places + m].reshape(-1, self.n)
+        before, after = self.least_before[starts].reshape(-1, self.n), self.least_after[starts + m].reshape(-1, self.n)
         size = max(1, NUMBERS_PER_CHUNK // self.n**2)
         for i in range(0, len(before), size):
             least = np.minimum(least, (before[i : i + size, :, None] + after[i : i + size, None, :]).min(axis=0))
         return least
 
-    def carry(self) -> FormingPoints:
+    def enumerate_points(self) -> FormingPoints:
         """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
-        # long parts may stand in several places, which weakens `outer`: so there are up to 2^STEPS parts; a sample takes few
-        top = max(0, len(self.powers) - (1 if self.goal.few else MAX_LONGEST_PARTS_LOG2))
-        parts = [self.block.points.at(self.links.ravel())]
+        # long parts may stand in several places, which weakens `least_outside`: so there are up to 2^STEPS parts; a sample takes few
+        top = max(0, len(self.powers) - (1 if self.goal.sample_size else MAX_LONGEST_PARTS_LOG2))
+        parts = [self.block.points.for_entries(self.links.ravel())]
         for j in range(top):
-            parts.append(self._doubled(parts[j], j))
-        done = 2**top
-        found = _points_from(parts[top], self.entries, self.n)
-        found = found.take(found.cost @ self.goal.prices + self.ahead[done].ravel()[found.row] <= self.goal.limit)
-        self.steps = [(top, found.parts)]
-        for j in [top] * (self.chain.count // done - 1) + [
+            parts.append(self._double(parts[j], j))
+        num_copies = 2**top
+        forming = _points_from(parts[top], self.entries, self.n)
+        forming = forming.select(
+            forming.cost @ self.goal.prices + self.least_after[num_copies].ravel()[forming.row] <= self.goal.limit
+        )
+        self.steps = [(top, forming.parts)]
+        for j in [top] * (self.chain.count // num_copies - 1) + [
             j for j in reversed(range(top)) if self.chain.count >> j & 1
         ]:
-            done += 2**j
-            found = self._extended(found, parts[j], j, self.ahead[done], done)
-            self.steps.append((j, found.parts))
-        a, b = self.entries[found.row // self.n], found.row % self.n
-        excess = found.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
-        return FormingPoints(self.s * self.n**2 + a * self.n + b, found.cost, excess, [np.arange(len(a))])
+            num_copies += 2**j
+            forming = self._append_copies(forming, parts[j], j, self.least_after[num_copies], num_copies)
+            self.steps.append((j, forming.parts))
+        a, b = self.entries[forming.row // self.n], forming.row % self.n
+        excess = forming.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
+        return FormingPoints(self.s * self.n**2 + a * self.n + b, forming.cost, excess, [np.arange(len(a))])
 
-    def _doubled(self, half: Points, j: int) -> Points:
+    def _double(self, half: Points, j: int) -> Points:
         """The points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _points_from(half, np.arange(self.n), self.n)
-        found = self._extended(first, half, j, self.outer(j + 1), 2 ** (j + 1))
+        doubled = self._append_copies(first, half, j, self.least_outside(j + 1), 2 ** (j + 1))
         # The way back: `parts` names rows of `first`, and these name points of `half`.
-        found.parts[0] = first.parts[0][found.parts[0]]
-        found.excess = found.cost @ self.goal.prices - self.powers[j + 1].ravel()[found.row]
-        points, found = group_points(found, found.row, self.n**2, self.goal.pruning)
-        self.halves.append(found.parts)
+        doubled.parts[0] = first.parts[0][doubled.parts[0]]
+        doubled.excess = doubled.cost @ self.goal.prices - self.powers[j + 1].ravel()[doubled.row]
+        points, doubled = group_points(doubled, doubled.row, self.n**2, self.goal.pruning)
+        self.halves.append(doubled.parts)
         return points
 
-    def _extended(self, found: FormingPoints, part: Points, j: int, beyond: Floats, done: int) -> FormingPoints:
-        """Add 2^j copies to the points `found`, which then have `done` copies. Rows are (a, state), where a is a start of the run.
+    def _append_copies(
+        self, forming: FormingPoints, part: Points, j: int, beyond: Floats, num_copies: int
+    ) -> FormingPoints:
+        """Add 2^j copies to the points `forming`, which then have `num_copies` copies. Rows are (a, state), where a is a start of the run.
 
         `beyond` [a, l]: the least weighted cost of the rest of the model, without the point and without the copies added.
         """
@@ -327,14 +338,19 @@ class _DifferingCopies:
             self.chain.between[:, None] + self.powers[j] + beyond[:, None, :]
         )  # [a, state, l]: all that is not in the point
         # what the point costs + the tensor kept after it + the least of the copies to add + the least of all the rest
-        total = (found.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[found.row]
-        mine, to = np.nonzero(total <= pruning.limit)
-        at = found.row[mine] % n
+        total = (forming.cost @ self.goal.prices)[:, None] + least.reshape(-1, n)[forming.row]
+        index, to = np.nonzero(total <= pruning.limit)
+        state = forming.row[index] % n
         # the limit was applied to `total`, so these points need no excess of their own
         # Row (a, k) becomes row (a, i) for each state i to which the copies may lead: only the last digit of the row changes.
-        step = FormingPoints(found.row[mine] - at + to, found.cost[mine] + self.kept[at], np.zeros(len(mine)), [mine])
-        pruning = replace(pruning, few=0) if done == self.chain.count else pruning
-        step = combine_points(step, part, at * n + to, pruning.limit - total[mine, to], pruning)
+        step = FormingPoints(
+            forming.row[index] - state + to,
+            forming.cost[index] + self.between_costs[state],
+            np.zeros(len(index)),
+            [index],
+        )
+        pruning = replace(pruning, sample_size=0) if num_copies == self.chain.count else pruning
+        step = combine_points(step, part, state * n + to, pruning.limit - total[index, to], pruning)
         step.excess[:] = 0.0
         return step
 
@@ -342,28 +358,28 @@ class _DifferingCopies:
         """How each copy runs in one point of the run."""
         path: list[int] = []
         for j, parts in reversed(self.steps):
-            path = self._points_of(j, int(parts[-1][point])) + path
+            path = self._single_copies(j, int(parts[-1][point])) + path
             point = int(parts[0][point])
         # Copies that run alike are one object, so that totals can count them.
-        known = {i: self.block.copy(i) for i in set(path)}
-        return [known[i] for i in path]
+        copy_of = {i: self.block.copy(i) for i in set(path)}
+        return [copy_of[i] for i in path]
 
-    def _points_of(self, j: int, point: int) -> list[int]:
+    def _single_copies(self, j: int, point: int) -> list[int]:
         """The points of single copies of which a point of 2^j copies is made."""
         if j == 0:
             return [point]
         first, second = (int(part[point]) for part in self.halves[j])
-        return self._points_of(j - 1, first) + self._points_of(j - 1, second)
+        return self._single_copies(j - 1, first) + self._single_copies(j - 1, second)
 
 
 def _min_plus(a: Floats, b: Floats) -> Floats:
     """The (min, +) product [..., l]: min over k of a[..., k] + b[k, l]."""
     flat = a.reshape(-1, len(b))
-    found = np.empty((len(flat), b.shape[1]))
+    product = np.empty((len(flat), b.shape[1]))
     size = max(1, NUMBERS_PER_CHUNK // b.size)
     for i in range(0, len(flat), size):
-        found[i : i + size] = (flat[i : i + size, None, :] + b.T[None]).min(axis=2)
-    return found.reshape(*a.shape[:-1], b.shape[1])
+        product[i : i + size] = (flat[i : i + size, None, :] + b.T[None]).min(axis=2)
+    return product.reshape(*a.shape[:-1], b.shape[1])
 
 
 def _points_from(points: Points, starts: Ints, n: int) -> FormingPoints:

@@ -47,27 +47,27 @@ MAX_FAILURES = 3
 
 
 def enumerate_points(
-    folded: FoldedTables, goal: Goal, one: MakeCopyPoints | None = None, more: Sequence[Table] = ()
+    folded: FoldedTables, goal: Goal, make_copy_points: MakeCopyPoints | None = None, extra_tables: Sequence[Table] = ()
 ) -> ModelPoints | None:
-    """All points of the whole model that are within the goal's limit and not dominated; None if there are none.
+    """All undominated points of the whole model that are within the goal's limit; None if there are none.
 
-    `folded` is under the goal's objective. `one` is that of `RunPoints`, `more` that of `Folded.weighed`. Raises
-    TooMuch.
+    `folded` is under the goal's objective. `make_copy_points` is that of `RunPoints`. `extra_tables` are further tables over variables of
+    the top block. Raises TooManyPoints.
     """
     problem = folded.problem
     # A shared state within the limit may have a bound only. It is computed, which can raise its entry and so the whole tree; then what
     # is within the limit is asked again. The loop ends when every state within the limit is exact.
     while True:
-        tree = folded.weighed(more)
+        tree = folded.weighed_tree(extra_tables)
         if not np.isfinite(tree.root) or tree.root > goal.limit:
             return None
-        copies = [RunPoints(run, tree, goal, one) for run in folded.runs]
-        if not sum(c.work_out() for c in copies):
+        copies = [RunPoints(run, tree, goal, make_copy_points) for run in folded.runs]
+        if not sum(c.compute_shared_states() for c in copies):
             break
     sets = [(c.names, goal.as_rows(c.points())) for c in copies]
     # A run of 32 copies is one set of points over the top variables that it touches, so the top network carries it like any table.
-    points = tree.carry(goal.rows(problem.top.factors), sets, goal.row_pruning)
-    return ModelPoints(problem, goal.objective, tree, copies, goal.summed(points.cost))
+    points = tree.enumerate_points(goal.row_tables(problem.top.factors), sets, goal.row_pruning)
+    return ModelPoints(problem, goal.objective, tree, copies, goal.sums_of_rows(points.cost))
 
 
 @dataclass
@@ -82,17 +82,17 @@ class ModelPoints:
 
     def assignment(self, point: int) -> Assignment:
         """The assignment of one point."""
-        at, taken = self.tree.assignment(point)
-        calls = [one for k, c in enumerate(self.copies) for one in c.copies(taken[k])]
-        return make_assignment(self.problem, self.objective, at, calls)
+        states, run_points = self.tree.assignment(point)
+        calls = [copy for k, c in enumerate(self.copies) for copy in c.copies(run_points[k])]
+        return make_assignment(self.problem, self.objective, states, calls)
 
 
 @dataclass
 class GapClosing:
     """The search for the least value of `objective` within `budget` bytes per GPU, given a lower `bound` and an incumbent `best`.
 
-    The objective has the prices of memory that gave the bound. Assignments that cost more than `at_most` are ignored. `work` are
-    the points that may be formed.
+    The objective has the prices of memory that gave the bound. Assignments that cost more than `max_seconds` are ignored.
+    `budget_of_points` are the points that may be formed.
     """
 
     problem: Problem
@@ -100,17 +100,17 @@ class GapClosing:
     budget: float
     best: Assignment
     bound: float
-    at_most: float = float("inf")
-    work: PointBudget = field(default_factory=PointBudget)
+    max_seconds: float = float("inf")
+    budget_of_points: PointBudget = field(default_factory=PointBudget)
 
     def __post_init__(self) -> None:
         self.folded = tables_at(self.problem, self.objective)
-        found = self.folded.best()  # makes the bounds exact where the best assignments use them
-        if found is not None:
+        solution = self.folded.best_assignment()  # makes the bounds exact where the best assignments use them
+        if solution is not None:
             # Lagrange: a plan that fits pays at most price · budget for its memory, so 19 priced seconds are at least 19 - 1 · 8 = 11 s.
-            self.bound = max(self.bound, found.bound - self._price * self.budget)
-            if max(found.totals[list(self._ends)]) <= self.budget:
-                self._consider(found)
+            self.bound = max(self.bound, solution.bound - self._price * self.budget)
+            if max(solution.totals[list(self._ends)]) <= self.budget:
+                self._consider(solution)
 
     @property
     def _price(self) -> float:
@@ -120,50 +120,54 @@ class GapClosing:
     @property
     def target(self) -> float:
         """A better assignment costs less than this; it is the incumbent's value less what counts as a tie."""
-        return min(self.best.seconds, self.at_most) * (1 - TIE / 2)
+        return min(self.best.seconds, self.max_seconds) * (1 - TIE / 2)
 
-    def run(self, stop: Callable[[], bool], at_once: bool = False) -> None:
+    def run(self, stop: Callable[[], bool], only_at_once: bool = False) -> None:
         """Enumerate the gap at once. If that is too much: look for better incumbents, and enumerate parts of the gap that grow; not if
-        `at_once` is all that is asked for.
+        `only_at_once` is all that is asked for.
 
         Ends when the gap is closed, when `stop` returns True, or when the gap holds too much.
         """
         try:
-            if self.bound >= self.target or self._through(self.target, quick=True) or at_once:
+            if self.bound >= self.target or self._enumerate_up_to(self.target, gives_up_early=True) or only_at_once:
                 return
             # A better incumbent narrows the gap from above, a part that was enumerated narrows it from below.
-            for count in SAMPLE_SIZES:
-                more = self._look_for_better(count, stop)
-                self._widen(stop)
-                if not more:
+            for sample_size in SAMPLE_SIZES:
+                continues = self._sample_for_better(sample_size, stop)
+                self._enumerate_growing_parts(stop)
+                if not continues:
                     return
         except TablesTooLarge:
             return
 
-    def _widen(self, stop: Callable[[], bool]) -> None:
-        """Enumerate parts of the gap that grow, from the bound on. Raises TooLarge."""
+    def _enumerate_growing_parts(self, stop: Callable[[], bool]) -> None:
+        """Enumerate parts of the gap that grow, from the bound on. Raises TablesTooLarge."""
         # Invariant: no plan below `self.bound` is better than the incumbent. With the bound 11 and the target 14 the parts end at 11.05,
         # 11.23, 11.98 and 14: each is four times as wide as the one before, until one holds too much.
-        width, failures, narrow, most = (self.target - self.bound) / FIRST_SHARE, 0, False, MAX_PART_POINTS
-        while self.bound < self.target and failures < MAX_FAILURES and self.work.left >= 0 and not stop():
-            before, left = self.target, self.work.left
-            if self._through(min(before, self.bound + width), most=most):
+        width, failures, narrow, max_points = (self.target - self.bound) / FIRST_SHARE, 0, False, MAX_PART_POINTS
+        while self.bound < self.target and failures < MAX_FAILURES and self.budget_of_points.left >= 0 and not stop():
+            before, points_left = self.target, self.budget_of_points.left
+            if self._enumerate_up_to(min(before, self.bound + width), max_points=max_points):
                 # Points grow with the width of a part, but not suddenly: a part with six times the points of the one before is too wide.
-                most = min(MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (left - self.work.left)))
+                max_points = min(
+                    MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (points_left - self.budget_of_points.left))
+                )
                 # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
                 width *= 1 if narrow else WIDENING
                 if self.target < before:
                     width = min(width, (self.target - self.bound) / WIDENING)
             else:
-                failures += most == MAX_PART_POINTS
+                failures += max_points == MAX_PART_POINTS
                 narrow = True
                 width /= WIDENING
 
-    def _through(self, limit: float, quick: bool = False, most: int = MAX_PART_POINTS) -> bool:
-        """Enumerate all within `limit`, which then is the bound. Returns False if there is too much, which is more than `most` points.
-        Raises TooLarge."""
+    def _enumerate_up_to(self, limit: float, gives_up_early: bool = False, max_points: int = MAX_PART_POINTS) -> bool:
+        """Enumerate all assignments within `limit`, which then is the bound. Returns False if they have more than `max_points` points.
+
+        Raises TablesTooLarge.
+        """
         try:
-            self._consider(self._within(limit, quick=quick, most=most))
+            self._consider(self._best_within(limit, gives_up_early=gives_up_early, max_points=max_points))
         except TablesTooLarge:
             raise
         except TooManyPoints:
@@ -171,19 +175,19 @@ class GapClosing:
         self.bound = limit
         return True
 
-    def _consider(self, found: Assignment | None) -> None:
-        if found is not None and found.seconds < self.target:
-            self.best = found
+    def _consider(self, candidate: Assignment | None) -> None:
+        if candidate is not None and candidate.seconds < self.target:
+            self.best = candidate
 
-    def _look_for_better(self, count: int, stop: Callable[[], bool]) -> bool:
+    def _sample_for_better(self, sample_size: int, stop: Callable[[], bool]) -> bool:
         """Look for a better incumbent in samples of growing parts of the gap. This proves nothing.
 
-        Returns False if even the first part holds too much. Raises TooLarge.
+        Returns False if even the first part holds too much. Raises TablesTooLarge.
         """
         first = width = (self.target - self.bound) / FIRST_SHARE
         while 0 < width <= self.target - self.bound and not stop():
             try:
-                self._consider(self._within(self.bound + width, count))
+                self._consider(self._best_within(self.bound + width, sample_size))
             except TablesTooLarge:
                 raise
             except TooManyPoints:
@@ -191,14 +195,16 @@ class GapClosing:
             width *= WIDENING
         return True
 
-    def _goal(self, ends: int, limit: float, few: int, quick: bool, most: int) -> Goal:
-        """The goal: sums of value and of memory at the first `ends` ends of the step, within `limit` + price · budget."""
+    def _goal(self, num_ends: int, limit: float, sample_size: int, gives_up_early: bool, max_points: int) -> Goal:
+        """The goal: sums of value and of memory at the first `num_ends` ends of the step, within `limit` + price · budget."""
         # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
-        steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + ends])
-        most = min(MAX_FIRST_POINTS if quick else most, self.work.left)
+        steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + num_ends])
+        max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.budget_of_points.left)
         # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
-        return Goal(self.objective, self._ends[:ends], within, steps, few, quick, PointBudget(most))
+        return Goal(
+            self.objective, self._ends[:num_ends], within, steps, sample_size, gives_up_early, PointBudget(max_points)
+        )
 
     @property
     def _ends(self) -> tuple[Component, Component]:
@@ -206,27 +212,27 @@ class GapClosing:
         both = (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
         return both[::-1] if self.objective.after_backward > self.objective.after_forward else both
 
-    def _within(
-        self, limit: float, few: int = 0, quick: bool = False, most: int = MAX_PART_POINTS
+    def _best_within(
+        self, limit: float, sample_size: int = 0, gives_up_early: bool = False, max_points: int = MAX_PART_POINTS
     ) -> Assignment | None:
         """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
 
-        `few`: look at a sample only.
+        `sample_size`: look at a sample only.
         """
-        for count in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
-            goal = self._goal(count, limit, few, quick, most)
-            given = goal.work.left
+        for num_ends in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
+            goal = self._goal(num_ends, limit, sample_size, gives_up_early, max_points)
+            granted = goal.budget.left
             try:
-                found = enumerate_points(self.folded, goal)
+                points = enumerate_points(self.folded, goal)
             finally:
-                self.work.left -= given - goal.work.left
-            if found is None:
+                self.budget_of_points.left -= granted - goal.budget.left
+            if points is None:
                 return None
             # Column 0 is the value; the others are bytes, at one end of the step or at both.
-            fits = np.flatnonzero((found.cost[:, 1:] <= self.budget).all(axis=1))
+            fits = np.flatnonzero((points.cost[:, 1:] <= self.budget).all(axis=1))
             if not len(fits):
                 return None
-            best = found.assignment(int(fits[found.cost[fits, 0].argmin()]))
+            best = points.assignment(int(fits[points.cost[fits, 0].argmin()]))
             if best.totals[self._ends[1]] <= self.budget:
                 return best
         return best

@@ -32,14 +32,14 @@ class Goal:
     ends: tuple[Component, ...]
     limit: float
     steps: Floats
-    few: int = 0
+    sample_size: int = 0
     """If > 0, only a sample is looked at: so many points of each group, and a quarter of so many shared states."""
-    quick: bool = False
+    gives_up_early: bool = False
     """Whether to give up early."""
-    work: PointBudget = field(default_factory=PointBudget)
+    budget: PointBudget = field(default_factory=PointBudget)
 
     @property
-    def time(self) -> TimeSums:
+    def time_sums(self) -> TimeSums:
         """The rows from which the value of a unit follows."""
         return TimeSums(self.objective, priced=False)
 
@@ -55,27 +55,29 @@ class Goal:
     @property
     def pruning(self) -> Pruning:
         """The pruning of points of whole units."""
-        return Pruning(self.limit, self.steps, FEW_POINTS if self.quick else MAX_POINTS, self.few, self.work)
+        return Pruning(
+            self.limit, self.steps, FEW_POINTS if self.gives_up_early else MAX_POINTS, self.sample_size, self.budget
+        )
 
     @property
     def row_pruning(self) -> Pruning:
         """The pruning of points inside a unit."""
-        seconds = np.full(len(self.time.places), self.steps[0])
-        return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]), spread=len(seconds))
+        seconds = np.full(len(self.time_sums.row_components), self.steps[0])
+        return replace(self.pruning, steps=np.concatenate([seconds, self.steps[1:]]), sampled_sum=len(seconds))
 
-    def rows(self, factors: Sequence[Factor]) -> list[Table]:
+    def row_tables(self, factors: Sequence[Factor]) -> list[Table]:
         """Tables [row, entry of their variables]: the rows of each factor."""
         memory = np.zeros((len(self.ends), NUM_COMPONENTS))
         memory[np.arange(len(self.ends)), list(self.ends)] = 1.0
-        return sum_tables(factors, np.concatenate([self.time.sums, memory]))
+        return sum_tables(factors, np.concatenate([self.time_sums.sums, memory]))
 
-    def summed(self, rows: Floats) -> Floats:
-        """[point, sum]: the sums of points whose rows are `rows` [point, row]."""
-        count = len(self.time.places)
-        return np.column_stack([self.time.cost(rows[:, :count]), rows[:, count:]])
+    def sums_of_rows(self, rows: Floats) -> Floats:
+        """[point, sum]: the sums of points whose rows are `row_tables` [point, row]."""
+        count = len(self.time_sums.row_components)
+        return np.column_stack([self.time_sums.cost(rows[:, :count]), rows[:, count:]])
 
     def as_rows(self, points: Points) -> Points:
         """Points of whole units as points with rows, for the top unit: the value is put in the row of `TimeSums` that is added."""
-        rows = np.zeros((len(points.cost), len(self.time.places) + len(self.ends)))
-        rows[:, len(self.time.places) - 1 :] = points.cost
+        rows = np.zeros((len(points.cost), len(self.time_sums.row_components) + len(self.ends)))
+        rows[:, len(self.time_sums.row_components) - 1 :] = points.cost
         return replace(points, cost=rows)

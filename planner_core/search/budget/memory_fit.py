@@ -52,10 +52,10 @@ BUDGET_TOLERANCE = 4e-3
 
 def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budget: float) -> float:
     """Simulated peak memory of an assignment, bytes per GPU. If its sum is far above the budget, the sum is returned instead:
-    it is quicker, and tells as much."""
-    held = memory_bytes(assignment)
-    if held > MAX_SIMULATED_FACTOR * budget:
-        return held
+    it is quicker, and it decides the same."""
+    sum_bytes = memory_bytes(assignment)
+    if sum_bytes > MAX_SIMULATED_FACTOR * budget:
+        return sum_bytes
     if assignment.peak is None:
         assignment.peak = peak_memory(make_block_plans(problem, assignment), graph, problem.model, problem.cache.walks)[
             "peak"
@@ -67,7 +67,7 @@ def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
     """Whether no assignment of a problem fits into `budget` bytes per GPU, as far as sums that no assignment is below say so."""
     # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
     # counts tensors of which the walk may free some.
-    return bool(problem.least_at_ends[1] > budget) or problem.least_bytes > MAX_SIMULATED_FACTOR * budget
+    return bool(problem.least_bytes_at_ends[1] > budget) or problem.least_bytes > MAX_SIMULATED_FACTOR * budget
 
 
 def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
@@ -77,29 +77,31 @@ def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, obj
         rough is None or rough.assignment or rough.least_memory <= MAX_SIMULATED_FACTOR * budget
     ):
         return None
-    near = _solve_near_least_memory(with_smallest_variants(problem), objective)
-    if near is None:
+    smallest = _solve_near_least_memory(with_smallest_variants(problem), objective)
+    if smallest is None:
         return None
-    return Answer(None, float("inf"), float("inf"), memory_bytes(near), smallest=near)
+    return Answer(None, float("inf"), float("inf"), memory_bytes(smallest), smallest=smallest)
 
 
 def with_smallest_variants(problem: Problem) -> Problem:
     """The problem with one variant of each block, the one of the least bytes."""
-    least = {n: min(found, key=lambda v: max(found[v].least_bytes)) for n, found in problem.blocks.items()}
+    least = {n: min(variants, key=lambda v: max(variants[v].least_bytes)) for n, variants in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
-    cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, at_prices=problem.cache.at_prices)
+    cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, point_budget=problem.cache.point_budget)
     return replace(problem, blocks=blocks, cache=cache)
 
 
 def _solve_near_least_memory(problem: Problem, objective: str) -> Assignment | None:
     """An assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
-    return solve_folded(problem, replace(make_objective(problem, objective).priced(NEAR_LEAST_PRICE, 0.0), exact=False))
+    return solve_folded(
+        problem, replace(make_objective(problem, objective).with_prices(NEAR_LEAST_PRICE, 0.0), exact=False)
+    )
 
 
 def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
     """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
-    found = search_roughly(problem, objective)
-    return found is not None and simulated_peak(problem, graph, found, budget) <= budget
+    plan = search_roughly(problem, objective)
+    return plan is not None and simulated_peak(problem, graph, plan, budget) <= budget
 
 
 def fit_simulated_memory(
@@ -109,22 +111,22 @@ def fit_simulated_memory(
     objective: str,
     abandon_above: float = float("inf"),
     stop: Callable[[], bool] = lambda: False,
-    work: PointBudget | None = None,
+    budget_of_points: PointBudget | None = None,
     prove: bool = True,
     prices: tuple[float, float] = (0.0, 0.0),
-    good_enough: float = 0.0,
+    max_open_gap: float = 0.0,
 ) -> Answer:
     """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `prove`, `prices`, `good_enough` and `abandon_above` are those of `search_within_budget`. `work`: the points that all
-    searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. Without `work`, each may form as many.
+    `stop`, `prove`, `prices`, `max_open_gap` and `abandon_above` are those of `search_within_budget`. `budget_of_points` are the points
+    that all searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. By default each may form as many.
 
     The bound of the answer holds for the network's sums: `optimal` says that no assignment whose sum is within the budget is better.
     If nothing fits, the answer's `least_memory` is a simulated peak too, that of `smallest`.
     """
-    known = problem.cache.infeasible.get((objective, budget))
-    if known is not None and (known.bound > abandon_above or known.bound == float("inf")):
-        return known
+    cached = problem.cache.infeasible.get((objective, budget))
+    if cached is not None and (cached.bound > abandon_above or cached.bound == float("inf")):
+        return cached
     answer = infeasible_answer(problem, None, budget, objective) or _search_and_simulate(
         problem,
         graph,
@@ -132,10 +134,10 @@ def fit_simulated_memory(
         objective,
         abandon_above,
         stop,
-        work or PointBudget(MAX_SUM_BUDGETS * MAX_PROOF_POINTS),
+        budget_of_points or PointBudget(MAX_SUM_BUDGETS * MAX_PROOF_POINTS),
         prove,
         prices,
-        good_enough,
+        max_open_gap,
     )
     if answer.bound > abandon_above or answer.bound == float("inf"):
         problem.cache.infeasible[objective, budget] = answer
@@ -149,25 +151,31 @@ def _search_and_simulate(
     objective: str,
     abandon_above: float,
     stop: Callable[[], bool],
-    work: PointBudget,
+    budget_of_points: PointBudget,
     prove: bool,
     prices: tuple[float, float],
-    good_enough: float,
+    max_open_gap: float,
 ) -> Answer:
-    fast = search_roughly(problem, objective)
-    if fast is None or fast.bound > abandon_above or simulated_peak(problem, graph, fast, budget) <= budget:
-        free = search_within_budget(problem, objective=objective, abandon_above=abandon_above)
-        fast = free.assignment
-        if fast is None or free.value > abandon_above or simulated_peak(problem, graph, fast, budget) <= budget:
-            return free
-    aim, found = _match_budget(problem, graph, budget, objective, abandon_above, fast, stop, work, prices)
-    if found.assignment is None or not prove:
-        return found
-    if aim.least_within < found.value * (1 - TIE):
-        aim.most = min(aim.most, MAX_UNPROVABLE_POINTS)
-    aim.good_enough = good_enough
-    proven = aim.near(aim.hit, memory_bytes(fast), prove=True)
-    return found if proven.assignment is None and proven.smallest is not None else proven
+    fastest = search_roughly(problem, objective)
+    if fastest is None or fastest.bound > abandon_above or simulated_peak(problem, graph, fastest, budget) <= budget:
+        unlimited = search_within_budget(problem, objective=objective, abandon_above=abandon_above)
+        fastest = unlimited.assignment
+        if (
+            fastest is None
+            or unlimited.value > abandon_above
+            or simulated_peak(problem, graph, fastest, budget) <= budget
+        ):
+            return unlimited
+    match, unproven = _match_budget(
+        problem, graph, budget, objective, abandon_above, fastest, stop, budget_of_points, prices
+    )
+    if unproven.assignment is None or not prove:
+        return unproven
+    if match.least_value_within_sum < unproven.value * (1 - TIE):
+        match.max_points = min(match.max_points, MAX_UNPROVABLE_POINTS)
+    match.max_open_gap = max_open_gap
+    proven = match.best_fitting(match.best_sum_budget, memory_bytes(fastest), prove=True)
+    return unproven if proven.assignment is None and proven.smallest is not None else proven
 
 
 def _match_budget(
@@ -176,38 +184,46 @@ def _match_budget(
     budget: float,
     objective: str,
     abandon_above: float,
-    fast: Assignment,
+    fastest: Assignment,
     stop: Callable[[], bool],
-    work: PointBudget,
+    budget_of_points: PointBudget,
     prices: tuple[float, float],
 ) -> tuple[_BudgetMatch, Answer]:
-    """Find without proof which budget of the sum meets the GPU's. `fast` is the fastest assignment. If an earlier search that gave up
-    no sooner found that, it is known."""
-    before, answer = problem.cache.budget_match.get((objective, budget), (None, None))
-    if isinstance(before, _BudgetMatch) and answer is not None and before.abandon_above >= abandon_above:
-        return replace(before, abandon_above=abandon_above, stop=stop, work=work), answer
-    aim = _BudgetMatch(problem, graph, budget, objective, abandon_above, fast.bound, stop, work, prices)
-    aim.simulated(fast)
-    small = find_least_memory(problem, objective)
-    if small is not None and memory_bytes(small) > budget:
+    """Find, without a proof, the budget of the sum whose best assignment just fits the GPU's budget.
+
+    `fastest` is the fastest assignment of any memory. The result of an earlier search is reused if it gave up no sooner than this one.
+    """
+    previous, cached = problem.cache.budget_match.get((objective, budget), (None, None))
+    if isinstance(previous, _BudgetMatch) and cached is not None and previous.abandon_above >= abandon_above:
+        return replace(previous, abandon_above=abandon_above, stop=stop, budget_of_points=budget_of_points), cached
+    match = _BudgetMatch(
+        problem, graph, budget, objective, abandon_above, fastest.bound, stop, budget_of_points, prices
+    )
+    match.simulate(fastest)
+    smallest = find_least_memory(problem, objective)
+    if smallest is not None and memory_bytes(smallest) > budget:
         # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory say so, and save
         # searches among sums of up to ABOVE times the budget.
-        aim.simulated(small)
-        nothing = aim.of_small_sum(Answer(None, float("inf"), fast.bound, memory_bytes(small)), memory_bytes(small))
-        if nothing.assignment is None:
-            return aim, nothing
-    found = aim.near(min(budget * FIRST_BUDGET_FACTOR, memory_bytes(fast) - 1), memory_bytes(fast), prove=False)
+        match.simulate(smallest)
+        infeasible = match.best_of_small_sums(
+            Answer(None, float("inf"), fastest.bound, memory_bytes(smallest)), memory_bytes(smallest)
+        )
+        if infeasible.assignment is None:
+            return match, infeasible
+    found = match.best_fitting(
+        min(budget * FIRST_BUDGET_FACTOR, memory_bytes(fastest) - 1), memory_bytes(fastest), prove=False
+    )
     if found.assignment is not None:
-        problem.cache.budget_match[objective, budget] = aim, found
-    return aim, found
+        problem.cache.budget_match[objective, budget] = match, found
+    return match, found
 
 
 @dataclass
 class _BudgetMatch:
     """The searches for one budget of the GPU.
 
-    `work`: the points that all may form together, and `most` those that each may. `hit`: the budget of the sum that gave the best
-    answer. `peaks`: the simulated peaks that are known.
+    `budget_of_points`: the points that all searches may form together. `max_points`: those that one search may form.
+    `best_sum_budget`: the budget of the sum that gave the best answer. `peaks`: the simulated peaks so far.
     """
 
     problem: Problem
@@ -217,82 +233,82 @@ class _BudgetMatch:
     abandon_above: float
     bound: float
     stop: Callable[[], bool]
-    work: PointBudget
+    budget_of_points: PointBudget
     prices: tuple[float, float]
-    most: int = MAX_PROOF_POINTS
-    good_enough: float = 0.0
-    hit: float = 0.0
+    max_points: int = MAX_PROOF_POINTS
+    max_open_gap: float = 0.0
+    best_sum_budget: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
-    least_within: float = float("inf")
+    least_value_within_sum: float = float("inf")
     """The least value that was found for a sum within the budget, whatever its peak."""
 
-    def near(self, at: float, high: float, prove: bool) -> Answer:
-        """The best answer whose simulated peak fits. Budgets of the sum between 0 and `high` are tried, first `at`."""
+    def best_fitting(self, sum_budget: float, upper: float, prove: bool) -> Answer:
+        """The best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
         best: Answer | None = None
-        low = 0.0
+        lower = 0.0
         for _ in range(MAX_SUM_BUDGETS):
-            answer = self._within(at, prove)
+            answer = self._best_within_sum(sum_budget, prove)
             if answer.assignment is None or answer.bound > self.abandon_above:
                 break
-            self.bound = max(self.bound, answer.bound if at >= self.budget else 0.0)
-            held, peak = memory_bytes(answer.assignment), self.simulated(answer.assignment)
-            if held <= self.budget:
-                self.least_within = min(self.least_within, answer.value)
+            self.bound = max(self.bound, answer.bound if sum_budget >= self.budget else 0.0)
+            sum_bytes, peak = memory_bytes(answer.assignment), self.simulate(answer.assignment)
+            if sum_bytes <= self.budget:
+                self.least_value_within_sum = min(self.least_value_within_sum, answer.value)
             if peak > self.budget:
-                if held > at and best is None:  # nothing has a smaller sum, and it does not fit
-                    return self.of_small_sum(answer, held)
-                high = min(at, held)
+                if sum_bytes > sum_budget and best is None:  # nothing has a smaller sum, and it does not fit
+                    return self.best_of_small_sums(answer, sum_bytes)
+                upper = min(sum_budget, sum_bytes)
                 if (
-                    not prove and held - (peak - self.budget) < self.budget < high
+                    not prove and sum_bytes - (peak - self.budget) < self.budget < upper
                 ):  # since its bound holds for the answer
-                    at = self.budget
+                    sum_budget = self.budget
                     continue
             else:
                 if best is None or answer.value < best.value:
-                    bound = answer.bound if at >= self.budget else min(self.bound, answer.value)
-                    best, self.hit = replace(answer, bound=bound), at
-                low = max(at, held)
-            at = held + self.budget - peak  # as if peak and sum differed as much there
-            done = prove and best is not None and not self.most  # no other budget can be proven
+                    bound = answer.bound if sum_budget >= self.budget else min(self.bound, answer.value)
+                    best, self.best_sum_budget = replace(answer, bound=bound), sum_budget
+                lower = max(sum_budget, sum_bytes)
+            sum_budget = sum_bytes + self.budget - peak  # as if peak and sum differed as much there
+            done = prove and best is not None and not self.max_points  # no other budget can be proven
             if (
                 done
-                or high - low < BUDGET_TOLERANCE * high
-                or (peak <= self.budget and at < low * (1 + BUDGET_TOLERANCE))
+                or upper - lower < BUDGET_TOLERANCE * upper
+                or (peak <= self.budget and sum_budget < lower * (1 + BUDGET_TOLERANCE))
             ):
                 break
-            if not low < at < high:
-                at = (low + high) / 2
+            if not lower < sum_budget < upper:
+                sum_budget = (lower + upper) / 2
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
-    def of_small_sum(self, answer: Answer, least_sum: float) -> Answer:
+    def best_of_small_sums(self, answer: Answer, least_sum: float) -> Answer:
         """The fastest of a few assignments of small sums whose peak fits; else the `answer` that nothing fits.
 
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
         nothing_fits = least_sum > self.budget  # then only the least peak is asked for
         prices = SMALL_SUM_PRICES[:1] if nothing_fits else SMALL_SUM_PRICES
-        found = []
+        fitting = []
         for price, (f, b) in product(prices, ((1.0, 0.0), (0.0, 1.0))):
-            objective = make_objective(self.problem, self.objective).priced(f * price, b * price)
+            objective = make_objective(self.problem, self.objective).with_prices(f * price, b * price)
             a = solve_folded(self.problem, replace(objective, exact=False))
-            if a is not None and self.simulated(a) <= self.budget:
-                found.append(a)
-        if found:
-            best = min(found, key=lambda a: a.seconds)
-            self.hit = memory_bytes(best)
+            if a is not None and self.simulate(a) <= self.budget:
+                fitting.append(a)
+        if fitting:
+            best = min(fitting, key=lambda a: a.seconds)
+            self.best_sum_budget = memory_bytes(best)
             return replace(answer, assignment=best, value=best.seconds, bound=min(self.bound, best.seconds))
-        smallest, least = min(self.peaks, key=lambda known: known[1])
+        smallest, least = min(self.peaks, key=lambda simulated: simulated[1])
         return replace(answer, assignment=None, least_memory=least, smallest=smallest)
 
-    def simulated(self, assignment: Assignment) -> float:
-        """As `simulated_peak`; the peak is kept."""
+    def simulate(self, assignment: Assignment) -> float:
+        """Simulate the peak memory of an assignment, and record it in `peaks`."""
         peak = simulated_peak(self.problem, self.graph, assignment, self.budget)
         self.peaks.append((assignment, peak))
         return peak
 
-    def _within(self, budget: float, prove: bool) -> Answer:
+    def _best_within_sum(self, budget: float, prove: bool) -> Answer:
         """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
-        with self.work.part(self.most) as work:
+        with self.budget_of_points.portion(self.max_points) as work:
             answer = search_within_budget(
                 self.problem,
                 objective=self.objective,
@@ -300,14 +316,14 @@ class _BudgetMatch:
                 abandon_above=self.abandon_above,
                 stop=self.stop,
                 prove=prove,
-                work=work,
+                budget_of_points=work,
                 prices=self.prices,
-                good_enough=self.good_enough,
+                max_open_gap=self.max_open_gap,
             )
         if work.left < 0:
-            self.most = 0
+            self.max_points = 0
         if answer.assignment is None and answer.smallest is not None:
-            near = _solve_near_least_memory(self.problem, self.objective)
-            if near is not None:
-                return replace(answer, assignment=near, value=near.seconds)
+            smallest = _solve_near_least_memory(self.problem, self.objective)
+            if smallest is not None:
+                return replace(answer, assignment=smallest, value=smallest.seconds)
         return answer

@@ -41,82 +41,96 @@ MAX_POINTS = 100_000
 
 
 class KnownCopyPoints:
-    """The points of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_points.BlockPoints`."""
+    """The points of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_points.AllCopyPoints`."""
 
-    def __init__(self, known: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats) -> None:
+    def __init__(
+        self, known_copies: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats
+    ) -> None:
         unit, view = chain.unit, chain.view(s)
         bound = unit.bound(view)
-        used = dict(_known_entries(known[chain.run.block], unit, view, bound.shape))
-        ways = used | dict(
-            _best_copies(unit, view, margin, goal.limit, _crossed_entries(set(used.values()), bound.shape))
+        used_entries = dict(_known_entries(known_copies[chain.run.block], unit, view, bound.shape))
+        entry_by_copy = used_entries | dict(
+            _best_copies(unit, view, margin, goal.limit, _crossed_entries(set(used_entries.values()), bound.shape))
         )
-        self.ways = list(ways)
-        entry = np.array(list(ways.values()), dtype=np.int64)
-        totals = np.array([c.totals for c in self.ways]).reshape(len(entry), NUM_COMPONENTS)
+        self.known_copies = list(entry_by_copy)
+        entry = np.array(list(entry_by_copy.values()), dtype=np.int64)
+        totals = np.array([c.totals for c in self.known_copies]).reshape(len(entry), NUM_COMPONENTS)
         cost = np.column_stack([goal.objective.seconds(totals), totals[:, list(goal.ends)]])
-        found = FormingPoints(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
-        found = found.take(found.excess + margin.ravel()[entry] <= goal.limit)
-        found = found.take(np.argsort(found.row, kind="stable"))
+        forming = FormingPoints(entry, cost, cost @ goal.prices - bound.ravel()[entry], [np.arange(len(entry))])
+        forming = forming.select(forming.excess + margin.ravel()[entry] <= goal.limit)
+        forming = forming.select(np.argsort(forming.row, kind="stable"))
         self.points: Points
-        self.points, self.chosen = group_points(found, found.row, bound.size, goal.pruning)
+        self.points, self.chosen = group_points(forming, forming.row, bound.size, goal.pruning)
 
     def copy(self, point: int) -> Copy:
         """How the copy runs in one point."""
-        return self.ways[int(self.chosen.parts[0][point])]
+        return self.known_copies[int(self.chosen.parts[0][point])]
 
 
 def mix_solutions(
-    folded: FoldedTables, best: Assignment, budget: float, known: Sequence[Assignment]
+    folded: FoldedTables, best: Assignment, budget: float, solutions: Sequence[Assignment]
 ) -> Assignment | None:
     """An assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
 
-    `folded` is under an objective with prices of memory; `known` are solutions at other prices.
+    `folded` is under an objective with prices of memory; `solutions` are solutions at other prices.
     """
     objective, ends = folded.objective, (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
     copies: dict[str, dict[int, Copy]] = {}
     calls = list(folded.problem.coarse.graph.calls())
-    for a in (best, *known):
+    for a in (best, *solutions):
         for call, c in zip(calls, a.copies, strict=True):
             copies.setdefault(call.block, {})[id(c)] = c
     limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
     goal = Goal(
-        objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, work=PointBudget(MAX_POINTS)
+        objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, budget=PointBudget(MAX_POINTS)
     )
     try:
-        one = partial(KnownCopyPoints, {block: list(found.values()) for block, found in copies.items()})
-        found = enumerate_points(folded, goal, one, _forbid_unknown_states(folded, [best, *known]))
+        make_copy_points = partial(KnownCopyPoints, {block: list(points.values()) for block, points in copies.items()})
+        points = enumerate_points(folded, goal, make_copy_points, _forbid_unknown_states(folded, [best, *solutions]))
     except TooManyPoints:
         return None
-    if found is None or not (within := np.flatnonzero((found.cost[:, 1:] <= budget).all(axis=1))).size:
+    if points is None or not (within := np.flatnonzero((points.cost[:, 1:] <= budget).all(axis=1))).size:
         return None
-    chosen = found.assignment(int(within[found.cost[within, 0].argmin()]))
-    ways = [[w for one in c.ones() if isinstance(one, KnownCopyPoints) for w in one.ways] for c in found.copies]
-    return chosen if folded.problem.uniform else use_free_memory(folded, chosen, ways, budget)
+    chosen = points.assignment(int(within[points.cost[within, 0].argmin()]))
+    copies_by_run = [
+        [
+            w
+            for make_copy_points in c.copy_points()
+            if isinstance(make_copy_points, KnownCopyPoints)
+            for w in make_copy_points.known_copies
+        ]
+        for c in points.copies
+    ]
+    return chosen if folded.problem.uniform else use_free_memory(folded, chosen, copies_by_run, budget)
 
 
-def _forbid_unknown_states(folded: FoldedTables, known: Sequence[Assignment]) -> list[Table]:
+def _forbid_unknown_states(folded: FoldedTables, solutions: Sequence[Assignment]) -> list[Table]:
     """Tables that forbid the states of top variables which no known solution has."""
     alive = folded.problem.top.alive
     tables: list[Table] = []
     for v in folded.problem.top.sizes:
         table = np.full(len(alive[v]), np.inf)
-        table[np.searchsorted(alive[v], [a.top[v] for a in known])] = 0.0
+        table[np.searchsorted(alive[v], [a.top[v] for a in solutions])] = 0.0
         if len(table) > 1:
             tables.append(((v,), table))
     return tables
 
 
-def use_free_memory(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence[Copy]], budget: float) -> Assignment:
-    """The assignment with copies exchanged for faster `ways` [run] between the same states, as long as the budget allows it. What
-    takes least memory for each second that it saves is exchanged first."""
+def use_free_memory(
+    folded: FoldedTables, a: Assignment, copies_by_run: Sequence[Sequence[Copy]], budget: float
+) -> Assignment:
+    """Exchange copies for faster ones of `copies_by_run` between the same states, as long as the budget allows it.
+
+    The exchange that takes least memory for each second that it saves comes first.
+    """
     objective, ends = folded.objective, [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
-    copies, totals, place = list(a.copies), a.totals.copy(), 0
-    for run, mine in zip(folded.runs, ways, strict=True):
-        calls = range(place, place + run.count)
-        place += run.count
+    copies, totals, first_call = list(a.copies), a.totals.copy(), 0
+    for run, candidates in zip(folded.runs, copies_by_run, strict=True):
+        calls = range(first_call, first_call + run.count)
+        first_call += run.count
         swaps = []
         for old in {id(copies[i]): copies[i] for i in calls}.values():
-            for new in (w for w in mine if all(w.states[v] == old.states[v] for v in run.compiled.keep)):
+            for new in (w for w in candidates if all(w.states[v] == old.states[v] for v in run.compiled.boundary)):
                 gain = float(objective.seconds(old.totals) - objective.seconds(new.totals))
                 if gain > 0:
                     swaps.append((float((new.totals - old.totals)[ends].max()) / gain, old, new))
@@ -129,24 +143,24 @@ def use_free_memory(folded: FoldedTables, a: Assignment, ways: Sequence[Sequence
 
 
 def _known_entries(
-    known: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]
+    copies: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]
 ) -> Iterator[tuple[Copy, int]]:
     """The known copies that stand in this view, each with its entry."""
-    alive = unit.compiled.alive
-    for copy in known:
-        if any(alive[v][s] != copy.states[v] for v, s in view.at):
+    alive = unit.first_variant.alive
+    for copy in copies:
+        if any(alive[v][s] != copy.states[v] for v, s in view.fixed):
             continue
-        place = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.keep]
-        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.keep, place, strict=True)):
-            yield copy, int(np.ravel_multi_index(place, shape)) if place else 0
+        entry = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.keep]
+        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.keep, entry, strict=True)):
+            yield copy, int(np.ravel_multi_index(entry, shape)) if entry else 0
 
 
 def _crossed_entries(entries: set[int], shape: tuple[int, ...]) -> Ints:
     """The entries that lead from a state in which one of `entries` begins to one in which another ends."""
-    known = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
+    sorted_entries = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
     if len(shape) != 2:
-        return known
-    first, last = map(sorted_distinct, np.unravel_index(known, shape))
+        return sorted_entries
+    first, last = map(sorted_distinct, np.unravel_index(sorted_entries, shape))
     return np.ravel_multi_index(np.ix_(first, last), shape).ravel()
 
 
@@ -158,5 +172,5 @@ def _best_copies(unit: UnitCost, view: View, margin: Floats, limit: float, entri
         within = unit.by_variant[variant, view].ravel()[entries] + rest <= limit
         shares = unit.shares.get(variant, [EVEN_SHARES])[-1]
         for entry in map(int, entries[within][:MAX_ENTRIES]):
-            at = tuple(map(int, np.unravel_index(entry, bound.shape)))
-            yield unit.best_copy(variant, shares, view, at), entry
+            states = tuple(map(int, np.unravel_index(entry, bound.shape)))
+            yield unit.best_copy(variant, shares, view, states), entry

@@ -53,11 +53,11 @@ class ParetoFront:
     cost_s: Floats
     memory_bytes: Floats
     exact: bool
-    behind: tuple[Callable[[], Assignment], ...]
+    make_assignment: tuple[Callable[[], Assignment], ...]
 
     def assignment(self, point: int) -> Assignment:
         """The assignment of one point."""
-        return self.behind[point]()
+        return self.make_assignment[point]()
 
 
 def find_pareto_front(
@@ -65,16 +65,16 @@ def find_pareto_front(
 ) -> ParetoFront:
     """The Pareto front between an objective and memory.
 
-    All copies of a run are equal if the problem is `uniform`; else each copy may differ. `stop` is called between two parts; if
+    All copies of a run are equal if `problem.uniform`; else each copy may differ. `stop` is called between two parts; if
     it returns True, the rest is left out.
     """
     free = make_objective(problem, objective)
     points: list[tuple[float, float, Callable[[], Assignment]]] = []
     exact = True
-    found = _hull_corners(problem, free)
-    for a in found:
+    corners = _hull_corners(problem, free)
+    for a in corners:
         points.append((a.seconds, float(a.totals[FORWARD]), lambda a=a: a))  # type: ignore[misc]
-    for a, b in pairwise(found):
+    for a, b in pairwise(corners):
         if stop():
             exact = False
             break
@@ -84,40 +84,40 @@ def find_pareto_front(
             part, exact = None, False
         if part is not None:
             points += [(float(c), float(m), lambda f=part, i=i: f.assignment(i)) for i, (c, m) in enumerate(part.cost)]  # type: ignore[misc]
-    kept: list[tuple[float, float, Callable[[], Assignment]]] = []
+    front: list[tuple[float, float, Callable[[], Assignment]]] = []
     for point in sorted(points, key=lambda p: p[:2]):
-        if not kept or point[1] < kept[-1][1] - 1:
-            if kept and point[0] <= kept[-1][0] * (1 + TIE):  # they tie in cost, and the new point holds less
-                kept.pop()
-            kept.append(point)
-    ends = [k[2]().totals for k in kept]
+        if not front or point[1] < front[-1][1] - 1:
+            if front and point[0] <= front[-1][0] * (1 + TIE):  # they tie in cost, and the new point holds less
+                front.pop()
+            front.append(point)
+    ends = [k[2]().totals for k in front]
     return ParetoFront(
-        np.array([k[0] for k in kept]),
-        np.array([k[1] for k in kept]),
+        np.array([k[0] for k in front]),
+        np.array([k[1] for k in front]),
         exact and all(e[BACKWARD] <= e[FORWARD] for e in ends),
-        tuple(k[2] for k in kept),
+        tuple(k[2] for k in front),
     )
 
 
 def _points_between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
-    """The points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooMuch."""
+    """The points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooManyPoints."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
-    objective = free.priced(price, 0.0)
+    objective = free.with_prices(price, 0.0)
     folded = FoldedTables(problem, objective)
-    folded.best()
+    folded.best_assignment()
     goal = Goal(objective, (FORWARD,), limit, np.array([b.seconds * TIE * 1e-3, 1e-2]))
     return enumerate_points(folded, goal)
 
 
 def _hull_corners(problem: Problem, free: Objective) -> list[Assignment]:
     """Corners of the lower left hull of (cost, memory at the end of forward), by rising cost."""
-    fast = solve_folded(problem, free)
-    small = solve_folded(problem, least_memory_objective(free.step_time, 1.0))
-    if fast is None or small is None:
+    fastest = solve_folded(problem, free)
+    smallest = solve_folded(problem, least_memory_objective(free.step_time, 1.0))
+    if fastest is None or smallest is None:
         return []
-    small = with_objective(small, free)
-    return find_hull_corners(fast, small, _point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
+    smallest = with_objective(smallest, free)
+    return find_hull_corners(fastest, smallest, _point, partial(_corner_below, problem, free), MAX_CORNERS, TIE)
 
 
 def find_corners(problem: Problem) -> list[Assignment]:
@@ -126,38 +126,38 @@ def find_corners(problem: Problem) -> list[Assignment]:
     The gaps between the step's time and its bounds stay open, so a corner need not be exact.
     """
     free = replace(make_objective(problem, "time"), exact=False)
-    fast, small = solve_folded(problem, free), find_least_memory(problem)
-    if fast is None or small is None:
+    fastest, smallest = solve_folded(problem, free), find_least_memory(problem)
+    if fastest is None or smallest is None:
         return []
-    return find_hull_corners(fast, small, _point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE)
+    return find_hull_corners(fastest, smallest, _point, partial(_corner_below, problem, free), MAX_ROUGH_CORNERS, TIE)
 
 
 def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
     """The best assignment at the price of the line through two corners."""
-    return solve_folded(problem, free.priced(slope(_point(a), _point(b)), 0.0))
+    return solve_folded(problem, free.with_prices(slope(_point(a), _point(b)), 0.0))
 
 
-def find_corners_below(problem: Problem, known: Sequence[Point], step: float) -> list[Assignment]:
-    """The corners of a problem if one of them lies below the hull of the points `known`; else its fastest assignment alone, as
+def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -> list[Assignment]:
+    """The corners of a problem if one of them lies below the hull of the points `points`; else its fastest assignment alone, as
     for a problem whose calls share so many tensors that one corner takes many seconds.
 
     Two known points of which the second saves less than the share `step` of memory are taken as one.
     """
     free = replace(make_objective(problem, "time"), exact=False)
-    fast = solve_folded(problem, free)
-    if fast is not None and _largest_run_table(problem) > MAX_RUN_ENTRIES:
-        return [fast]
-    if fast is None or not known:
+    fastest = solve_folded(problem, free)
+    if fastest is not None and _largest_run_table(problem) > MAX_RUN_ENTRIES:
+        return [fastest]
+    if fastest is None or not points:
         return find_corners(problem)
-    for a, b in pairwise(lower_hull([*known, _point(fast)])):
+    for a, b in pairwise(lower_hull([*points, _point(fastest)])):
         price = slope(a, b)
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
         # Most problems lie above the hull, and their first bound says so: what is above it need not be solved.
-        found = solve_folded(problem, free.priced(price, 0.0), abandon_above=weighted_sum(a, price))
-        if found is not None and weighted_sum(_point(found), price) < weighted_sum(a, price) * (1 - TIE):
+        corner = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=weighted_sum(a, price))
+        if corner is not None and weighted_sum(_point(corner), price) < weighted_sum(a, price) * (1 - TIE):
             return find_corners(problem)
-    return [fast]
+    return [fastest]
 
 
 def _point(a: Assignment) -> Point:

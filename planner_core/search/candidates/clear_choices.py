@@ -28,30 +28,30 @@ def without_clear_choices(
     """Tables [sum, entry of their variables] that have the same sums, over fewer variables: all in `keep`, and those whose choice is
     not clear. Entries that cannot be are infinite in the first sum and 0 in the second. Only variables that have `changed` tables, and
     those that meet the tables that remain, are looked at."""
-    held = dict(enumerate(tables))
-    near: dict[str, set[int]] = {v: set() for v in sizes}
-    for i, (names, _) in held.items():
+    table_by_number = dict(enumerate(tables))
+    tables_of: dict[str, set[int]] = {v: set() for v in sizes}
+    for i, (names, _) in table_by_number.items():
         for v in names:
-            near[v].add(i)
-    todo = dict.fromkeys(v for v in changed if v not in keep)
-    number = len(held)
-    while todo:
-        v = next(iter(todo))
-        del todo[v]
-        left = _clear_choice(v, [held[i] for i in sorted(near[v])], sizes)
-        if left is None:
+            tables_of[v].add(i)
+    pending = dict.fromkeys(v for v in changed if v not in keep)
+    next_number = len(table_by_number)
+    while pending:
+        v = next(iter(pending))
+        del pending[v]
+        combined = _clear_choice(v, [table_by_number[i] for i in sorted(tables_of[v])], sizes)
+        if combined is None:
             continue
-        for i in near.pop(v):
-            for other in held.pop(i)[0]:
+        for i in tables_of.pop(v):
+            for other in table_by_number.pop(i)[0]:
                 if other != v:
-                    near[other].remove(i)
-        held[number] = left
-        for other in left[0]:
-            near[other].add(number)
+                    tables_of[other].remove(i)
+        table_by_number[next_number] = combined
+        for other in combined[0]:
+            tables_of[other].add(next_number)
             if other not in keep:
-                todo[other] = None  # its choice may be clear now
-        number += 1
-    return [*held.values()]
+                pending[other] = None  # its choice may be clear now
+        next_number += 1
+    return [*table_by_number.values()]
 
 
 def _clear_choice(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table | None:
@@ -61,10 +61,10 @@ def _clear_choice(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> 
     if len(others) > MAX_NEIGHBOURS or math.prod(sizes[o] for o in scope) > MAX_TABLE_ENTRIES:
         return None
     first, second = add_tables([(("sum", *names), t) for names, t in tables], ("sum", *scope), {**sizes, "sum": 2})
-    least, can = first.min(axis=0), np.isfinite(first)
-    held = np.where(can, second, np.inf)
-    at_least = np.where(first == least, held, np.inf).min(axis=0)
-    can_any = can.any(axis=0)
-    if (held.min(axis=0) < at_least)[can_any].any():
+    least, possible = first.min(axis=0), np.isfinite(first)
+    bytes_ = np.where(possible, second, np.inf)
+    at_least = np.where(first == least, bytes_, np.inf).min(axis=0)
+    any_possible = possible.any(axis=0)
+    if (bytes_.min(axis=0) < at_least)[any_possible].any():
         return None
-    return others, np.stack([least, np.where(can_any, at_least, 0.0)])
+    return others, np.stack([least, np.where(any_possible, at_least, 0.0)])

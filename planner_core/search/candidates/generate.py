@@ -38,19 +38,19 @@ def generate_front(compiled: CompiledNetwork, names: Sequence[str]) -> list[Bloc
     """The Pareto front of communication and memory over all ways to run a block, of each of which the states of `names` are told.
     Some dominated ways may be there too."""
     block = _FrontOfBlock(compiled, names)
-    found = block.hull()
-    for left, right in pairwise(tuple(found)):
+    choices = block.hull_corners()
+    for left, right in pairwise(tuple(choices)):
         with contextlib.suppress(TooManyPoints):
-            found += block.between(left, right)
-    return found
+            choices += block.points_between(left, right)
+    return choices
 
 
 def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
     """The block whose variable `last` is in the state of `first`, and has no variable of its own."""
-    both = np.intersect1d(compiled.alive[first], compiled.alive[last])
-    pick = {v: np.searchsorted(compiled.alive[v], both) for v in (first, last)}
+    common = np.intersect1d(compiled.alive[first], compiled.alive[last])
+    pick = {v: np.searchsorted(compiled.alive[v], common) for v in (first, last)}
 
-    def one(f: Factor) -> Factor:
+    def tie(f: Factor) -> Factor:
         cost, allowed = f.cost, f.allowed
         for axis, v in enumerate(f.vars):
             if v in pick:
@@ -60,62 +60,62 @@ def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledN
             return Factor((first,), np.diagonal(cost, axis1=1, axis2=2), np.diagonal(allowed))
         return Factor(names, cost, allowed)
 
-    alive = {v: both if v == first else states for v, states in compiled.alive.items() if v != last}
-    found = CompiledNetwork(compiled.net, (), alive, [one(f) for f in compiled.factors], [])
-    found.sequence = choose_elimination_order(found.sizes, [f.vars for f in found.factors], ())
-    return found
+    alive = {v: common if v == first else states for v, states in compiled.alive.items() if v != last}
+    compiled_pair = CompiledNetwork(compiled.net, (), alive, [tie(f) for f in compiled.factors], [])
+    compiled_pair.sequence = choose_elimination_order(compiled_pair.sizes, [f.vars for f in compiled_pair.factors], ())
+    return compiled_pair
 
 
 class _FrontOfBlock:
-    """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `whole` block."""
+    """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `unpruned` block."""
 
     def __init__(self, compiled: CompiledNetwork, names: Sequence[str]) -> None:
         self.compiled, self.names = compiled, names
-        self.whole: TwoSums | None = None
+        self.unpruned: TwoSums | None = None
         self.parts: dict[tuple[BlockChoice, BlockChoice], TwoSums] = {}
 
-    def best(self, comm: float, memory: float) -> BlockChoice | None:
+    def best_choice(self, comm: float, memory: float) -> BlockChoice | None:
         """The way that minimises `comm` · communication + `memory` · memory; None if none runs."""
         weights = CostVector(communication=comm, after_forward=memory).array()
-        solved = VariantSolver(self.compiled, ReducedVariant(eliminate_inside([self.compiled], weights), 0)).over(
-            (), {}
-        )
+        solved = VariantSolver(
+            self.compiled, ReducedVariant(eliminate_inside([self.compiled], weights), 0)
+        ).eliminate_except((), {})
         if not np.isfinite(solved.table):
             return None
         state = solved.assignment({})
         totals = sum_factors(self.compiled.factors, state)
-        return self._way(state, totals[SUMS])
+        return self._choice(state, totals[SUMS])
 
-    def _way(self, state: Mapping[str, int], sums: Floats) -> BlockChoice:
+    def _choice(self, state: Mapping[str, int], sums: Floats) -> BlockChoice:
         return tuple(state[n] for n in self.names), float(sums[0]), float(sums[1])
 
-    def hull(self) -> list[BlockChoice]:
+    def hull_corners(self) -> list[BlockChoice]:
         """Corners of the lower hull, by rising communication."""
-        fast, small = self.best(1.0, 1e-22), self.best(1e-12, 1.0)
-        if fast is None or small is None:
+        fastest, smallest = self.best_choice(1.0, 1e-22), self.best_choice(1e-12, 1.0)
+        if fastest is None or smallest is None:
             return []
         with contextlib.suppress(TooWide):
-            self.whole = self.parts[fast, small] = TwoSums.of(self.compiled, self.names)
-        return find_hull_corners(fast, small, lambda way: way[1:], self._below, MAX_CORNERS, TIE)
+            self.unpruned = self.parts[fastest, smallest] = TwoSums.from_network(self.compiled, self.names)
+        return find_hull_corners(fastest, smallest, lambda choice: choice[1:], self._corner_below, MAX_CORNERS, TIE)
 
-    def _below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
+    def _corner_below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
         """The best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
-        ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.whole)
+        ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.unpruned)
         price = slope(*ends)
         try:
-            tree = part.tree(price) if part else None
+            tree = part.bucket_tree(price) if part else None
         except TablesTooLarge:
             tree = None
         if part is None or tree is None:
-            return self.best(1.0, price)
-        found = self._way(*part.best(tree))
-        fewer = part.between(tree, limit_between(*ends) * (1 + TIE))
-        self.parts |= {(left, right): fewer, (left, found): fewer, (found, right): fewer}
-        return found
+            return self.best_choice(1.0, price)
+        corner = self._choice(*part.best_assignment(tree))
+        pruned = part.prune_between(tree, limit_between(*ends) * (1 + TIE))
+        self.parts |= {(left, right): pruned, (left, corner): pruned, (corner, right): pruned}
+        return corner
 
-    def between(self, left: BlockChoice, right: BlockChoice) -> list[BlockChoice]:
-        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooMuch."""
+    def points_between(self, left: BlockChoice, right: BlockChoice) -> list[BlockChoice]:
+        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooManyPoints."""
         if (left, right) not in self.parts:
-            self._below(left, right)
+            self._corner_below(left, right)
         part = self.parts.get((left, right))
-        return part.points(left[1:], right[1:]) if part else []
+        return part.points_between(left[1:], right[1:]) if part else []

@@ -51,12 +51,12 @@ class Candidates:
     repeats: int
     rest_comm_s: float = 0.0
     rest_memory_bytes: float = 0.0
-    even: int = -1
+    num_even: int = -1
 
     @property
     def possible(self) -> int:
         """Number of candidates that shard evenly: of those that can run if all were scored, else the product over matrices."""
-        return self.even if self.even >= 0 else self.scored
+        return self.num_even if self.num_even >= 0 else self.scored
 
     @property
     def model_comm_s(self) -> Floats:
@@ -125,30 +125,30 @@ def _generated_candidates(
     """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _placement_kinds(compiled, n) for n in names}
-    ends = _residual_stream(block)
-    ways = generate_front(tie_variables(compiled, *ends) if ends else compiled, names)
-    found = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in ways]
-    if not found:
+    stream = _residual_stream(block)
+    choices = generate_front(tie_variables(compiled, *stream) if stream else compiled, names)
+    by_kinds = [(tuple(kinds[n][s] for n, s in zip(names, states, strict=True)), c, m) for states, c, m in choices]
+    if not by_kinds:
         return None
-    best = np.flatnonzero(undominated_pairs(*(np.array([x[i] for x in found]) for i in (1, 2))))
-    comm, memory = (np.array([found[b][i] for b in best]) for i in (1, 2))
+    front = np.flatnonzero(undominated_pairs(*(np.array([x[i] for x in by_kinds]) for i in (1, 2))))
+    comm, memory = (np.array([by_kinds[b][i] for b in front]) for i in (1, 2))
     return Candidates(
         block.name,
         tuple(block.values[w].name for w in weights),
-        np.array([found[b][0] for b in best], dtype=np.int8),
+        np.array([by_kinds[b][0] for b in front], dtype=np.int8),
         comm,
         memory,
-        np.ones(len(best), dtype=bool),
+        np.ones(len(front), dtype=bool),
         size,
         repeats,
-        even=prod(len(set(k)) for k in kinds.values()),
+        num_even=prod(len(set(k)) for k in kinds.values()),
     )
 
 
 def _placement_kinds(compiled: CompiledNetwork, name: str) -> list[int]:
     """[state]: 0, 1 or 2 for each state of a matrix that is alive: R, S(0) or S(1) on the last axis."""
     states = compiled.net.tensors[name]
-    return [_placement_kind(states.pairs[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
+    return [_placement_kind(states.axis_states[int(i)][0]) for i in states.index[compiled.alive[name], -1]]
 
 
 def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
@@ -247,16 +247,16 @@ def _fix_stream(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str]
     """The tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
     if ends is None:
         return tables
-    at = {}
+    states = {}
     for end in ends:
         where = np.flatnonzero(compiled.alive[end] == state)
         if not len(where):
             return None
-        at[end] = int(where[0])
+        states[end] = int(where[0])
     out = []
     for names, c, m in tables:
-        pick = tuple(at.get(n, slice(None)) for n in names)
-        out.append((tuple(n for n in names if n not in at), np.asarray(c[pick]), np.asarray(m[pick])))
+        pick = tuple(states.get(n, slice(None)) for n in names)
+        out.append((tuple(n for n in names if n not in states), np.asarray(c[pick]), np.asarray(m[pick])))
     return out
 
 
@@ -266,10 +266,10 @@ def _eliminate_carrying_memory(tables: Tables, keep: list[str]) -> tuple[Floats,
         sizes.update(zip(names, c.shape, strict=True))
     pool = list(tables)
     for v in choose_elimination_order(sizes, [t[0] for t in tables], keep):
-        mine = [t for t in pool if v in t[0]]
+        joined = [t for t in pool if v in t[0]]
         pool = [t for t in pool if v not in t[0]]
-        others = tuple(dict.fromkeys(n for t in mine for n in t[0] if n != v))
-        c, m = _add_tables(mine, (*others, v), sizes)
+        others = tuple(dict.fromkeys(n for t in joined for n in t[0] if n != v))
+        c, m = _add_tables(joined, (*others, v), sizes)
         best = c.argmin(axis=-1)[..., None]
         pool.append((others, np.take_along_axis(c, best, -1)[..., 0], np.take_along_axis(m, best, -1)[..., 0]))
     return _add_tables(pool, tuple(keep), sizes)
@@ -280,11 +280,11 @@ def _add_tables(tables: Tables, scope: tuple[str, ...], sizes: dict[str, int]) -
     assert prod(shape) < 10**8
     c, m = np.zeros(shape), np.zeros(shape)
     for names, cost, memory in tables:
-        places = [scope.index(n) for n in names]
+        positions = [scope.index(n) for n in names]
         view = [1] * len(scope)
-        for p in places:
+        for p in positions:
             view[p] = shape[p]
-        turn = np.argsort(places)
-        c += cost.transpose(turn).reshape(view)
-        m += memory.transpose(turn).reshape(view)
+        axes = np.argsort(positions)
+        c += cost.transpose(axes).reshape(view)
+        m += memory.transpose(axes).reshape(view)
     return c, m

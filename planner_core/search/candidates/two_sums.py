@@ -36,58 +36,58 @@ TIE = 1e-9
 class TwoSums:
     """The states of each variable that are left (`alive`, numbered as in the compiled block), and the tables over them, [sum, entry of
     their variables]. An entry that cannot be takes infinite seconds. A variable with one state is in no table. Variables whose choice is
-    clear are gone, except those in `told`."""
+    clear are gone, except those in `reported`."""
 
     alive: Mapping[str, Ints]
     tables: Sequence[Table]
     sequence: Sequence[str]
-    told: Sequence[str]
+    reported: Sequence[str]
 
     @staticmethod
-    def of(compiled: CompiledNetwork, told: Sequence[str]) -> TwoSums:
-        """All of a block; the states of the variables in `told` are asked for."""
+    def from_network(compiled: CompiledNetwork, reported: Sequence[str]) -> TwoSums:
+        """All of a block; the states of the variables in `reported` are asked for."""
         tables = []
         for f in compiled.factors:
-            both = f.cost[SUMS]
-            both[:, ~f.allowed] = [[np.inf], [0.0]]
-            tables.append(drop_fixed_variables(f.vars, both))
-        every = {v: np.arange(n) for v, n in compiled.sizes.items()}
-        wide = [v for v, n in compiled.sizes.items() if n > 1]
-        found = TwoSums(every, tables, wide, told)._without_clear_choices(wide)
-        scopes = [names for names, _ in found.tables]
+            sums = f.cost[SUMS]
+            sums[:, ~f.allowed] = [[np.inf], [0.0]]
+            tables.append(drop_fixed_variables(f.vars, sums))
+        alive = {v: np.arange(n) for v, n in compiled.sizes.items()}
+        variables = [v for v, n in compiled.sizes.items() if n > 1]
+        network = TwoSums(alive, tables, variables, reported)._without_clear_choices(variables)
+        scopes = [names for names, _ in network.tables]
         return replace(
-            found, sequence=choose_elimination_order({v: len(found.alive[v]) for v in found.sequence}, scopes, ())
+            network, sequence=choose_elimination_order({v: len(network.alive[v]) for v in network.sequence}, scopes, ())
         )
 
     def _without_clear_choices(self, changed: Iterable[str]) -> TwoSums:
         sizes = {v: len(self.alive[v]) for v in self.sequence}
-        tables = without_clear_choices(self.tables, sizes, self.told, changed)
-        left = {v for names, _ in tables for v in names}
-        alive = {v: states for v, states in self.alive.items() if v in left or v in self.told}
-        return TwoSums(alive, tables, [v for v in self.sequence if v in left], self.told)
+        tables = without_clear_choices(self.tables, sizes, self.reported, changed)
+        remaining = {v for names, _ in tables for v in names}
+        alive = {v: states for v, states in self.alive.items() if v in remaining or v in self.reported}
+        return TwoSums(alive, tables, [v for v in self.sequence if v in remaining], self.reported)
 
-    def tree(self, price: float) -> BucketTree:
+    def bucket_tree(self, price: float) -> BucketTree:
         """The network as one sum, in which a byte costs `price` seconds, weighed."""
         sizes = {v: len(self.alive[v]) for v in self.sequence}
         tree = BucketTree(sizes, [(names, t[0] + price * t[1]) for names, t in self.tables], self.sequence, ())
-        tree.weigh()
+        tree.compute_margins()
         return tree
 
-    def best(self, tree: BucketTree) -> tuple[dict[str, int], Floats]:
+    def best_assignment(self, tree: BucketTree) -> tuple[dict[str, int], Floats]:
         """The states of the variables that are left at the least weighted sum, in the numbering of the compiled block; and its two
         sums."""
-        at: dict[str, int] = {}
+        states_of: dict[str, int] = {}
         for bucket in reversed(tree.buckets):
-            at[bucket.name] = int(bucket.total[tuple(at[o] for o in bucket.others)].argmin())
+            states_of[bucket.name] = int(bucket.total[tuple(states_of[o] for o in bucket.others)].argmin())
         sums = np.zeros(2)
         for names, t in self.tables:
-            where: tuple[Any, ...] = (slice(None), *(at[v] for v in names))
-            sums += t[where]
-        return {v: int(states[at.get(v, 0)]) for v, states in self.alive.items()}, sums
+            index: tuple[Any, ...] = (slice(None), *(states_of[v] for v in names))
+            sums += t[index]
+        return {v: int(states[states_of.get(v, 0)]) for v, states in self.alive.items()}, sums
 
-    def between(self, tree: BucketTree, limit: float) -> TwoSums:
+    def prune_between(self, tree: BucketTree, limit: float) -> TwoSums:
         """The part without the states through which nothing is within the limit, and without the choices that are clear among those that
-        are left. `tree` is that of this part."""
+        are left. `bucket_tree` is that of this part."""
         pick = {}
         for bucket, margin in zip(tree.buckets, tree.margins, strict=False):
             least = margin.reshape(-1, margin.shape[-1]).min(axis=0)
@@ -97,26 +97,28 @@ class TwoSums:
         tables = [
             _select_states(names, t, pick) if any(v in pick for v in names) else (names, t) for names, t in self.tables
         ]
-        left = TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1], self.told)
-        met = {v for names, _ in self.tables if any(v in pick for v in names) for v in names}
-        return left._without_clear_choices(v for v in left.sequence if v in met)
+        pruned = TwoSums(alive, tables, [v for v in self.sequence if len(alive[v]) > 1], self.reported)
+        changed = {v for names, _ in self.tables if any(v in pick for v in names) for v in names}
+        return pruned._without_clear_choices(v for v in pruned.sequence if v in changed)
 
-    def points(self, left: Point, right: Point) -> list[tuple[tuple[int, ...], float, float]]:
-        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `told`, and the
-        two sums. Dominated points may be among them. Raises TooMuch."""
+    def points_between(self, left: Point, right: Point) -> list[tuple[tuple[int, ...], float, float]]:
+        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `reported`, and the
+        two sums. Dominated points may be among them. Raises TooManyPoints."""
         price = slope(left, right)
-        tree = self.tree(price)
+        tree = self.bucket_tree(price)
         constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
         pruning = Pruning(limit_between(left, right), np.array([max(right[0], 1e-9) * TIE, 1e-2]))
-        points = tree.carry([t for t in self.tables if t[0]], [], pruning)
-        return self._named(tree, points, constant)
+        points = tree.enumerate_points([t for t in self.tables if t[0]], [], pruning)
+        return self._reported_points(tree, points, constant)
 
-    def _named(self, tree: BucketTree, points: Points, constant: Floats) -> list[tuple[tuple[int, ...], float, float]]:
+    def _reported_points(
+        self, tree: BucketTree, points: Points, constant: Floats
+    ) -> list[tuple[tuple[int, ...], float, float]]:
         count = len(points.cost)
-        at, _ = tree.assignments(np.arange(count))
-        nothing = np.zeros(count, dtype=np.int64)
-        told = zip(*(self.alive[n][at.get(n, nothing)].tolist() for n in self.told), strict=True)
-        return [(state, float(s), float(b)) for state, (s, b) in zip(told, points.cost + constant, strict=True)]
+        states_of, _ = tree.assignments(np.arange(count))
+        zeros = np.zeros(count, dtype=np.int64)
+        reported = zip(*(self.alive[n][states_of.get(n, zeros)].tolist() for n in self.reported), strict=True)
+        return [(state, float(s), float(b)) for state, (s, b) in zip(reported, points.cost + constant, strict=True)]
 
 
 def limit_between(left: Point, right: Point) -> float:

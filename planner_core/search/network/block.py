@@ -64,8 +64,10 @@ def build_block(
     options: UnitOptions | None = None,
     runs: BlockCache | None = None,
 ) -> Network:
-    """The cost network of one block without the blocks that it calls (`repeated_block` adds these as tables). `runs`: what was found
-    about its operators when another variant was built."""
+    """Build the cost network of one block without the blocks that it calls (`repeated_block` adds these as tables).
+
+    `runs` are the values of its operators that another variant computed.
+    """
     return _Builder(coarse, strategies, model, options or UnitOptions(), runs or BlockCache()).build()
 
 
@@ -73,26 +75,26 @@ class _Builder:
     """Builds the variables and factors of one block.
 
     `crossing` are the values that are variables. `saved_inputs` are the values whose delivered tensor a reader keeps for
-    backward. `home` maps a value to the number of the group that makes it.
+    backward. `maker_group` maps a value to the number of the group that makes it.
     """
 
     def __init__(
         self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions, runs: BlockCache
     ) -> None:
-        self.runs = runs
+        self.cache = runs
         self.block, self.strategies, self.model, self.options = coarse.block, strategies, model, options
         self.values = coarse.block.values
         self.axes = Axes(model.sizes, model.joined, model.stages)
         self.ports = {*coarse.block.inputs, *coarse.block.outputs}
-        self.home = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
+        self.maker_group = {v: i for i, s in enumerate(strategies.groups) for op in s.ops for v in op.outputs}
         self.net = Network()
         self.saved_inputs = set(options.saved_by_calls)
-        self.held = {v for op in coarse.block.ops if op.name in options.kept for v in op.outputs}
-        self.viewed, self.buckets = viewed(coarse.block), Buckets.of(coarse.block)
-        self.crossing = self._crossing() - set(options.skip)
+        self.kept_results = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
+        self.view_bases, self.buckets = viewed(coarse.block), Buckets.of(coarse.block)
+        self.crossing = self._crossing_values() - set(options.skipped_values)
         self.passes = memory_passes(coarse.block, model.fused)
         self.at_the_ends = weights_at_the_ends(coarse.block, self.options.ends.before)
-        self.charged: set[int] = set()  # weights whose working copy is counted in a factor already
+        self.with_working_copy: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
         for i, strategy in enumerate(self.strategies.groups):
@@ -109,17 +111,17 @@ class _Builder:
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 
-    def _shared(self, make: Callable[[], Factor], kind: object, *place: object) -> None:
+    def _add_shared_factor(self, make: Callable[[], Factor], kind: object, *place: object) -> None:
         """Add a factor that other networks of this block have too, where they agree in all that it depends on (`kind`)."""
-        if (key := (kind, *place)) not in self.runs.factors:
-            self.runs.factors[key] = make()
-        self.net.factors.append(self.runs.factors[key])
+        if (key := (kind, *place)) not in self.cache.factors:
+            self.cache.factors[key] = make()
+        self.net.factors.append(self.cache.factors[key])
 
-    def _of_weight(self, *kind: object) -> object:
+    def _weight_key(self, *kind: object) -> object:
         """The kind of a factor of a weight: it also depends on the ZeRO stages."""
         return self.axes.stages, self.model.workload.zero, *kind
 
-    def _crossing(self) -> set[int]:
+    def _crossing_values(self) -> set[int]:
         """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
         found = {v for v in self.ports if self.values[v].kind != "constant"}
         found.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
@@ -129,7 +131,7 @@ class _Builder:
         for i, s in enumerate(self.strategies.groups):
             for op in s.ops:
                 for v in op.inputs:
-                    if self.values[v].kind == "activation" and self.home.get(v) != i:
+                    if self.values[v].kind == "activation" and self.maker_group.get(v) != i:
                         found.add(v)
         return found
 
@@ -155,10 +157,14 @@ class _Builder:
             for v in op.saved:
                 at: int | None = v
                 while at is not None:  # the nearest tensor from outside that this is a view of
-                    if at in self.crossing and self.home.get(at) != group and self.values[at].kind == "activation":
+                    if (
+                        at in self.crossing
+                        and self.maker_group.get(at) != group
+                        and self.values[at].kind == "activation"
+                    ):
                         self.saved_inputs.add(at)
                         break
-                    at = self.viewed.get(at)
+                    at = self.view_bases.get(at)
 
     # --- tensors and weights -------------------------------------------------------------------------
 
@@ -177,23 +183,23 @@ class _Builder:
                 self.net.saved_ports.add(value)
             return
         if v.kind == "parameter":
-            self._shared(partial(self._storage, value), self._of_weight("stored"), value)
+            self._add_shared_factor(partial(self._storage_factor, value), self._weight_key("stored"), value)
             return
         cost = zero_costs(len(states))
-        if value in self.held:
+        if value in self.kept_results:
             cost[Component.AFTER_FORWARD] = states.local_bytes
-        elif value in self.saved_inputs and root(self.block, value) not in self.held:
+        elif value in self.saved_inputs and root(self.block, value) not in self.kept_results:
             cost[Component.AFTER_FORWARD] = states.local_bytes * self.options.saved_share
         self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
 
-    def _storage(self, value: int) -> Factor:
+    def _storage_factor(self, value: int) -> Factor:
         """What a weight costs apart from its uses."""
         states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
-        cost = self._unhidden(value, storage_cost(states, trained, self._weight_moves(value), self.model))
+        cost = self._expose_edge_traffic(value, storage_cost(states, trained, self._weight_moves(value), self.model))
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
         return Factor((tensor_name(value),), np.where(free, cost, 0.0), free)
 
-    def _unhidden(self, value: int, cost: Floats) -> Floats:
+    def _expose_edge_traffic(self, value: int, cost: Floats) -> Floats:
         """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward; or all."""
         once = [Component.FORWARD_ONCE, Component.BACKWARD_ONCE]
         total = cost[once].sum(axis=0)
@@ -207,29 +213,35 @@ class _Builder:
     # --- groups --------------------------------------------------------------------------------------
 
     def _add_group(self, number: int, s: GroupStrategy) -> None:
-        if number not in self.runs.index:
+        if number not in self.cache.index:
             index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
-            self.runs.index[number] = index[self._even(s, index)]
-        index, name = self.runs.index[number], s.group.name
+            self.cache.index[number] = index[self._splits_evenly(s, index)]
+        index, name = self.cache.index[number], s.group.name
         self.net.sizes[name], self.net.nodes[name] = len(index), GroupRows(s, index)
-        work = GroupWork(self.block, s, index, self.model, self.options, self.passes, self._kept_by_reader, self.runs)
-        self._shared(lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), work.kind, number)
+        work = GroupWork(
+            self.block, s, index, self.model, self.options, self.passes, self._is_saved_by_reader, self.cache
+        )
+        self._add_shared_factor(
+            lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), work.cost_key, number
+        )
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
-                first = value not in self.charged
-                self.charged.add(value)
-                runs_again = tuple(s.ops[k].name in self.options.again for k, _ in uses)
+                first = value not in self.with_working_copy
+                self.with_working_copy.add(value)
+                runs_again = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
                 kind = first, runs_again, self.options.saved_share if any(runs_again) else 1.0
-                make = partial(self._weight_edge, s, index, value, uses, first)
-                self._shared(make, self._of_weight(kind), number, value)
+                make = partial(self._weight_factor, s, index, value, uses, first)
+                self._add_shared_factor(make, self._weight_key(kind), number, value)
             else:
-                self._shared(partial(self._operand_edge, name, s, index, value, uses), "operand", number, value)
+                self._add_shared_factor(
+                    partial(self._operand_factor, name, s, index, value, uses), "operand", number, value
+                )
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
-                    delivers, own = self._sent_again(op), self._kept_twice(s, op, value)
-                    make = partial(self._result_edge, work, value, (k, j), delivers, own)
-                    self._shared(make, (delivers, own), number, value, k, j)
+                    delivers, own = self._is_delivered_again(op), self._second_tensor_share(s, op, value)
+                    make = partial(self._result_factor, work, value, (k, j), delivers, own)
+                    self._add_shared_factor(make, (delivers, own), number, value, k, j)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
@@ -243,7 +255,7 @@ class _Builder:
                     found.setdefault(v, []).append((k, i))
         return found
 
-    def _even(self, s: GroupStrategy, index: Ints) -> Bools:
+    def _splits_evenly(self, s: GroupStrategy, index: Ints) -> Bools:
         """[joint row]: whether every device gets an equal part of every tensor, and of every part of a fused dim."""
         flags: dict[tuple[int, ...] | tuple[int, str], tuple[list[bool], tuple[int, ...]]] = {}
         for r, rows in enumerate(s.rows):
@@ -256,7 +268,7 @@ class _Builder:
                 if row.divides:
                     flags.setdefault((k, row.name), ([False] * len(s.rows), row.divides))[0][r] = True
         wanted = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
-        apart = self._apart(s, index)
+        apart = self._rows_go_together(s, index)
         if not wanted:
             return apart
         parts = joint_parts(np.array([flag for flag, _ in wanted]), index, self.model.sizes)
@@ -264,7 +276,7 @@ class _Builder:
         even: Bools = (whole[:, None] % parts.astype(np.int64) == 0).all(axis=0)
         return even & apart
 
-    def _apart(self, s: GroupStrategy, index: Ints) -> Bools:
+    def _rows_go_together(self, s: GroupStrategy, index: Ints) -> Bools:
         """[joint row]: whether the rows go together on their axes (`Split.alone`, `Split.within`), as `ops.together` says of one."""
         found, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):
@@ -281,14 +293,14 @@ class _Builder:
                 found &= ~((index == r) & several & (before != parts)).any(axis=1)
         return found
 
-    def _kept_by_reader(self, value: int) -> bool:
+    def _is_saved_by_reader(self, value: int) -> bool:
         """Whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
-        kept = value in self.saved_inputs or value in self.options.kept_results or value in self.held
+        kept = value in self.saved_inputs or value in self.options.kept_results or value in self.kept_results
         return value in self.crossing and kept
 
     # --- edges ---------------------------------------------------------------------------------------
 
-    def _operand_edge(
+    def _operand_factor(
         self, name: str, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]
     ) -> Factor:
         states = self.net.tensors[tensor_name(value)]
@@ -298,7 +310,7 @@ class _Builder:
         base = 2 + len(states.meta.shape)
         for k, i in uses:
             taken = [r[k].inputs[i] for r in s.rows]
-            ok, touch = compatible_operand(taken, states.pairs)
+            ok, touch = compatible_operand(taken, states.axis_states)
             forward = joint_codes([digit(p) for p, _ in taken], index, base)
             gradient = joint_codes([digit(g) for _, g in taken], index, base)
             allowed &= joint_all(ok, index, states.index)
@@ -310,17 +322,17 @@ class _Builder:
             cost[Component.FORWARD] += np.where(joint_any(touch, index, states.index), moved, 0.0)
         return Factor((name, tensor_name(value)), cost, allowed)
 
-    def _sent_again(self, op: Op) -> bool:
+    def _is_delivered_again(self, op: Op) -> bool:
         """Whether the results of an operator that runs again in backward are delivered again."""
-        rerun = self.options.again.get(op.name)
+        rerun = self.options.reruns.get(op.name)
         return rerun is not None and rerun.delivers
 
-    def _kept_twice(self, s: GroupStrategy, op: Op, value: int) -> float:
+    def _second_tensor_share(self, s: GroupStrategy, op: Op, value: int) -> float:
         """The share that is held at the peak of a result that its operator keeps as it was made, and the reader as it was delivered."""
-        kept = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._kept_by_reader(value)
+        kept = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._is_saved_by_reader(value)
         return self.options.share(op) if kept else 0.0
 
-    def _result_edge(
+    def _result_factor(
         self, work: GroupWork, value: int, where: tuple[int, int], again: bool, own_share: float
     ) -> Factor:
         s, index = work.strategy, work.index
@@ -333,7 +345,7 @@ class _Builder:
         there = table.cost[forward[:, None], states.forward[None, :]]
         back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
         allowed = np.isfinite(there) & np.isfinite(back)
-        allowed &= joint_all(can_deliver(made, states.pairs), index, states.index)
+        allowed &= joint_all(can_deliver(made, states.axis_states), index, states.index)
         delay = sent = there
         if may_run_in_chunks(work, where[0], fused=bool(self.segments(value))):
             delay, sent = least_delay(work, where[0], forward, states, table, there)
@@ -342,8 +354,8 @@ class _Builder:
         cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)
         cost[Component.COMMUNICATION] = np.where(allowed, m * (back + (2 if again else 1) * sent), 0.0)
         if own_share:  # two tensors if they differ
-            own = work.made_bytes(where[0], value) * own_share
-            differs = (forward[:, None] != states.forward[None, :]) & ~work.own_results(where[0])[:, None]
+            own = work.result_bytes(where[0], value) * own_share
+            differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(where[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
@@ -351,7 +363,7 @@ class _Builder:
     def _micro_batches(self) -> int:
         return self.model.workload.accumulate
 
-    def _weight_edge(
+    def _weight_factor(
         self, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]], first: bool
     ) -> Factor:
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
@@ -362,22 +374,22 @@ class _Builder:
         traffic = UseTraffic(none, none, none, none, none)
         for k, i in uses:
             op, taken = s.ops[k], [r[k].inputs[i] for r in s.rows]
-            allowed &= joint_all(compatible_weight(taken, states.pairs), index, states.index)
-            again = op.name in self.options.again or (v.grad and value in op.saved)
+            allowed &= joint_all(compatible_weight(taken, states.axis_states), index, states.index)
+            again = op.name in self.options.reruns or (v.grad and value in op.saved)
             one = use_traffic(taken, states, table, index, v.grad, again, self.model)
             gathered |= one.gather > 0
             traffic = traffic + one
-        allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.again) & np.isfinite(traffic.scatter)
+        allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.gather_for_backward) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name)
         if first:
             beside = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
         cost[Component.AFTER_FORWARD] += np.where(
-            allowed, self._gathered_again(s, index, states, value, uses, gathered), 0.0
+            allowed, self._regathered_bytes(s, index, states, value, uses, gathered), 0.0
         )
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
-    def _gathered_again(
+    def _regathered_bytes(
         self,
         s: GroupStrategy,
         index: Ints,
@@ -390,7 +402,7 @@ class _Builder:
 
         At the peak one copy of the block holds such weights.
         """
-        saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.again]
+        saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.reruns]
         total = np.zeros((len(index), 1))
         for k, i in saved:
             whole = joint_parts(
@@ -404,7 +416,7 @@ class _Builder:
         """[component, row, state]: the cost of weight traffic at use. It runs beside compute. At the ends of the units compute waits."""
         cost, c = zero_costs(*allowed.shape), Component
         before, after = (group in side for side in self.options.ends)
-        gather, again, scatter = np.where(allowed, (traffic.gather, traffic.again, traffic.scatter), 0.0)
+        gather, again, scatter = np.where(allowed, (traffic.gather, traffic.gather_for_backward, traffic.scatter), 0.0)
         cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
         cost[c.FORWARD if before else c.FORWARD_TRAFFIC] += gather
         cost[c.BACKWARD if before or after else c.BACKWARD_TRAFFIC] += again

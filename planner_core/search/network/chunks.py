@@ -25,7 +25,9 @@ REPLICATE, PARTIAL, FIRST_DIM = 0, 1, 2
 def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
     """Whether op k of a group may run in chunks. Results with fused parts, and those that are kept for recomputation, are made at once."""
     op = work.strategy.ops[k]
-    return work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept
+    return (
+        work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept_ops
+    )
 
 
 def least_delay(
@@ -40,12 +42,12 @@ def least_delay(
     delay, sent = there.copy(), there.copy()
     last = len(states.meta.shape) - 1
     cut = _divides_evenly(work, k, last, chunks)
-    kernel, made = work.kernels(k, chunks)[0] / chunks, work.made_bytes(k, value)
+    kernel, made = work.kernel_seconds(k, chunks)[0] / chunks, work.result_bytes(k, value)
     for axis, kind, pairs in _reductions(forward, states, table, last):
         row, state = here = np.nonzero(pairs & cut[:, None])
         each = collective_times(kind, made[row] / chunks, model.links[axis])
         waits = chunk_waits(each, kernel[row], chunks, model.contention)
-        total = waits + work.longer(k, chunks, row, 2 * states.local_bytes[state])
+        total = waits + work.extra_seconds_in_chunks(k, chunks, row, 2 * states.local_bytes[state])
         better = total < delay[here]
         delay[here] = np.where(better, total, delay[here])
         sent[here] = np.where(better, chunks * each, sent[here])

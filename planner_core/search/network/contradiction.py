@@ -26,7 +26,7 @@ class InfeasibleGroup:
 def find_infeasible_group(problem: Problem) -> InfeasibleGroup | None:
     """The group that decides that a problem has no solution; None if pruning states block by block does not show one."""
     graph = problem.coarse.graph
-    nets = {name: (graph.blocks[name], problem.compiled(name).net) for name in problem.blocks}
+    nets = {name: (graph.blocks[name], problem.first_variant(name).net) for name in problem.blocks}
     nets[""] = (graph.top, restricted_to_runs(problem, problem.top.net))
     for block, net in nets.values():
         if not _have_solution(net, len(net.nodes)):

@@ -45,7 +45,7 @@ from planner_core.search.network.states import Bools, Floats
 class CompiledNetwork:
     """A network without impossible states, and an order of elimination.
 
-    `alive[v]` are the states of variable v that are left, in the numbering of `net`; `factors` number the states anew. `keep`
+    `alive[v]` are the states of variable v that are left, in the numbering of `net`; `factors` number the states anew. `boundary`
     are the variables of the block's boundary. `sequence` is the order in which the others are eliminated, and `orders` caches
     the orders for other boundaries.
 
@@ -54,7 +54,7 @@ class CompiledNetwork:
     """
 
     net: Network
-    keep: tuple[str, ...]
+    boundary: tuple[str, ...]
     alive: dict[str, NDArray[np.int64]]
     factors: list[Factor]
     sequence: list[str]
@@ -87,9 +87,9 @@ class CompiledNetwork:
         return {v: len(a) for v, a in self.alive.items()}
 
     @property
-    def open(self) -> tuple[str, ...]:
+    def open_boundary(self) -> tuple[str, ...]:
         """The boundary variables that have more than one state left. The others do not need a dim in a table."""
-        return tuple(v for v in self.keep if len(self.alive[v]) > 1)
+        return tuple(v for v in self.boundary if len(self.alive[v]) > 1)
 
 
 @dataclass(frozen=True)
@@ -109,26 +109,26 @@ class Problem:
     strategies: Mapping[str, BlockStrategies]
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    whole: ModelNetworks | None = None
+    unrestricted: ModelNetworks | None = None
     """The unrestricted networks, if states were given up to keep elimination tractable (see `restricted_states`); else None."""
-    unit_work: int = MAX_UNIT_POINTS
+    max_unit_points: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
     cache: SearchCache = field(default_factory=SearchCache, compare=False, repr=False)
     """What searches found. It is no part of the value."""
 
-    def with_points(self, most: int) -> Problem:
+    def with_point_limit(self, most: int) -> Problem:
         """The same problem, not searched yet, where units may form so many points."""
-        return replace(self, unit_work=most, cache=SearchCache(at_prices=PointBudget(most)))
+        return replace(self, max_unit_points=most, cache=SearchCache(point_budget=PointBudget(most)))
 
-    def compiled(self, name: str) -> CompiledNetwork:
+    def first_variant(self, name: str) -> CompiledNetwork:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
         return next(iter(self.blocks[name].values()))
 
     @cached_property
-    def least_at_ends(self) -> Floats:
+    def least_bytes_at_ends(self) -> Floats:
         """[end]: bytes per GPU that no assignment's sum is below when forward and when backward ends. It is found at once, without a
         search. When backward ends no activation is left, so the second does not fall with more micro-batches."""
-        if self.impossible:
+        if self.is_infeasible:
             return np.full(2, np.inf)
         each = {n: np.min([c.least_bytes for c in variants.values()], axis=0) for n, variants in self.blocks.items()}
         total = self.top.least_bytes if self.top.factors else np.zeros(2)
@@ -139,12 +139,12 @@ class Problem:
     @property
     def least_bytes(self) -> float:
         """Bytes per GPU that no assignment's sum of memory is below."""
-        return float(self.least_at_ends.max())
+        return float(self.least_bytes_at_ends.max())
 
     @property
-    def impossible(self) -> bool:
+    def is_infeasible(self) -> bool:
         """Whether some variable has not one state left, so that no assignment satisfies the constraints."""
-        units = (self.top, *(self.compiled(name) for name in self.blocks))
+        units = (self.top, *(self.first_variant(name) for name in self.blocks))
         return any(not len(a) for c in units for a in c.alive.values())
 
 
@@ -156,7 +156,7 @@ class ModelNetworks:
     top: Network
     blocks: Mapping[str, Mapping[str, Network]]
 
-    def without(self, restrict: Restriction | None) -> ModelNetworks:
+    def restricted(self, restrict: Restriction | None) -> ModelNetworks:
         """The same networks without the states that `restrict` forbids."""
         blocks = {n: restrict_variants(n, nets, restrict) for n, nets in self.blocks.items()}
         return ModelNetworks(self.runs, apply_restriction("", self.top, restrict), blocks)
@@ -201,7 +201,7 @@ def build_networks(
         saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
         saved_by_calls=saved,
-        skip=inside,
+        skipped_values=inside,
         ends=ops_at_the_ends(coarse),
         fixed_s=model.software.outside_s,
         fixed_bytes=graph.buffer_bytes,
@@ -302,11 +302,11 @@ def compile_network(net: Network, keep: tuple[str, ...]) -> CompiledNetwork:
 
 
 def with_elimination_order(pruned: CompiledNetwork, keep: tuple[str, ...]) -> CompiledNetwork:
-    """The pruned network with the boundary `keep` and an order in which its other variables are eliminated. Raises TooWide."""
+    """The pruned network with the boundary `boundary` and an order in which its other variables are eliminated. Raises TooWide."""
     kept = tuple(v for v in keep if v in pruned.alive)
     return replace(
         pruned,
-        keep=kept,
+        boundary=kept,
         sequence=choose_elimination_order(pruned.sizes, [f.vars for f in pruned.factors], kept),
         orders={},
     )
@@ -374,11 +374,11 @@ def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
 
 def boundary_pairs(problem: Problem, run: Run) -> list[tuple[str, str]]:
     """Pairs (top variable, port of the block) for a run: the inputs of its first call and the outputs of its last call."""
-    block, compiled = problem.coarse.graph.blocks[run.block], problem.compiled(run.block)
+    block, compiled = problem.coarse.graph.blocks[run.block], problem.first_variant(run.block)
     outer = [*run.calls[0].inputs, *run.calls[-1].outputs]
     inner = [*block.inputs, *block.outputs]
     both = [(tensor_name(o), tensor_name(i)) for i, o in zip(inner, outer, strict=True)]
-    return [(o, i) for o, i in both if i in compiled.keep]
+    return [(o, i) for o, i in both if i in compiled.boundary]
 
 
 def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
@@ -389,7 +389,7 @@ def restricted_to_runs(problem: Problem, top: Network) -> Network:
     """The top network without the states that its runs of blocks cannot take."""
     factors = list(top.factors)
     for run in problem.runs:
-        alive = problem.compiled(run.block).alive
+        alive = problem.first_variant(run.block).alive
         for outer, port in boundary_pairs(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
             ok[alive[port]] = True

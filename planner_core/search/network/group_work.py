@@ -26,11 +26,11 @@ KernelTimes = dict[tuple[object, ...], tuple[float, float]]
 
 @dataclass(frozen=True)
 class BlockCache:
-    """What the networks of one block on one mesh have in common, whatever ZeRO stages weights may have.
+    """Values that all networks of one block on one mesh share, whatever ZeRO stages the weights may have.
 
-    `seconds` are those of each operator, by name (`GroupWork._run`); `index` the joint rows of each group, by number. Both are the
-    same for each way to recompute the block. `factors` are tables by their place, and by all else on which they depend. `kernels` are
-    the same on every mesh of the cluster.
+    `seconds` [operator name] is what `GroupWork._seconds` computes, and `index` [number of the group] are the joint rows. Both are the
+    same for each policy of recomputation. `factors` are tables, by their position and by everything on which they depend. `kernels`
+    are the same on every mesh of the cluster.
     """
 
     seconds: dict[str, tuple[Floats, Floats, Floats, Floats]] = field(default_factory=dict)
@@ -48,23 +48,23 @@ class UnitOptions:
 
     `repeats`: number of copies of the block in the model. Nothing hides the first copy's gather and the last copy's
     reduction, so each copy bears 1 / `repeats` of them.
-    `again`: the operators that run a second time in backward, and which parts of them run again.
-    `kept`: the operators whose results are kept although the block is recomputed.
+    `reruns`: the operators that run a second time in backward, and which parts of them run again.
+    `kept_ops`: the operators whose results are kept although the block is recomputed.
     `saved_share`: the share of the block's other kept tensors that is held at the peak. It is 1 / `repeats` where the block
     is recomputed, since only one copy then has its activations at a time.
     `saved_by_calls`: values that the called blocks keep for backward.
-    `skip`: values inside a run of equal calls. They are not variables of this network.
+    `skipped_values`: values inside a run of equal calls. They are not variables of this network.
     `kept_results`: results that the operator that reads them keeps.
     `ends`: the operators that run before the first unit and after the last one.
     `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds all through it, whatever the plan.
     """
 
     repeats: int = 1
-    again: Mapping[str, Rerun] = field(default_factory=dict)
-    kept: Collection[str] = ()
+    reruns: Mapping[str, Rerun] = field(default_factory=dict)
+    kept_ops: Collection[str] = ()
     saved_share: float = 1.0
     saved_by_calls: Collection[int] = ()
-    skip: Collection[int] = ()
+    skipped_values: Collection[int] = ()
     kept_results: Collection[int] = ()
     ends: Ends = NO_ENDS
     fixed_s: float = 0.0
@@ -72,7 +72,7 @@ class UnitOptions:
 
     def share(self, op: Op) -> float:
         """The share of an operator's own results and saved tensors that is held at the peak."""
-        return 1.0 if op.name in self.kept else self.saved_share
+        return 1.0 if op.name in self.kept_ops else self.saved_share
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,31 @@ class GroupWork:
     model: CostModel
     options: UnitOptions
     passes: Mapping[str, MemoryPasses]
-    kept_by_reader: Callable[[int], bool]
-    runs: BlockCache = field(default_factory=BlockCache)
+    is_saved_by_reader: Callable[[int], bool]
+    cache: BlockCache = field(default_factory=BlockCache)
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def cost_key(self) -> tuple[object, ...]:
         """What `cost` depends on beside the mesh and the workload. Variants that agree in it share one table."""
-        again = self.options.again
+        again = self.options.reruns
         inner = {v for op in self.strategy.ops for v in op.outputs}
-        held = {v for op in self.strategy.ops for v in self._roots(op) if v in inner and not self.kept_by_reader(v)}
+        held = {
+            v
+            for op in self.strategy.ops
+            for v in self._saved_roots(op)
+            if v in inner and not self.is_saved_by_reader(v)
+        }
         ways = [
-            (again.get(op.name), computes_again(op, again), op.name in self.options.kept, self.options.share(op))
+            (again.get(op.name), computes_again(op, again), op.name in self.options.kept_ops, self.options.share(op))
             for op in self.strategy.ops
         ]
         return frozenset(held), *ways
 
-    def _roots(self, op: Op) -> set[int]:
+    def _saved_roots(self, op: Op) -> set[int]:
         """The tensors that an operator keeps for backward: of views, those that they are views of."""
-        return {root(self.block, v) for v in op.saved} | (set(op.outputs) if op.name in self.options.kept else set())
+        return {root(self.block, v) for v in op.saved} | (
+            set(op.outputs) if op.name in self.options.kept_ops else set()
+        )
 
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
@@ -110,27 +117,27 @@ class GroupWork:
         kept: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
-            again = self.options.again.get(op.name)
-            sends, computed = again is not None and again.sends, computes_again(op, self.options.again)
-            forward, backward, sent, waits = self._run(k)
+            again = self.options.reruns.get(op.name)
+            sends, computed = again is not None and again.sends, computes_again(op, self.options.reruns)
+            forward, backward, sent, waits = self._seconds(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
                 backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
             )
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * sends)
-            kept.update(v for v in self._roots(op) if v in inner and not self.kept_by_reader(v))
-            cost[Component.AFTER_FORWARD] += self._kept_extra(k) * self.options.share(op)
+            kept.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
+            cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
         for v in kept:
             share = self.options.share(self.strategy.ops[maker[v]])
-            cost[Component.AFTER_FORWARD] += self.made_bytes(maker[v], v) * share
+            cost[Component.AFTER_FORWARD] += self.result_bytes(maker[v], v) * share
         for k in range(len(self.strategy.ops)):
-            own = self.own_results(k)
+            own = self.keeps_own_results(k)
             if own.any():  # few operators have such rows
-                cost[Component.AFTER_FORWARD] += np.where(own, self._exchanged(k, kept), 0.0)
+                cost[Component.AFTER_FORWARD] += np.where(own, self._exchanged_bytes(k, kept), 0.0)
         return cost
 
-    def _exchanged(self, k: int, kept: Collection[int]) -> Floats:
+    def _exchanged_bytes(self, k: int, kept: Collection[int]) -> Floats:
         """[joint row]: bytes that op k keeps more if it exchanges operands and its results inside (`Split.exchanged`).
 
         `kept` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
@@ -138,14 +145,14 @@ class GroupWork:
         op, total = self.strategy.ops[k], np.zeros(len(self.index))
         for v in op.outputs:
             if v in op.saved and v not in kept:
-                total += self.made_bytes(k, v) * self.options.share(op)
-        for i in range(len(op.inputs)) if op.name in self.options.kept else ():
+                total += self.result_bytes(k, v) * self.options.share(op)
+        for i in range(len(op.inputs)) if op.name in self.options.kept_ops else ():
             sharded = [isinstance(r[k].inputs[i][0], Shard) for r in self.strategy.rows]
             local = self.block.values[op.inputs[i]].meta.num_bytes / self._parts(sharded)
             total += np.where(self._any_axis([i in r[k].exchanged for r in self.strategy.rows]), local, 0.0)
         return total
 
-    def own_results(self, k: int) -> Bools:
+    def keeps_own_results(self, k: int) -> Bools:
         """[joint row]: whether op k keeps tensors of its own in place of its results (`Split.exchanged`)."""
         return self._any_axis([bool(rows[k].exchanged) for rows in self.strategy.rows])
 
@@ -154,17 +161,20 @@ class GroupWork:
         found: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
         return found
 
-    def _run(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
+    def _seconds(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Seconds of op k [joint row], forward and backward; those of the collectives inside it [phase, joint row], and those that it
         waits for them. They are the same in all variants of a block."""
         op = self.strategy.ops[k]
-        known = self.runs.seconds
+        known = self.cache.seconds
         if op.name not in known:
-            kernels = self.kernels(k)
-            known[op.name] = *op_time(op, kernels, self._moved(k), self.model), *self._internal(k, kernels)
+            kernels = self.kernel_seconds(k)
+            known[op.name] = (
+                *op_time(op, kernels, self._moved_bytes(k), self.model),
+                *self._internal_collectives(k, kernels),
+            )
         return known[op.name]
 
-    def made_bytes(self, k: int, value: int) -> Floats:
+    def result_bytes(self, k: int, value: int) -> Floats:
         """[joint row]: local bytes of the result `value` as op k makes it."""
         j = self.strategy.ops[k].outputs.index(value)
         sharded = [isinstance(r[k].outputs[j][0], Shard) for r in self.strategy.rows]
@@ -174,14 +184,14 @@ class GroupWork:
         """[joint row]: the number of parts of something that exactly the rows with a flag split; `flags` has one per row."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
-    def longer(self, k: int, chunks: int, rows: Ints, joined: Floats) -> Floats:
+    def extra_seconds_in_chunks(self, k: int, chunks: int, rows: Ints, joined: Floats) -> Floats:
         """[entry]: by how many seconds op k computes longer in forward if it makes its result in chunks. `rows` [entry] are joint rows.
         `joined` [entry]: the bytes that are read and written to join the chunks."""
-        kernels, moved = self.kernels(k, chunks)[0][rows], self._moved(k)[0][rows] + joined
+        kernels, moved = self.kernel_seconds(k, chunks)[0][rows], self._moved_bytes(k)[0][rows] + joined
         forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved, moved), self.model)
-        return np.asarray(forward - self._run(k)[0][rows])
+        return np.asarray(forward - self._seconds(k)[0][rows])
 
-    def kernels(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
+    def kernel_seconds(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
         """Two arrays [joint row]: seconds of op k's kernels forward (in so many chunks) and backward. Equal joint rows are priced once."""
         op, found = self.strategy.ops[k], np.zeros((2, len(self.index)))
         if not has_kernels(op):
@@ -189,23 +199,23 @@ class GroupWork:
         rows = [r[k] for r in self.strategy.rows]
         first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
         distinct, place = np.unique(first[self.index], axis=0, return_inverse=True)
-        each = [self._kernel_seconds(op, rows, joint, chunks) for joint in distinct.tolist()]
+        each = [self._joint_kernel_seconds(op, rows, joint, chunks) for joint in distinct.tolist()]
         forward, backward = np.array(each).T
         return forward[place.ravel()], backward[place.ravel()]
 
-    def _kernel_seconds(self, op: Op, rows: list[Row], joint: list[int], chunks: int) -> tuple[float, float]:
+    def _joint_kernel_seconds(self, op: Op, rows: list[Row], joint: list[int], chunks: int) -> tuple[float, float]:
         """Seconds of the kernels of `op`, forward and backward, if it runs `rows[joint[axis]]` on each axis. On meshes that split it by
         the same rows into as many parts they are the same."""
         parts: dict[int, int] = {}
         for row, size in zip(joint, self.model.sizes, strict=True):
             parts[row] = parts.get(row, 1) * size
         key = op.name, chunks, frozenset(parts.items())
-        known = self.runs.kernels
+        known = self.cache.kernels
         if key not in known:
             known[key] = kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks)
         return known[key]
 
-    def _moved(self, k: int) -> tuple[Floats, Floats]:
+    def _moved_bytes(self, k: int) -> tuple[Floats, Floats]:
         """Two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""
         op, total = self.strategy.ops[k], np.zeros((2, len(self.index)))
         passes = self.passes[op.name]
@@ -217,12 +227,12 @@ class GroupWork:
                 total += np.array([there, back])[:, None] * local
         return total[0], total[1]
 
-    def _kept_extra(self, k: int) -> Floats:
-        """[joint row]: bytes that op k keeps for backward and that are not a value of the graph. For a loss: `_own_memory`."""
+    def _extra_saved_bytes(self, k: int) -> Floats:
+        """[joint row]: bytes that op k keeps for backward and that are not a value of the graph. For a loss: `_loss_bytes`."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         ins = [self.block.values[v].meta for v in op.inputs]
         if own_kept(op) is not None:
-            return self._own_memory(k)
+            return self._loss_bytes(k)
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
@@ -233,7 +243,7 @@ class GroupWork:
             total += np.where(routed, self.model.workload.expert_imbalance, 1.0) * kept
         return total
 
-    def _own_memory(self, k: int) -> Floats:
+    def _loss_bytes(self, k: int) -> Floats:
         """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
@@ -243,7 +253,7 @@ class GroupWork:
         found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.share(op)
         return found
 
-    def _internal(self, k: int, kernels: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    def _internal_collectives(self, k: int, kernels: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1), and those that it waits for them.
 
         `shrunk` are the rows that make the message smaller: the message is divided by the sizes of their axes, except the

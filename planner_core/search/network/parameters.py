@@ -75,12 +75,12 @@ def working_copy_bytes(states: TensorStates, trained: bool, gathered: Floats, mo
 class UseTraffic:
     """Seconds of one use of a weight, each [row, state].
 
-    `gather`: gather before the use. `again`: gather again for backward. `scatter`: reduce the gradient. `forward` and
+    `gather`: gather before the use. `gather_for_backward`: gather again for backward. `scatter`: reduce the gradient. `forward` and
     `backward`: what the compute stream spends on copies and sums beside these (`cost.compute.weights`).
     """
 
     gather: Floats
-    again: Floats
+    gather_for_backward: Floats
     scatter: Floats
     forward: Floats
     backward: Floats
@@ -88,7 +88,7 @@ class UseTraffic:
     def __add__(self, other: UseTraffic) -> UseTraffic:
         return UseTraffic(
             self.gather + other.gather,
-            self.again + other.again,
+            self.gather_for_backward + other.gather_for_backward,
             self.scatter + other.scatter,
             self.forward + other.forward,
             self.backward + other.backward,

@@ -21,10 +21,10 @@ DimByValue = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SampleDims:
-    """By value of a block the dim by which it is `made` sharded where samples are, and by which it is `delivered`: a value that an
+    """By value of a block the dim by which it is `produced` sharded where samples are, and by which it is `delivered`: a value that an
     operator reads whole (a statistic of all samples) is made in parts, but not delivered so."""
 
-    made: Mapping[int, int]
+    produced: Mapping[int, int]
     delivered: Mapping[int, int]
 
 

@@ -93,8 +93,8 @@ class SearchCache:
     """The block plans that were made, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
     """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
-    last: object = None
+    last_tables: object = None
     """The tables of the last search."""
-    at_prices: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
+    point_budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
     """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
     own, and the gap that they leave is closed, or told, after the last price (see `lagrangian`)."""

@@ -82,13 +82,13 @@ def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -
 class TensorStates:
     """The joint states of a tensor on a mesh.
 
-    `pairs` are its states on one axis. `index` [state, axis] is the position in `pairs` of a joint state's state on each axis.
+    `axis_states` are its states on one axis. `index` [state, axis] is the position in `axis_states` of a joint state's state on each axis.
     `forward`, `gradient` and `stored` [state] are placement codes (of an activation, `stored` is `forward`). `shares`
     [3, state] says into how many parts each of the three is split.
     """
 
     meta: TensorMeta
-    pairs: tuple[AxisState, ...]
+    axis_states: tuple[AxisState, ...]
     index: Ints
     forward: Ints
     gradient: Ints

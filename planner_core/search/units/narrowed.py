@@ -37,22 +37,22 @@ class PrunedUnit:
 
     alive: Mapping[str, Ints]
     factors: Sequence[Factor]
-    others: Sequence[Table]
+    other_tables: Sequence[Table]
     sequence: Sequence[str]
     keep: tuple[str, ...] = ()
 
     @staticmethod
-    def of(
+    def from_network(
         compiled: CompiledNetwork,
         sequence: Sequence[str],
         at: Mapping[str, int],
         others: Sequence[Table] = (),
         keep: tuple[str, ...] = (),
     ) -> PrunedUnit:
-        """The whole network with the variables in `at` fixed, and those in `keep` left with all of their states. `others` are tables of
+        """Return the whole network with the variables in `at` fixed. Those in `keep` have all of their states. `others` are tables of
         seconds of other units."""
         every = {v: np.array([at[v]]) if v in at else np.arange(n) for v, n in compiled.sizes.items()}
-        return PrunedUnit(every, compiled.factors, others, sequence, keep).only({v: every[v] for v in at})
+        return PrunedUnit(every, compiled.factors, others, sequence, keep).select({v: every[v] for v in at})
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -60,49 +60,49 @@ class PrunedUnit:
         return {v: len(self.alive[v]) for v in (*self.sequence, *self.keep)}
 
     @property
-    def states(self) -> int:
+    def num_states(self) -> int:
         """Number of states of all variables that are eliminated."""
         return sum(len(self.alive[v]) for v in self.sequence)
 
-    def named(self, states: Mapping[str, int]) -> dict[str, int]:
-        """The states of all variables, in the numbering of the whole network. `states` are those of an assignment of the part."""
+    def full_states(self, states: Mapping[str, int]) -> dict[str, int]:
+        """The states of all variables, in the numbering of the whole network. `num_states` are those of an assignment of the part."""
         return {v: int(a[states.get(v, 0)]) for v, a in self.alive.items()}
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether some variable has no state left: no assignment is within the limit."""
         return not all(len(states) for states in self.alive.values())
 
-    def only(self, left: Mapping[str, Ints]) -> PrunedUnit:
+    def select(self, left: Mapping[str, Ints]) -> PrunedUnit:
         """The part with the states `left` of some variables; they are numbered as in its tables."""
         pick = {v: left.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
         alive = {v: a if len(pick[v]) == len(a) else a[pick[v]] for v, a in self.alive.items()}
         return PrunedUnit(
             alive,
             [_select_states(f, pick) if any(v in left for v in f.vars) else f for f in self.factors],
-            [drop_fixed_variables(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.others],
+            [drop_fixed_variables(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.other_tables],
             [v for v in self.sequence if len(alive[v]) > 1],
             self.keep,
         )
 
-    def tree(self, objective: Objective, shares: Shares, rest: Floats | None = None) -> BucketTree:
+    def bucket_tree(self, objective: Objective, shares: Shares, rest: Floats | None = None) -> BucketTree:
         """The part as a plain sum, weighed: its maxima are weighted at `shares`. `rest`: the least cost of all outside of it."""
-        tables = [*weighted_tables(self.factors, objective.weights(shares)), *self.others]
+        tables = [*weighted_tables(self.factors, objective.weights(shares)), *self.other_tables]
         tree = BucketTree(self.sizes, tables, self.sequence, self.keep)
-        tree.weigh(None if rest is None else add_outside_cost(tree.root, rest))
+        tree.compute_margins(None if rest is None else add_outside_cost(tree.root, rest))
         return tree
 
-    def bounds(self, sums: WeightedSums, rest: Floats | None = None) -> WeightedBounds:
-        """The part as several plain sums. Raises TooLarge."""
+    def weighted_bounds(self, sums: WeightedSums, rest: Floats | None = None) -> WeightedBounds:
+        """The part as several plain sums. Raises TablesTooLarge."""
         joined = []
         for f in self.factors:
             names, table = drop_fixed_variables(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
             joined.append(((*names, SUM_NUMBER), np.moveaxis(table, 0, -1)))
-        for names, table in self.others:
+        for names, table in self.other_tables:
             joined.append(((*names, SUM_NUMBER), np.repeat(table[..., None], len(sums.weights), axis=-1)))
         return WeightedBounds(self.sizes, joined, self.sequence, sums.prices, self.keep, rest)
 
-    def within(self, margins: Sequence[Floats], limit: float) -> PrunedUnit:
+    def keep_within(self, margins: Sequence[Floats], limit: float) -> PrunedUnit:
         """The part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted costs through
         each entry of its bucket [others..., state, sum]."""
         left = {}
@@ -110,7 +110,7 @@ class PrunedUnit:
             ok = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
             if not ok.all():
                 left[v] = np.flatnonzero(ok)
-        return self.only(left) if left else self
+        return self.select(left) if left else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class WeightedSums:
     """[row, sum]"""
 
     @staticmethod
-    def at(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> WeightedSums:
+    def from_shares(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> WeightedSums:
         """The sums at several `shares`, with the prices [row] of each."""
         return WeightedSums(np.stack([objective.weights(s) for s in shares]), np.stack(prices, axis=1))
 
@@ -138,14 +138,14 @@ def prune_by_limit(
     part: PrunedUnit, tree: BucketTree, sums: WeightedSums, limit: float, rest: Floats | None = None
 ) -> tuple[PrunedUnit, WeightedBounds | None]:
     """The part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
-    `tree` is the part weighed at one of them; `rest` is the least cost of all outside of it. Raises TooLarge."""
-    part, before = part.within([m[..., None] for m in tree.margins[:-1]], limit), part.states
-    bounds = None if part.empty else part.bounds(sums, rest)
+    `tree` is the part weighed at one of them; `rest` is the least cost of all outside of it. Raises TablesTooLarge."""
+    part, before = part.keep_within([m[..., None] for m in tree.margins[:-1]], limit), part.num_states
+    bounds = None if part.is_empty else part.weighted_bounds(sums, rest)
     for _ in range(ROUNDS):
-        if bounds is None or part.states > MAX_SHARE_LEFT * before:
+        if bounds is None or part.num_states > MAX_SHARE_LEFT * before:
             break
-        before, fewer = part.states, part.within(bounds.margins[:-1], limit)
+        before, fewer = part.num_states, part.keep_within(bounds.margins[:-1], limit)
         if fewer is part:
             break
-        part, bounds = fewer, None if fewer.empty else fewer.bounds(sums, rest)
+        part, bounds = fewer, None if fewer.is_empty else fewer.weighted_bounds(sums, rest)
     return part, bounds

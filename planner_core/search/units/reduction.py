@@ -46,16 +46,16 @@ class Recipe:
 
     `scopes` has the variables of each table, and `arrays` the number of its array: first those of the block's factors, then the
     result of each step that has tables. `sums` are the distinct sums: the minimum of each over its first variable is a further array.
-    `steps` has each variable with the tables in which it stood. `rest` are the tables that are left at the end, and `left` the
-    variables of the block's sequence that are left.
+    `steps` has each variable with the tables that contained it. `remaining_tables` are the tables at the end, and `remaining` the
+    variables of the block's sequence that are not eliminated.
     """
 
     scopes: list[tuple[str, ...]]
     arrays: list[int]
     sums: list[tuple[Term, ...]]
     steps: list[tuple[str, list[int]]]
-    rest: list[int]
-    left: list[str]
+    remaining_tables: list[int]
+    remaining: list[str]
 
 
 def elimination_recipe(compiled: CompiledNetwork, wanted: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
@@ -78,7 +78,7 @@ def _make_recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
 
     def put(table: int) -> None:
         first = min((v for v in scopes[table] if v in rank), key=rank.__getitem__, default=None)
-        (made.rest if first is None else pool[first]).append(table)
+        (made.remaining_tables if first is None else pool[first]).append(table)
 
     for table in range(len(scopes)):
         put(table)
@@ -98,8 +98,8 @@ def _make_recipe(compiled: CompiledNetwork, made: Recipe) -> Recipe:
             entries.append(size)
             made.arrays.append(first_sum + known.setdefault(parts, len(known)))
             put(len(scopes) - 1)
-    made.sums, made.left = [*known], [v for v in compiled.sequence if v in pool]
-    made.rest += [table for v in made.left for table in pool[v]]
+    made.sums, made.remaining = [*known], [v for v in compiled.sequence if v in pool]
+    made.remaining_tables += [table for v in made.remaining for table in pool[v]]
     return made
 
 
@@ -145,18 +145,18 @@ def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimina
     names = [scope for scope, _ in tables]
     each = elimination_recipe(compiled, names, range(len(names)))
     inside = ReducedVariant(ReducedBlock(each, [array[None] for _, array in tables]), 0)
-    found = eliminate(compiled.sizes, inside.rest, inside.left, ())
-    found.before = inside
+    found = eliminate(compiled.sizes, inside.remaining_tables, inside.remaining, ())
+    found.previous = inside
     return found
 
 
 class ReducedVariant:
-    """Variant number `k` of a reduced block: the `rest` of its tables, and the steps back to the variables that were eliminated."""
+    """Variant number `k` of a reduced block: its `remaining_tables`, and the steps back to the eliminated variables."""
 
     def __init__(self, reduced: ReducedBlock, k: int) -> None:
         self._reduced, self._k = reduced, k
-        self.rest: list[Table] = [self._table(t) for t in reduced.recipe.rest]
-        self.left = reduced.recipe.left
+        self.remaining_tables: list[Table] = [self._table(t) for t in reduced.recipe.remaining_tables]
+        self.remaining = reduced.recipe.remaining
 
     def _table(self, number: int) -> Table:
         made = self._reduced.recipe

@@ -43,10 +43,10 @@ KEPT_SHARES = 2
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A choice of the boundary variables over which a table is made (`keep`), and the states of the others (`at`)."""
+    """A choice of the boundary variables over which a table is made (`keep`), and the states of the others (`fixed`)."""
 
     keep: tuple[str, ...]
-    at: tuple[tuple[str, int], ...] = ()
+    fixed: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,21 @@ class VariantSolver:
     """One variant of a block whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
 
     def __init__(self, compiled: CompiledNetwork, inside: ReducedVariant) -> None:
-        self.compiled, self.inside = compiled, inside
+        self.compiled, self.reduced = compiled, inside
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
-    def over(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
+    def eliminate_except(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
         """Eliminate all variables except `keep`, with the variables in `at` fixed (states numbered as in `alive`)."""
         key = (keep, tuple(at.items()))
         if key not in self.solved:
-            rest = self.inside.rest
-            sequence = self._order(("", *keep), at, self.inside.left, [t[0] for t in rest])
+            rest = self.reduced.remaining_tables
+            sequence = self._order(("", *keep), at, self.reduced.remaining, [t[0] for t in rest])
             found = eliminate(self.compiled.sizes, fix_variables(rest, at), sequence, keep)
-            found.before = self.inside
+            found.previous = self.reduced
             self.solved[key] = found
         return self.solved[key]
 
-    def sequence(self, keep: tuple[str, ...], at: Mapping[str, int]) -> list[str]:
+    def elimination_order(self, keep: tuple[str, ...], at: Mapping[str, int]) -> list[str]:
         """An order in which the whole block can be eliminated, except `keep` and the variables in `at`."""
         c = self.compiled
         return self._order(keep, at, c.sequence, [f.vars for f in c.factors])
@@ -88,7 +88,7 @@ class VariantSolver:
     ) -> list[str]:
         """An order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `at` (fixed)."""
         c = self.compiled
-        left = [v for v in (*free, *c.keep) if v not in at and v not in key]
+        left = [v for v in (*free, *c.boundary) if v not in at and v not in key]
         if len(left) < 2 or len(left) == len(c.sequence):
             return left
         where = (key, tuple(at))
@@ -115,14 +115,14 @@ class UnitCost:
     shares: dict[str, list[Shares]] = field(default_factory=dict)
     solvers: dict[tuple[str, Shares], VariantSolver] = field(default_factory=dict)
     by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
-    work: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
-    settlings: int = 0
+    budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
+    num_settlings: int = 0
     """How often an entry was settled."""
     best_copies: dict[tuple[str, Shares, View, tuple[int, ...]], Copy] = field(default_factory=dict)
     """What `best_copy` gave: the runs of one block ask for the same entries."""
 
     @property
-    def compiled(self) -> CompiledNetwork:
+    def first_variant(self) -> CompiledNetwork:
         """The network of the first variant. Variables, states and boundary are the same in all variants."""
         return next(iter(self.variants.values()))
 
@@ -144,7 +144,7 @@ class UnitCost:
                 tried = self.shares.get(variant, [EVEN_SHARES])[-KEPT_SHARES:]
                 # The bound at each choice of shares holds, so the largest does. A copy may run in any variant, so the smallest of these
                 # counts.
-                table = np.max([self._table(variant, shares, view) for shares in tried], axis=0)
+                table = np.max([self._weighted_table(variant, shares, view) for shares in tried], axis=0)
                 self.by_variant[variant, view] = table
                 tables.append(table)
             self.bounds[view] = np.min(tables, axis=0)
@@ -160,12 +160,12 @@ class UnitCost:
             return 0.0
         if known is not None:  # a third look would cost more than to see all at the second
             limit = float("inf")
-        self.settlings += 1
+        self.num_settlings += 1
         best: SettledEntry | None = None
         # Most promising first: a variant whose bound is not below the best true cost cannot win, and is not looked at.
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
             if best is None or self.by_variant[variant, view][entry] < best.cost:
-                found = self._least(variant, view, entry, min(best.cost, limit) if best else limit)
+                found = self._settle_variant(variant, view, entry, min(best.cost, limit) if best else limit)
                 if best is None or found.cost < best.cost:
                     best = SettledEntry(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
                 else:
@@ -184,14 +184,14 @@ class UnitCost:
         rise = best.bound - before
         return rise if rise > before * TIE / 10 else 0.0
 
-    def _least(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> SettledEntry:
+    def _settle_variant(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> SettledEntry:
         """The least true cost of one variant at one entry. It may stop when its bound is at least `at_most`."""
         totals: list[Floats] = []
         best: tuple[float, Copy] | None = None
         bound = -np.inf
         shares = self.shares.setdefault(variant, [EVEN_SHARES])[-1]
         for step in range(MAX_SHARES):
-            table = np.maximum(self.by_variant[variant, view], self._table(variant, shares, view))
+            table = np.maximum(self.by_variant[variant, view], self._weighted_table(variant, shares, view))
             self.by_variant[variant, view] = table
             bound = float(table[entry])
             copy = self.best_copy(variant, shares, view, entry)
@@ -211,9 +211,9 @@ class UnitCost:
         assert best is not None
         if not self.objective.exact:
             return SettledEntry(best[0], bound, best[1])
-        return self._enumerated(variant, shares, view, entry, best, bound, at_most)
+        return self._enumerate_gap(variant, shares, view, entry, best, bound, at_most)
 
-    def _enumerated(
+    def _enumerate_gap(
         self,
         variant: str,
         shares: Shares,
@@ -225,41 +225,41 @@ class UnitCost:
     ) -> SettledEntry:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
-        if self.work.left < 0:
+        if self.budget.left < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
-        at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
+        at = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_points(
             self.variants[variant],
-            solver.sequence((), at),
+            solver.elimination_order((), at),
             at,
             self.objective,
             shares,
             min(best[0], at_most),
-            self.work,
+            self.budget,
         )
         if states is None:
             return SettledEntry(best[0], min(max(bound, least), best[0]), best[1])
-        copy = self.measured(variant, states)
+        copy = self.copy_in_states(variant, states)
         cost = float(self.objective.priced_cost(copy.totals))
         return SettledEntry(cost, cost, copy) if cost < best[0] else SettledEntry(best[0], best[0], best[1])
 
     # --- one variant at one choice of shares -----------------------------------------------------------
 
-    def _table(self, variant: str, shares: Shares, view: View) -> Floats:
-        return self.solver(variant, shares).over(view.keep, dict(view.at)).table
+    def _weighted_table(self, variant: str, shares: Shares, view: View) -> Floats:
+        return self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed)).table
 
     def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
         """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         key = variant, shares, view, entry
         if key not in self.best_copies:
-            solved = self.solver(variant, shares).over(view.keep, dict(view.at))
-            at = dict(view.at) | dict(zip(view.keep, entry, strict=True))
-            one = {v: 0 for v in self.compiled.keep if v not in at}  # variables that have one state
-            self.best_copies[key] = self.measured(variant, solved.assignment(one | at))
+            solved = self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed))
+            at = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
+            one = {v: 0 for v in self.first_variant.boundary if v not in at}  # variables that have one state
+            self.best_copies[key] = self.copy_in_states(variant, solved.assignment(one | at))
         return self.best_copies[key]
 
-    def measured(self, variant: str, states: Mapping[str, int]) -> Copy:
+    def copy_in_states(self, variant: str, states: Mapping[str, int]) -> Copy:
         """The copy whose variables have these `states`, numbered as in `alive`, with its cost."""
         compiled = self.variants[variant]
         full = {v: int(compiled.alive[v][s]) for v, s in states.items()}

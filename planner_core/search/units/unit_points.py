@@ -53,7 +53,7 @@ class TimeSums:
     priced: bool = True
 
     @property
-    def places(self) -> tuple[Component, ...]:
+    def row_components(self) -> tuple[Component, ...]:
         """The component that each row stands for. The last row is STEP: seconds that are added once a step."""
         c = Component
         if self.objective.is_sum:
@@ -64,11 +64,11 @@ class TimeSums:
     @property
     def sums(self) -> Floats:
         """[row, component]: the weights of each row's sum. The last row holds all that is added, also memory at its prices."""
-        plain = (self.objective if self.priced else self.objective.priced(0.0, 0.0)).weights()
+        plain = (self.objective if self.priced else self.objective.with_prices(0.0, 0.0)).weights()
         if self.objective.is_sum:
             return plain[None, :]
-        rows = np.zeros((len(self.places), NUM_COMPONENTS))
-        rows[np.arange(len(rows)), self.places] = 1.0
+        rows = np.zeros((len(self.row_components), NUM_COMPONENTS))
+        rows[np.arange(len(rows)), self.row_components] = 1.0
         if self.objective.step_time.accumulate == 1:
             # With one micro-batch, what comes once a step comes once a micro-batch: it joins the traffic of its direction.
             rows[1, Component.FORWARD_ONCE] = rows[3, Component.BACKWARD_ONCE] = 1.0
@@ -79,14 +79,14 @@ class TimeSums:
     def prices(self, shares: Shares) -> Floats:
         """[row]: the prices at which the rows add up to the objective's weighted sum at `shares`."""
         weights = self.objective.weights(shares)
-        return np.array([*(weights[place] for place in self.places[:-1]), 1.0])
+        return np.array([*(weights[place] for place in self.row_components[:-1]), 1.0])
 
     def cost(self, rows: Floats) -> Floats:
         """The true cost of assignments whose sums are `rows` [..., row]."""
         if self.objective.is_sum:
             return rows[..., 0]
         totals = np.zeros((*rows.shape[:-1], NUM_COMPONENTS))
-        totals[..., list(self.places)] = rows
+        totals[..., list(self.row_components)] = rows
         return self.objective.step_time.seconds(totals)
 
 
@@ -108,26 +108,29 @@ def least_by_points(
     """
     work.left -= POINTS_PER_ENUMERATION
     how, below = TimeSums(objective), limit * (1 - TIE / 10)
-    part = PrunedUnit.of(compiled, sequence, at, others)
-    tree = part.tree(objective, shares)
+    part = PrunedUnit.from_network(compiled, sequence, at, others)
+    tree = part.bucket_tree(objective, shares)
     if not (root := float(tree.root)) < below:
         return None, limit
     bounds: WeightedBounds | None = None
     with contextlib.suppress(TablesTooLarge):
         part, bounds = prune_by_limit(part, tree, sums_around(shares, how), below)
-        if part.empty:
+        if part.is_empty:
             return None, limit
-        tree = part.tree(objective, shares)
+        tree = part.bucket_tree(objective, shares)
     # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
-    steps = np.full(len(how.places), limit * TIE * 1e-3)
-    rows = [*sum_tables(part.factors, how.sums), *(_as_rows(table, len(how.places)) for table in part.others)]
+    steps = np.full(len(how.row_components), limit * TIE * 1e-3)
+    rows = [
+        *sum_tables(part.factors, how.sums),
+        *(_as_rows(table, len(how.row_components)) for table in part.other_tables),
+    ]
 
     def within(most: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
-        points = tree.carry(rows, [], Pruning(most, steps, MAX_HELD_POINTS, work=points_left), bounds)
+        points = tree.enumerate_points(rows, [], Pruning(most, steps, MAX_HELD_POINTS, budget=points_left), bounds)
         costs = how.cost(points.cost)
         if not len(costs) or costs.min() > most:
             return None
-        return part.named(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
+        return part.full_states(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
 
     # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
     with contextlib.suppress(TooManyPoints):
@@ -172,4 +175,4 @@ def sums_around(shares: Shares, how: TimeSums, added: Sequence[float] = ()) -> W
     single = how.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
     every = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in SHARE_GRID))
-    return WeightedSums.at(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])
+    return WeightedSums.from_shares(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])

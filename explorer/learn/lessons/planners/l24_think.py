@@ -79,7 +79,7 @@ def products(copies: int) -> int:
 
 def squares(run: RunTable) -> list[tuple[int, Floats]]:
     """(copies, their table) at 1, 2, 4, ... copies, and at all of them."""
-    found = [(1, run.one)]
+    found = [(1, run.copy_seconds)]
     while 2 * found[-1][0] <= run.copies:
         n, last = found[-1]
         found.append((2 * n, then(last, last)))
@@ -101,8 +101,8 @@ def choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats,
 
 def rounded(run: RunTable) -> RunTable:
     """The same with the table of a copy in whole microseconds and that of all copies made from it: what is shown adds up as shown."""
-    run = replace(run, one=run.one.round(6))
-    return replace(run, all=squares(run)[-1][1])
+    run = replace(run, copy_seconds=run.copy_seconds.round(6))
+    return replace(run, run_seconds=squares(run)[-1][1])
 
 
 def live(learner: Learner, values: Values) -> Live:
@@ -114,12 +114,12 @@ def live(learner: Learner, values: Values) -> Live:
     p = priced(ms, gib, room)
     run = rounded(t.run)
     numbers = {
-        "ways": run.ways,
-        "all_ways": run.ways * run.copies,
+        "ways": run.log10_states,
+        "all_ways": run.log10_states * run.copies,
         "copies": run.copies,
         "products": products(run.copies),
-        "one_ms": float(run.one.min()) * 1e3,
-        "all_ms": float(run.all.min()) * 1e3,
+        "one_ms": float(run.copy_seconds.min()) * 1e3,
+        "all_ms": float(run.run_seconds.min()) * 1e3,
         "price": p.price,
         "bound_ms": p.bound_ms,
         "best_ms": p.best_ms,
@@ -132,8 +132,8 @@ def live(learner: Learner, values: Values) -> Live:
     tables = {"one": _as_table(run), "two": _two_copies(run), "all": _all_copies(run, t.run)}
     facts = numbers | {
         "model": learner.name,
-        "ways_of_one": _ten(run.ways),
-        "ways_of_all": _ten(run.ways * run.copies),
+        "ways_of_one": _ten(run.log10_states),
+        "ways_of_all": _ten(run.log10_states * run.copies),
         "squarings": run.copies.bit_length() - 1,
         "choices": len(ms),
         "stands_in": note,
@@ -148,7 +148,7 @@ def _ten(exponent: float) -> str:
 
 
 def _ways(run: RunTable) -> str:
-    one, every = run.ways, run.ways * run.copies
+    one, every = run.log10_states, run.log10_states * run.copies
     rows = [
         ("one copy of the block", "1", _ten(one)),
         (f"{run.copies} copies, each its own way", str(run.copies), _ten(every)),
@@ -159,7 +159,7 @@ def _ways(run: RunTable) -> str:
 
 def _shown(run: RunTable) -> list[int]:
     """The states that a copy can begin in."""
-    return [i for i in range(len(run.states)) if np.isfinite(run.one[i]).any()]
+    return [i for i in range(len(run.states)) if np.isfinite(run.copy_seconds[i]).any()]
 
 
 def _milliseconds(value: float) -> str:
@@ -169,13 +169,13 @@ def _milliseconds(value: float) -> str:
 def _as_table(run: RunTable) -> tuple[dict[str, Any], str]:
     """The table of one copy, and its least entry."""
     shown = _shown(run)
-    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.one[i])) for i in shown]
-    i, j = np.unravel_index(int(run.one.argmin()), run.one.shape)
+    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.copy_seconds[i])) for i in shown]
+    i, j = np.unravel_index(int(run.copy_seconds.argmin()), run.copy_seconds.shape)
     facts = {
         "begins": len(shown),
         "states": len(run.states),
         "never": [s for k, s in enumerate(run.states) if k not in shown],
-        "least": _milliseconds(float(run.one.min())),
+        "least": _milliseconds(float(run.copy_seconds.min())),
         "from": run.states[i],
         "to": run.states[j],
     }
@@ -184,16 +184,18 @@ def _as_table(run: RunTable) -> tuple[dict[str, Any], str]:
 
 def _ends(run: RunTable) -> tuple[int, int]:
     """From where to where two copies are spelled out: the best way of all of them."""
-    i, j = np.unravel_index(int(run.all.argmin()), run.all.shape)
+    i, j = np.unravel_index(int(run.run_seconds.argmin()), run.run_seconds.shape)
     return int(i), int(j)
 
 
 def _two_copies(run: RunTable) -> tuple[dict[str, Any], str]:
     """Two copies by the state between them, and the least."""
     i, j = _ends(run)
-    sums = run.one[i] + run.one[:, j]
+    sums = run.copy_seconds[i] + run.copy_seconds[:, j]
     middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
-    rows = [(run.states[k], *map(_milliseconds, (run.one[i, k], run.one[k, j], sums[k]))) for k in middle]
+    rows = [
+        (run.states[k], *map(_milliseconds, (run.copy_seconds[i, k], run.copy_seconds[k, j], sums[k]))) for k in middle
+    ]
     best = int(sums.argmin())
     facts = {
         "from": run.states[i],
@@ -209,11 +211,14 @@ def _all_copies(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
     """The least by the number of copies, from the rounded table and from the planner's."""
     i, j = _ends(run)
     rows = [
-        (str(n), str(products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.one.min())))
+        (str(n), str(products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
         for n, t in squares(run)
     ]
     head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
-    facts = {"rounded": _milliseconds(float(run.all[i, j])), "exact": _milliseconds(float(exact.all[i, j]))}
+    facts = {
+        "rounded": _milliseconds(float(run.run_seconds[i, j])),
+        "exact": _milliseconds(float(exact.run_seconds[i, j])),
+    }
     return facts, table(head, rows, len(rows) - 1)
 
 

@@ -70,7 +70,7 @@ def of_batch(
     """The same with `batch` samples over all GPUs in each micro-batch."""
     planner = _planner(learner, batch, accumulate, recompute)
     problem = planner.of_space(layout.space())
-    if problem.impossible:
+    if problem.is_infeasible:
         return None
     answer = search_within_budget(problem, objective="time")  # whether it fits is told, not asked for
     if answer.assignment is None:
