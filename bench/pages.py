@@ -31,12 +31,12 @@ sys.path.insert(0, str(ROOT))
 from bench.support.app.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
 from bench.support.app.running_explorer import Place, explorer, frames, settle  # noqa: E402
 from bench.support.app.watches import answered, first_picture  # noqa: E402
-from explorer.analysis.what_if import best  # noqa: E402
-from explorer.analysis.what_if import first as first_plan  # noqa: E402
+from explorer.analysis.what_if import best_plan  # noqa: E402
+from explorer.analysis.what_if import quick_plan as first_plan  # noqa: E402
 from explorer.figures import scatter  # noqa: E402
 from explorer.figures.palette import LIGHT  # noqa: E402
 from explorer.graph import scene_json as graph_json  # noqa: E402
-from explorer.graph.scene import scene  # noqa: E402
+from explorer.graph.scene import build_scene  # noqa: E402
 from planner_core.core import unfold  # noqa: E402
 from planner_core.models import open_model  # noqa: E402
 from planner_core.ops import coarsen  # noqa: E402
@@ -160,7 +160,7 @@ def replan(place: Place) -> Iterator[Figure]:
     recomputation; and the plan that is shown before it."""
     taken, cpu, early = [], [], []
     asked = Request("llama-3-8b", recompute="auto", accumulate=None)
-    before = best(asked)
+    before = best_plan(asked)
     for _ in range(2):
         for batch in (8, 16, 32, 64, 128):
             for change in (
@@ -175,7 +175,7 @@ def replan(place: Place) -> Iterator[Figure]:
                 first_plan(request, before)
                 early.append(1e3 * (time.perf_counter() - start))
                 start, worked = time.perf_counter(), time.process_time()
-                best(request)
+                best_plan(request)
                 taken.append(1e3 * (time.perf_counter() - start))
                 cpu.append(1e3 * (time.process_time() - worked))
     yield spread("a plan at once for a change, Llama-3-8B on 2×8 (Python)", early)
@@ -213,7 +213,7 @@ def graphs(place: Place) -> Iterator[Figure]:
     python, first, expand = [], [], []
     for _ in range(5):
         start = time.perf_counter()
-        text = json.dumps(graph_json.to_json(scene(coarsen(deep))))
+        text = json.dumps(graph_json.to_json(build_scene(coarsen(deep))))
         python.append(1e3 * (time.perf_counter() - start))
         with mounted(place.browser) as page:
             first.append(page.evaluate(DRAW, [script, text, []]))
@@ -226,7 +226,7 @@ def graphs(place: Place) -> Iterator[Figure]:
     )
     yield spread("the same: first drawing in the browser", first, "1 000")
     yield spread("the same: a block opened or closed", expand, "100")
-    flat = scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
+    flat = build_scene(coarsen(unfold(open_model("llama-3-8b", layers=180))))
     yield from panned(place, script, graph_json.to_json(flat), "nodes drawn, nothing folded")
     yield from panned(place, script, grid(), "nodes drawn as a grid with edges")
 

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import re
 
-COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
-SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+TOKEN_COUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)\s*([kKmMbBtT]?)")
+MAGNITUDES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 class Unreadable(ValueError):
     """Why a text in the address is not a value; the message ends the sentence."""
 
 
-def tokens_of(text: str) -> float:
+def parse_tokens(text: str) -> float:
     """A number of tokens as people write it: `15T`, `300 B`, `1e12`. Raises Unreadable."""
-    match = COUNT.fullmatch(text.strip())
+    match = TOKEN_COUNT.fullmatch(text.strip())
     if match is None:
         raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
-    value = float(match[1]) * SIZES[(match[2] or "").upper()]
+    value = float(match[1]) * MAGNITUDES[(match[2] or "").upper()]
     if not 1 <= value <= 1e18:
         raise Unreadable("is not between 1 and 10^18")
     return value
 
 
-def tokens_text(tokens: float) -> str:
-    """A number of tokens as `tokens_of` reads it back: `15T`."""
-    letter = next((x for x in "TBM" if tokens >= SIZES[x]), "")
-    return f"{tokens / SIZES[letter]:.10g}{letter}"
+def format_tokens(tokens: float) -> str:
+    """A number of tokens as `parse_tokens` reads it back: `15T`."""
+    letter = next((x for x in "TBM" if tokens >= MAGNITUDES[x]), "")
+    return f"{tokens / MAGNITUDES[letter]:.10g}{letter}"
 
 
-BATCH = re.compile(r"(\d+(?:[.,]\d+)?)\s*([kKmMbB]?)\s*(tokens?|tok|samples?)?", re.IGNORECASE)
+BATCH_PATTERN = re.compile(r"(\d+(?:[.,]\d+)?)\s*([kKmMbB]?)\s*(tokens?|tok|samples?)?", re.IGNORECASE)
 
 
-def batch_of(text: str, seq: int, num_gpus: int) -> int:
+def parse_batch(text: str, seq: int, num_gpus: int) -> int:
     """Samples of a step from `256`, `256 samples` or `2M tokens`; tokens become the nearest number of samples that all GPUs share
     evenly, or that is nearest where that is fewer than there are GPUs. Raises Unreadable."""
-    match = BATCH.fullmatch(text.replace("\u202f", "").replace(" ", "").strip())
+    match = BATCH_PATTERN.fullmatch(text.replace("\u202f", "").replace(" ", "").strip())
     if match is None:
         raise Unreadable(f"“{text[:40]}” is not a batch such as 256 or 2M tokens.")
-    value = float(match[1].replace(",", "")) * SIZES[match[2].upper()]
+    value = float(match[1].replace(",", "")) * MAGNITUDES[match[2].upper()]
     if not (match[3] or "").lower().startswith("tok"):
         if value != int(value) or not 1 <= value <= 1e6:
             raise Unreadable(f"“{text[:40]}” is not a whole number of samples from 1 to 1 000 000.")

@@ -9,7 +9,7 @@ from explorer.address import settings
 from explorer.text import units
 from planner_core.core import InputError, load_cluster
 
-OF_THE_MODEL: Mapping[str, Any] = {
+MODEL_SETTINGS: Mapping[str, Any] = {
     "layers": None,
     "node": "",
     "open": None,
@@ -25,7 +25,7 @@ OF_THE_MODEL: Mapping[str, Any] = {
 """Settings that name parts of one model: a new one forgets them."""
 
 
-def change(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings after an edit of `new`, and a sentence for each other setting that could not stay as it was.
 
     Sizes stay with another model or cluster: batch and tokens where the model has the positions, a mesh where it has as many GPUs,
@@ -34,49 +34,48 @@ def change(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str
     after = {**current, **new}
     told: list[str] = []
     if after["model"] != current["model"]:
-        after.update({k: v for k, v in OF_THE_MODEL.items() if k not in new})
-        _keep_tokens(current, after, told)
+        after.update({k: v for k, v in MODEL_SETTINGS.items() if k not in new})
+        _carry_batch_and_tokens(current, after, told)
     if after["cluster"] != current["cluster"]:
         after.update({k: None for k in settings.CLUSTER_KEYS if k not in new})
     if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):
-        _keep_grid(after, told)
-        _tell_grown(current, after, told)
+        _drop_unfit_mesh_and_limit(after, told)
+        _report_scaled_batch(current, after, told)
     return after, tuple(told)
 
 
-def _keep_tokens(current: Mapping[str, Any], after: dict[str, Any], told: list[str]) -> None:
+def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], told: list[str]) -> None:
     """Batch and tokens of a sample for the new model, so that a step has as many tokens where it can."""
-    (batch, seq), most = settings.work(current), settings.most_tokens(after["model"])
+    (batch, seq), most = settings.batch_and_tokens(current), settings.max_tokens(after["model"])
     given = current["batch"] is not None or current["seq"] is not None
-    now = settings.work(after)
+    now = settings.batch_and_tokens(after)
     if not given:
         if now != (batch, seq):
             told.append(
-                f"{settings.model_words(after['model'])} starts at its own {_size(*now)}; it was {_size(batch, seq)}."
+                f"{settings.model_title(after['model'])} starts at its own {_describe_batch(*now)}; it was {_describe_batch(batch, seq)}."
             )
         return
     if (seq == 1) != (now[1] == 1):  # pictures have no tokens
         after.update(batch=None, seq=None)
-        told.append(
-            f"{settings.model_words(after['model'])} starts at its own {_size(*settings.work(after))}: samples are not alike."
-        )
+        own = _describe_batch(*settings.batch_and_tokens(after))
+        told.append(f"{settings.model_title(after['model'])} starts at its own {own}: samples are not alike.")
         return
     after.update(batch=batch, seq=seq)
     if most is not None and seq > most:
-        after.update(batch=min(settings.MOST_SAMPLES, max(1, batch * seq // most)), seq=most)
-        name = settings.model_words(after["model"])
+        after.update(batch=min(settings.MAX_SAMPLES, max(1, batch * seq // most)), seq=most)
+        name = settings.model_title(after["model"])
         told.append(
-            f"{name} has {units.whole(most)} positions: {_size(*settings.work(after))}, it was {_size(batch, seq)}."
+            f"{name} has {units.whole(most)} positions: {_describe_batch(*settings.batch_and_tokens(after))}, it was {_describe_batch(batch, seq)}."
         )
 
 
-def _keep_grid(after: dict[str, Any], told: list[str]) -> None:
+def _drop_unfit_mesh_and_limit(after: dict[str, Any], told: list[str]) -> None:
     """The mesh and the limit of memory, where the cluster has room for them."""
     try:
-        cluster = load_cluster(settings.cluster(after))
+        cluster = load_cluster(settings.cluster_spec(after))
     except InputError:
         return
-    if after["mesh"] and settings.mesh_gpus(after["mesh"]) != cluster.num_gpus:
+    if after["mesh"] and settings.count_mesh_gpus(after["mesh"]) != cluster.num_gpus:
         told.append(f"The mesh {after['mesh']} is left open: there are {cluster.num_gpus} GPUs now.")
         after["mesh"] = None
     if after["memory"] and after["memory"] * 1e9 > cluster.gpu.memory_bytes:
@@ -84,12 +83,12 @@ def _keep_grid(after: dict[str, Any], told: list[str]) -> None:
         after["memory"] = None
 
 
-def _tell_grown(current: Mapping[str, Any], after: Mapping[str, Any], told: list[str]) -> None:
+def _report_scaled_batch(current: Mapping[str, Any], after: Mapping[str, Any], told: list[str]) -> None:
     """Say that a batch that nobody set grew with the cluster."""
-    (before, _), (now, _) = settings.work(current), settings.work(after)
+    (before, _), (now, _) = settings.batch_and_tokens(current), settings.batch_and_tokens(after)
     if after["model"] == current["model"] and after["batch"] is None and now != before:
         told.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
 
 
-def _size(batch: int, seq: int) -> str:
+def _describe_batch(batch: int, seq: int) -> str:
     return f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner_core.core import InputError, Placements, Plan, R, Shard, format_placements
 from planner_core.planning import Editable, Result, edit, prepare
 
-REST = {"keep": "stay as they are", "anew": "are chosen anew"}
+OTHER_WEIGHTS = {"keep": "stay as they are", "anew": "are chosen anew"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class Edits:
         return replace(self, changes=changes if before == (placements,) else {**changes, key: placements})
 
 
-def read(texts: tuple[str, ...]) -> Edits:
+def parse_edits(texts: tuple[str, ...]) -> Edits:
     """The inverse of `write`; raises PlannerError for text that is not a placement."""
     base, _, rest = texts[0].rpartition(":")
     return Edits(base, rest, dict(edit.parse(t) for t in texts[1:]))
 
 
-def made(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
+def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
     """The plan with these edits; raises PlannerError with one sentence where it cannot be."""
-    asked = read(texts)
+    asked = parse_edits(texts)
     if asked.base not in plans:
         raise InputError(
             f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
@@ -59,6 +59,6 @@ def made(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> P
     return edit.pin(prepare(result.request, result.graph), base, changes, keep=asked.rest == "keep")
 
 
-def choices(one: Editable) -> list[str]:
+def placement_options(one: Editable) -> list[str]:
     """The placements along one axis that a weight can be given: whole, or split by any of its dims."""
     return [str(R), *(str(Shard(d)) for d in range(len(one.meta.shape)))]

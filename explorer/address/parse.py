@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.address import own_cluster, setups
+from explorer.address import setups, uploaded_cluster
 from explorer.address.amounts import Unreadable
 from planner_core.core import InputError, cluster_names
 from planner_core.models import ZOO
@@ -60,14 +60,14 @@ def one_of(known: Iterable[str], what: str) -> Parse:
     return parse
 
 
-def overlay(known: Iterable[str]) -> Parse:
+def overlay_name(known: Iterable[str]) -> Parse:
     """A parser of what the graph shows; what it showed in links of before is the first of these."""
     names = tuple(known)
     parse = one_of(names, "overlay")
     return lambda text: names[0] if text in ("graph", "placement") else parse(text)
 
 
-def number(least: int, most: int) -> Parse:
+def whole_number(least: int, most: int) -> Parse:
     """A parser of a whole number."""
 
     def parse(text: str) -> int:
@@ -82,7 +82,7 @@ def number(least: int, most: int) -> Parse:
     return parse
 
 
-def decimal(text: str) -> float:
+def positive_number(text: str) -> float:
     """A positive number."""
     try:
         value = float(text)
@@ -93,7 +93,7 @@ def decimal(text: str) -> float:
     return value
 
 
-def mesh(text: str) -> str:
+def mesh_sizes(text: str) -> str:
     """Sizes of a mesh: `2x8`."""
     parts = text.lower().replace("×", "x").split("x")
     if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
@@ -101,28 +101,28 @@ def mesh(text: str) -> str:
     return "x".join(parts)
 
 
-def zero(text: str) -> int | str:
+def zero_stage(text: str) -> int | str:
     """A stage of ZeRO."""
     if text not in map(str, STAGE_NAMES):
         raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
     return text if text == AUTO else int(text)
 
 
-def short(text: str) -> str:
+def limited_text(text: str) -> str:
     """Any text that is not too long."""
     if len(text) > MAX_TEXT:
         raise Unreadable(f"is longer than {MAX_TEXT} characters")
     return text
 
 
-def texts(text: str) -> tuple[str, ...]:
+def text_list(text: str) -> tuple[str, ...]:
     """Texts between commas."""
-    return tuple(t for t in short(text).split(",") if t)
+    return tuple(t for t in limited_text(text).split(",") if t)
 
 
-def corners(text: str) -> tuple[str, ...]:
+def lasso_corners(text: str) -> tuple[str, ...]:
     """Corners of a region, x and y in turn."""
-    parts = texts(text)
+    parts = text_list(text)
     if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
         raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
     for part in parts:
@@ -135,11 +135,11 @@ def corners(text: str) -> tuple[str, ...]:
     return parts
 
 
-def some_of(known: Sequence[str], least: int) -> Parse:
+def one_or_two_of(known: Sequence[str], least: int) -> Parse:
     """A parser of one or two of the known names."""
 
     def parse(text: str) -> tuple[str, ...]:
-        parts = texts(text)
+        parts = text_list(text)
         if len(set(parts)) != len(parts) or not least <= len(parts) <= 2 or not set(parts) <= set(known):
             raise Unreadable(f"is not {'one or ' if least < 2 else ''}two of {', '.join(known)}")
         return parts
@@ -147,9 +147,9 @@ def some_of(known: Sequence[str], least: int) -> Parse:
     return parse
 
 
-def edit(text: str) -> tuple[str, ...]:
+def edit_texts(text: str) -> tuple[str, ...]:
     """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
-    head, *rest = texts(text) or ("",)
+    head, *rest = text_list(text) or ("",)
     if not EDIT_HEAD.fullmatch(head) or not rest:
         raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
     if len(rest) > MAX_EDITS:
@@ -160,15 +160,15 @@ def edit(text: str) -> tuple[str, ...]:
     return (head, *rest)
 
 
-def setup(text: str) -> tuple[str, ...]:
+def setup_texts(text: str) -> tuple[str, ...]:
     """The setup that a team runs now: see `explorer.address.setups`."""
     try:
-        return setups.read(texts(text)).write()
+        return setups.parse_setup(text_list(text)).write()
     except InputError as error:
         raise Unreadable(f"is not a layout: {error}") from None
 
 
-def model(text: str) -> str:
+def model_name(text: str) -> str:
     """A model of the zoo, or the name of somebody's own."""
     if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
         return text
@@ -177,8 +177,8 @@ def model(text: str) -> str:
 
 def cluster_name(text: str) -> str:
     """A cluster of the list, or the name of somebody's own."""
-    if own_cluster.is_own(text):
-        if not own_cluster.path(text).is_file():
+    if uploaded_cluster.is_uploaded(text):
+        if not uploaded_cluster.cluster_path(text).is_file():
             raise Unreadable("names a cluster of somebody’s own, which is not on this machine; upload its file again")
         return text
     return str(one_of(cluster_names(), "cluster")(text))

@@ -16,10 +16,10 @@ from typing import Any
 from explorer.address import settings
 from explorer.address.settings import REQUEST_KEYS, SETTINGS, Unreadable
 
-MARK = "@"
-EDITED = "edited"
+SEPARATOR = "@"
+EDITED_ID = "edited"
 """The name in the address of the plan that was changed by hand."""
-SHOWN = {
+PHRASES = {
     "cluster": "{}",
     "nodes": "{} nodes",
     "gpus": "{} GPUs a node",
@@ -37,7 +37,7 @@ SHOWN = {
     "zero": "ZeRO {}",
     "chunks": "products in {} chunks",
 }
-NAMES: dict[str, Mapping[str, str]] = {
+VALUE_NAMES: dict[str, Mapping[str, str]] = {
     "dtype": settings.DTYPES,
     "precision": settings.PRECISION_NAMES,
     "optimizer": settings.OPTIMIZER_NAMES,
@@ -46,18 +46,18 @@ NAMES: dict[str, Mapping[str, str]] = {
 }
 
 
-def pin(plan_id: str, values: Mapping[str, Any]) -> str:
+def format_pin(plan_id: str, values: Mapping[str, Any]) -> str:
     """The text of a plan at these settings."""
-    written = settings.write(values)
+    written = settings.to_query(values)
     parts = [f"{k}:{written[k]}" for k in REQUEST_KEYS if k != "model" and k in written]
-    if plan_id == EDITED and values["edit"]:  # a pin stands in a list, so it holds no comma
+    if plan_id == EDITED_ID and values["edit"]:  # a pin stands in a list, so it holds no comma
         parts.append(f"edit:{'~'.join(values['edit'])}")
-    return f"{plan_id}{MARK}" + ";".join(parts)
+    return f"{plan_id}{SEPARATOR}" + ";".join(parts)
 
 
-def unpin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def parse_pin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """(plan id, settings) of a pin, for the model of `values`; raises Unreadable."""
-    plan_id, _, rest = text.partition(MARK)
+    plan_id, _, rest = text.partition(SEPARATOR)
     found = {key: s.default for key, s in SETTINGS.items()} | {"model": values["model"]}
     for part in filter(None, rest.split(";")):
         key, _, value = part.partition(":")
@@ -69,17 +69,17 @@ def unpin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return plan_id, found
 
 
-def changed(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+def describe_changes(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """The settings that differ from `current`, in words; empty if none does."""
-    told = [_words(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
+    told = [_describe_value(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
     if values["edit"] and values["edit"] != current["edit"]:
         told.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))
     return ", ".join(told)
 
 
-def _words(key: str, value: Any) -> str:
+def _describe_value(key: str, value: Any) -> str:
     if value is None:
         return f"usual {key}"
-    if key in NAMES:
-        return NAMES[key].get(value, str(value))
-    return SHOWN.get(key, "{}").format(SETTINGS[key].format(value))
+    if key in VALUE_NAMES:
+        return VALUE_NAMES[key].get(value, str(value))
+    return PHRASES.get(key, "{}").format(SETTINGS[key].format(value))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from explorer.address import own_cluster, parse
+from explorer.address import parse, uploaded_cluster
 from explorer.address.amounts import Unreadable as Unreadable
-from explorer.address.amounts import tokens_of as tokens_of
-from explorer.address.amounts import tokens_text as tokens_text
+from explorer.address.amounts import format_tokens as format_tokens
+from explorer.address.amounts import parse_tokens as parse_tokens
 from explorer.address.parse import AUTO as AUTO
 from explorer.address.parse import STAGE_NAMES as STAGE_NAMES
 from explorer.address.parse import Setting, Value
@@ -63,13 +63,13 @@ TOOLS = {
 OVERLAYS = ("split", "memory", "flops", "forward", "backward")
 TABS = {"plans": "Plans and methods", "block": "Candidates of a block", "weight": "Change a weight"}
 PHASES = ("all", "forward", "backward", "optimizer")
-FITS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
+FITTED_RUNS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
-MOST_SAMPLES = 10**6
-TIMES = ("communication", "exposed", "step")
+MAX_SAMPLES = 10**6
+SCATTER_TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
-ALONE = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
+SWEEP_QUANTITIES = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
 """The quantities that a sweep may vary, alone or two of them."""
 MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
 """The measures that a sweep of two quantities can draw."""
@@ -77,63 +77,63 @@ CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 
 SETTINGS: dict[str, Setting] = {
-    "model": Setting("llama-3-8b", parse.model),
+    "model": Setting("llama-3-8b", parse.model_name),
     "cluster": Setting("2x8-h100", parse.cluster_name),
-    "nodes": Setting(None, parse.number(1, 10_000)),
-    "gpus": Setting(None, parse.number(1, 1_000)),
-    "intra": Setting(None, parse.decimal),
-    "inter": Setting(None, parse.decimal),
+    "nodes": Setting(None, parse.whole_number(1, 10_000)),
+    "gpus": Setting(None, parse.whole_number(1, 1_000)),
+    "intra": Setting(None, parse.positive_number),
+    "inter": Setting(None, parse.positive_number),
     "gpu": Setting(None, parse.one_of(gpu_names(), "GPU")),
-    "batch": Setting(None, parse.number(1, MOST_SAMPLES)),
-    "seq": Setting(None, parse.number(1, 10**6)),
-    "layers": Setting(None, parse.number(1, 1000)),
+    "batch": Setting(None, parse.whole_number(1, MAX_SAMPLES)),
+    "seq": Setting(None, parse.whole_number(1, 10**6)),
+    "layers": Setting(None, parse.whole_number(1, 1000)),
     "dtype": Setting("bfloat16", parse.one_of(DTYPES, "number format")),
     "precision": Setting(DEFAULT_PRECISION, parse.one_of(PRECISIONS, "precision")),
     "optimizer": Setting("adamw", parse.one_of(OPTIMIZERS, "optimizer")),
-    "accumulate": Setting(None, parse.number(1, 10**6)),
+    "accumulate": Setting(None, parse.whole_number(1, 10**6)),
     "chunks": Setting(1, lambda text: int(parse.one_of([*map(str, CHUNKS)], "number of chunks")(text))),
     "moments": Setting("gpu", parse.one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
     "recompute": Setting("auto", parse.one_of(RECOMPUTE, "way of recomputation")),
-    "zero": Setting(3, parse.zero),
-    "memory": Setting(None, parse.decimal),
-    "mesh": Setting(None, parse.mesh),
+    "zero": Setting(3, parse.zero_stage),
+    "memory": Setting(None, parse.positive_number),
+    "mesh": Setting(None, parse.mesh_sizes),
     "method": Setting("exact", parse.one_of(METHODS, "method")),
     "objective": Setting("time", parse.one_of(OBJECTIVES, "objective")),
     "tool": Setting("", parse.one_of(TOOLS, "tool")),
-    "tokens": Setting(None, tokens_of, tokens_text),
-    "price": Setting(None, parse.decimal),
-    "setup": Setting((), parse.setup),
-    "plan": Setting("", parse.short),
+    "tokens": Setting(None, parse_tokens, format_tokens),
+    "price": Setting(None, parse.positive_number),
+    "setup": Setting((), parse.setup_texts),
+    "plan": Setting("", parse.limited_text),
     "tab": Setting("plans", parse.one_of(TABS, "part of the page")),
-    "compare": Setting((), parse.texts),
-    "node": Setting("", parse.short),
-    "open": Setting(None, parse.texts),
-    "show": Setting("split", parse.overlay(OVERLAYS)),
-    "block": Setting("", parse.short),
+    "compare": Setting((), parse.text_list),
+    "node": Setting("", parse.limited_text),
+    "open": Setting(None, parse.text_list),
+    "show": Setting("split", parse.overlay_name(OVERLAYS)),
+    "block": Setting("", parse.limited_text),
     "phase": Setting("all", parse.one_of(PHASES, "phase")),
-    "axis": Setting("step", parse.one_of(TIMES, "axis")),
-    "candidate": Setting(None, parse.number(0, 10**6)),
-    "lasso": Setting((), parse.corners),
-    "among": Setting((), parse.texts),
+    "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
+    "candidate": Setting(None, parse.whole_number(0, 10**6)),
+    "lasso": Setting((), parse.lasso_corners),
+    "among": Setting((), parse.text_list),
     "fits": Setting("all", parse.one_of(("all", "only"), "filter by memory")),
-    "meshes": Setting((), parse.texts),
-    "methods": Setting((), parse.texts),
-    "differs": Setting((), parse.texts),
-    "whatif": Setting((), parse.texts),
-    "edit": Setting((), parse.edit),
-    "sweep": Setting((), parse.some_of(ALONE, 1)),
+    "meshes": Setting((), parse.text_list),
+    "methods": Setting((), parse.text_list),
+    "differs": Setting((), parse.text_list),
+    "whatif": Setting((), parse.text_list),
+    "edit": Setting((), parse.edit_texts),
+    "sweep": Setting((), parse.one_or_two_of(SWEEP_QUANTITIES, 1)),
     "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
     # Compare
-    "lit": Setting((), parse.texts),
-    "held": Setting((), parse.texts),
+    "lit": Setting((), parse.text_list),
+    "held": Setting((), parse.text_list),
     "rows": Setting("differing", parse.one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", parse.one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
     # Measured
-    "left_out": Setting("groups", parse.one_of(FITS, "choice of fitted runs")),
-    "from_source": Setting((), parse.texts),
-    "on_gpu": Setting((), parse.texts),
-    "of_kind": Setting((), parse.texts),
-    "on_nodes": Setting((), parse.texts),
+    "left_out": Setting("groups", parse.one_of(FITTED_RUNS, "choice of fitted runs")),
+    "from_source": Setting((), parse.text_list),
+    "on_gpu": Setting((), parse.text_list),
+    "of_kind": Setting((), parse.text_list),
+    "on_nodes": Setting((), parse.text_list),
 }
 REQUEST_KEYS = (
     "model",
@@ -158,7 +158,7 @@ REQUEST_KEYS = (
 )
 
 
-def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
+def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
     """Every setting (its default where absent), and a sentence for each text that cannot be read."""
     values = {key: s.default for key, s in SETTINGS.items()}
     problems = []
@@ -170,15 +170,15 @@ def read(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
         except Unreadable as why:
             default = SETTINGS[key].default
             used = f"using {SETTINGS[key].format(default)}" if default not in (None, "", ()) else "using the default"
-            problems.append(f"“{_shown(text)}” for {key} in the address {why}; {used} instead.")
+            problems.append(f"“{_shorten(text)}” for {key} in the address {why}; {used} instead.")
     return values, problems
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def write(values: Mapping[str, Value]) -> dict[str, str]:
+def to_query(values: Mapping[str, Value]) -> dict[str, str]:
     """The address of these values: those that are not at their default."""
     return {
         key: setting.format(values[key])
@@ -187,40 +187,40 @@ def write(values: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
-def cluster(values: Mapping[str, Value]) -> str:
+def cluster_spec(values: Mapping[str, Value]) -> str:
     """The cluster's name with its changes, as the command line and `load_cluster` read it."""
     changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
     name = str(values["cluster"])
-    base = str(own_cluster.path(name)) if own_cluster.is_own(name) else name
+    base = str(uploaded_cluster.cluster_path(name)) if uploaded_cluster.is_uploaded(name) else name
     return f"{base}:{changes}" if changes else base
 
 
 def _batch(values: Mapping[str, Value]) -> int | None:
     """The batch to plan: None stays the model's own where that is what a step has."""
-    return values["batch"] or (work(values)[0] if _times(values) > 1 else None)
+    return values["batch"] or (batch_and_tokens(values)[0] if _batch_scale(values) > 1 else None)
 
 
-EXPORTED = "own-pt2"
+EXPORTED_PREFIX = "own-pt2"
 """How the name of an exported program begins, whose example inputs fix batch, tokens and number format."""
-GPUS_OF_A_BATCH = 16
+GPUS_PER_ZOO_BATCH = 16
 """The zoo's batches are for so many GPUs; on more of them they grow as they do."""
 
 
-def work(values: Mapping[str, Value]) -> tuple[int, int]:
+def batch_and_tokens(values: Mapping[str, Value]) -> tuple[int, int]:
     """(samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
     model = ZOO.get(values["model"])
     batch, seq = (model.batch, model.seq) if model else (DEFAULT_BATCH, DEFAULT_SEQ)
-    return values["batch"] or batch * _times(values), values["seq"] or seq
+    return values["batch"] or batch * _batch_scale(values), values["seq"] or seq
 
 
-def _times(values: Mapping[str, Value]) -> int:
+def _batch_scale(values: Mapping[str, Value]) -> int:
     try:
-        return max(1, load_cluster(cluster(values)).num_gpus // GPUS_OF_A_BATCH)
+        return max(1, load_cluster(cluster_spec(values)).num_gpus // GPUS_PER_ZOO_BATCH)
     except InputError:
         return 1
 
 
-def most_tokens(model: str) -> int | None:
+def max_tokens(model: str) -> int | None:
     """Tokens that a sample may have at most, where the model learns a vector for each position; None elsewhere."""
     known = ZOO.get(model)
     if known is None:
@@ -233,24 +233,24 @@ def most_tokens(model: str) -> int | None:
     return None if learned is None else int(learned)
 
 
-def mesh_gpus(mesh: str) -> int:
+def count_mesh_gpus(mesh: str) -> int:
     """GPUs of a mesh: 16 of `2x8`."""
     return math.prod(map(int, mesh.split("x")))
 
 
-def model_words(name: str) -> str:
+def model_title(name: str) -> str:
     """The model as people call it; one of somebody's own by its name in the address."""
     return MODELS.get(name, name)
 
 
-def request(values: Mapping[str, Value]) -> Request:
+def build_request(values: Mapping[str, Value]) -> Request:
     """The request to the planner. Micro-batches and recomputation are left to a search for the least step time alone: a search for
     the least communication, as the papers' methods are, would cut the step into as many parts as there are."""
-    fixed = str(values["model"]).startswith(EXPORTED)
+    fixed = str(values["model"]).startswith(EXPORTED_PREFIX)
     for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(
         model=values["model"],
-        cluster=cluster(values),
+        cluster=cluster_spec(values),
         mesh=values["mesh"],
         batch=None if fixed else _batch(values),
         seq=None if fixed else values["seq"],

@@ -19,26 +19,26 @@ from planner_core.core import RECOMPUTE, SCHEDULES, InputError, short
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
 
-NAME = "our-current-setup"
+PLAN_ID = "our-current-setup"
 """The plan's name in the address."""
-PLAIN = "none"
-MOST_PARTS = 10**6
-WORK = ("seq", "dtype", "optimizer", "precision")
+NO_RECOMPUTATION = "none"
+MAX_MICRO_BATCHES = 10**6
+WORKLOAD_SETTINGS = ("seq", "dtype", "optimizer", "precision")
 """The settings of a step that a file may have, as the sentence of the page has them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class StatedSetup:
     """A layout, the micro-batches of a step (None: as many as the recommended plan has), and what is recomputed."""
 
     layout: Layout
     accumulate: int | None = None
-    recompute: str = PLAIN
+    recompute: str = NO_RECOMPUTATION
 
     def write(self) -> tuple[str, ...]:
         """As the address keeps it."""
         more = [f"accumulate={self.accumulate}"] if self.accumulate else []
-        more += [f"recompute={self.recompute}"] if self.recompute != PLAIN else []
+        more += [f"recompute={self.recompute}"] if self.recompute != NO_RECOMPUTATION else []
         return (*str(self.layout).split(","), *more)
 
     def line(self, batch: int) -> str:
@@ -54,39 +54,39 @@ class Stated:
         if self.accumulate:
             each = batch / (x.dp * x.fsdp * self.accumulate)
             parts += [f"mbs {each:g}" if each == int(each) else f"{self.accumulate} micro-batches"]
-        return ", ".join([*parts, *([self.recompute] if self.recompute != PLAIN else [])])
+        return ", ".join([*parts, *([self.recompute] if self.recompute != NO_RECOMPUTATION else [])])
 
 
-def read(words: Sequence[str]) -> Stated:
+def parse_setup(words: Sequence[str]) -> StatedSetup:
     """The inverse of `Stated.write`. Raises InputError."""
     own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
     layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
-    times, again = own.get("accumulate"), own.get("recompute", PLAIN)
-    if times is not None and not (times.isdecimal() and 1 <= int(times) <= MOST_PARTS):
+    times, again = own.get("accumulate"), own.get("recompute", NO_RECOMPUTATION)
+    if times is not None and not (times.isdecimal() and 1 <= int(times) <= MAX_MICRO_BATCHES):
         raise InputError(f"accumulate is {short(times)}, but must be a whole number from 1; give e.g. accumulate=4")
     if again not in RECOMPUTE or again == "auto":
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
         raise InputError(f"recompute is {short(again)}, but must be one of {kinds}")
-    return Stated(layout, None if times is None else int(times), again)
+    return StatedSetup(layout, None if times is None else int(times), again)
 
 
-DEGREE = re.compile(
+DEGREE_PATTERN = re.compile(
     r"(hsdp|fsdp2?|zero-?3|zero-?[12]|ddp|dp|tp|pp|vp|cp|ep|mbs|accumulate)[ =-]*(\d+)(?:x(\d+))?|(\d+) *micro-?batch(?:es)?"
 )
 """One part of a line, in small letters: a kind and its ranks."""
-RANKS = {"ddp": "dp", "fsdp2": "fsdp", "zero3": "fsdp"}
-ORDER = re.compile(rf"({'|'.join(SCHEDULES)}|zero[ -]bubble)(?: +(\d+))?")
+DEGREE_NAMES = {"ddp": "dp", "fsdp2": "fsdp", "zero3": "fsdp"}
+SCHEDULE_PATTERN = re.compile(rf"({'|'.join(SCHEDULES)}|zero[ -]bubble)(?: +(\d+))?")
 """How stages run their micro-batches, and the stages of a rank: `interleaved 2`."""
-PARTS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
-NONE = ("no recomputation", "none", "no recompute")
+SEPARATORS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
+NO_RECOMPUTATION_WORDS = ("no recomputation", "none", "no recompute")
 
 
-def of_line(text: str, batch: int) -> Stated:
+def parse_line(text: str, batch: int) -> StatedSetup:
     """What a line such as `FSDP 8 x TP 8, mbs 1, selective` states, for a step of `batch` samples. Raises InputError for the first part
     that is not understood."""
     found: dict[str, Any] = {}
-    for part in filter(None, (p.strip() for p in PARTS.split(text.lower()))):
-        found |= _part(part)
+    for part in filter(None, (p.strip() for p in SEPARATORS.split(text.lower()))):
+        found |= _parse_part(part)
     again, times, each = (found.pop(k, None) for k in ("recompute", "accumulate", "mbs"))
     layout = Layout(**found)
     if each is not None:
@@ -96,19 +96,19 @@ def of_line(text: str, batch: int) -> Stated:
             raise InputError(
                 f"mbs {each} on {ranks} ranks does not divide a batch of {batch}; give a divisor of {batch // ranks}"
             )
-    return read(Stated(layout, times, again or PLAIN).write())
+    return parse_setup(StatedSetup(layout, times, again or NO_RECOMPUTATION).write())
 
 
-def _part(part: str) -> dict[str, Any]:
-    """What one part of a line states, by the names of `Layout` and of `Stated`; `mbs` is a size."""
-    if part in (*RECOMPUTE, *NONE) and part != "auto":
-        return {"recompute": PLAIN if part in NONE else part}
+def _parse_part(part: str) -> dict[str, Any]:
+    """What one part of a line states, by the names of `Layout` and of `StatedSetup`; `mbs` is a size."""
+    if part in (*RECOMPUTE, *NO_RECOMPUTATION_WORDS) and part != "auto":
+        return {"recompute": NO_RECOMPUTATION if part in NO_RECOMPUTATION_WORDS else part}
     if part == "sp" or part in CP_TYPES:
         return {"sp": True} if part == "sp" else {"cp_type": part}
-    if order := ORDER.fullmatch(part):
+    if order := SCHEDULE_PATTERN.fullmatch(part):
         name = order[1] if order[1] in SCHEDULES else "zb"
         return {"schedule": name, **({"vp": int(order[2])} if order[2] else {"vp": 2} if name == "zbv" else {})}
-    match = DEGREE.fullmatch(part)
+    match = DEGREE_PATTERN.fullmatch(part)
     if match is None:
         raise InputError(f"{short(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")
     if match[4]:
@@ -118,10 +118,10 @@ def _part(part: str) -> dict[str, Any]:
         return {"dp": ranks, "fsdp": int(match[3] or 1)}
     if kind in ("zero1", "zero2"):
         return {"dp": ranks, "zero": int(kind[-1])}
-    return {RANKS.get(kind, kind): ranks}
+    return {DEGREE_NAMES.get(kind, kind): ranks}
 
 
-def of_file(name: str, content: bytes, num_gpus: int) -> tuple[Stated, Mapping[str, Any], tuple[str, ...]]:
+def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, Mapping[str, Any], tuple[str, ...]]:
     """A tool's own file, by its name: what it states, the settings of the sentence that it states too, and notes. Raises InputError."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / Path(name).name
@@ -129,13 +129,13 @@ def of_file(name: str, content: bytes, num_gpus: int) -> tuple[Stated, Mapping[s
         found = read_setup(file, num_gpus)
     options = dict(found.options)
     statement = Statement(found.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
-    stated = Stated(found.layout, statement.accumulate, options.pop("recompute", PLAIN))
+    stated = StatedSetup(found.layout, statement.accumulate, options.pop("recompute", NO_RECOMPUTATION))
     work: dict[str, Any] = {"batch": statement.batch}
-    work |= {key: options.pop(key) for key in WORK if key in options}
-    return stated, work, _notes(found, options)
+    work |= {key: options.pop(key) for key in WORKLOAD_SETTINGS if key in options}
+    return stated, work, _describe_unpriced(found, options)
 
 
-def _notes(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
+def _describe_unpriced(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
     """The options of the file that the page leaves out."""
     off = [f"{key} {value}" for key, value in rest.items() if value]
     more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()

@@ -38,7 +38,7 @@ class OpTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ExposedWait:
     """Communication of all copies that the step waits for, at an op or for a weight."""
 
     where: str
@@ -47,7 +47,7 @@ class Wait:
     seconds: float
 
 
-def work(plan: Plan, graph: Graph) -> list[OpTime]:
+def op_times(plan: Plan, graph: Graph) -> list[OpTime]:
     """Every op; the totals add up to the plan's compute time."""
     model = cost_model_of(plan)
     found = []
@@ -63,7 +63,7 @@ def work(plan: Plan, graph: Graph) -> list[OpTime]:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class CollectiveTime:
     """One collective of the plan with its price: `each_s` is that of its cheapest algorithm (see `Algorithm`)."""
 
     message: Message
@@ -74,7 +74,7 @@ class Sent:
     each_s: float
 
 
-def collectives(plan: Plan, graph: Graph) -> list[Sent]:
+def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
     """Every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
     model = cost_model_of(plan)
     found = []
@@ -85,14 +85,14 @@ def collectives(plan: Plan, graph: Graph) -> list[Sent]:
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
         wire = wire_bytes(m.kind, m.num_bytes, link.size)
         each = m.share * best.seconds(m.num_bytes / m.share)
-        found.append(Sent(m, wire, best.name, best.fixed_s, best.s_per_byte, each))
+        found.append(CollectiveTime(m, wire, best.name, best.fixed_s, best.s_per_byte, each))
     return found
 
 
-def waits(plan: Plan, graph: Graph) -> list[Wait]:
+def exposed_waits(plan: Plan, graph: Graph) -> list[ExposedWait]:
     """The communication that is not hidden, longest first; the seconds add up to the plan's exposed communication."""
     found = [
-        Wait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
+        ExposedWait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
         for e in exposed_parts(plan.blocks, graph, cost_model_of(plan))
     ]
     return sorted(found, key=lambda w: -w.seconds)

@@ -12,12 +12,12 @@ from planner_core.cost import block_of, cost_model_of, exposed_parts
 from planner_core.ops import coarsen_block
 
 NO_WEIGHT = "ops without a weight"
-Key = tuple[str, str, str]
+WeightKey = tuple[str, str, str]
 """(block, weight, prefix of the copy)."""
 
 
 @dataclass(frozen=True, slots=True)
-class AlikeWeights:
+class WeightRow:
     """A weight and its copies that are alike in every plan: placements, and seconds per step that all copies' op waits
     for data, by plan. `same`: it is placed alike in all plans."""
 
@@ -28,11 +28,11 @@ class AlikeWeights:
     same: bool
 
 
-def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWeights]:
+def compare_weights(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[WeightRow]:
     """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
     at ops that use none. The waits of a plan add up to its exposed communication."""
-    places = {name: words.by_weight(plan) for name, plan in plans.items()}
-    waits = {name: {} if plan.pipeline else waited(plan, graphs[name]) for name, plan in plans.items()}
+    places = {name: words.placements_by_weight(plan) for name, plan in plans.items()}
+    waits = {name: {} if plan.pipeline else waits_by_weight(plan, graphs[name]) for name, plan in plans.items()}
     keys = dict.fromkeys(key for table in places.values() for key in table)
     alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for block, weight, prefix in keys:
@@ -42,25 +42,25 @@ def rows(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[AlikeWe
     for (block, weight, cells), prefixes in alike.items():
         sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
         name = join_name(glob_name(tuple(prefixes)), weight)
-        same = len({_unnamed(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
-        found.append(AlikeWeights(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
+        same = len({_without_axis_name(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
+        found.append(WeightRow(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
     rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
     # of a plan with stages no wait is known weight by weight: where a rank waits follows from the simulated step
     rest |= {name: plan.cost.exposed_comm_time_s for name, plan in plans.items() if plan.pipeline}
-    return [*found, AlikeWeights(NO_WEIGHT, 1, {}, rest, True)]
+    return [*found, WeightRow(NO_WEIGHT, 1, {}, rest, True)]
 
 
-def _unnamed(cell: str, plan: Plan) -> str:
+def _without_axis_name(cell: str, plan: Plan) -> str:
     """A placement without the name of an axis that is all GPUs: two such axes are the same, whatever they are called."""
     (name, *others) = plan.mesh.axis_names
     return cell if others else cell.replace(f"{name} ", "all GPUs ")
 
 
-def waited(plan: Plan, graph: Graph) -> dict[Key, float]:
+def waits_by_weight(plan: Plan, graph: Graph) -> dict[WeightKey, float]:
     """Seconds per step that each weight's op waits for data; weight "" where no weight is used."""
     model = cost_model_of(plan)
-    main = {label: _weights(block_of(graph, label)) for label in plan.blocks}
-    found: dict[Key, float] = {}
+    main = {label: _largest_weight_by_op(block_of(graph, label)) for label in plan.blocks}
+    found: dict[WeightKey, float] = {}
 
     def add(label: str, weight: str, seconds: float) -> None:
         prefixes = plan.blocks[label].prefixes
@@ -73,7 +73,7 @@ def waited(plan: Plan, graph: Graph) -> dict[Key, float]:
     return found
 
 
-def _weights(block: Block) -> dict[str, str]:
+def _largest_weight_by_op(block: Block) -> dict[str, str]:
     """The largest weight of each op's group."""
     found = {}
     for group in coarsen_block(block).groups:

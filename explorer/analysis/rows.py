@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from explorer.analysis.filters import LETTERS
+from explorer.analysis.filters import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import Plan
@@ -17,18 +17,18 @@ from planner_core.planning.pricing import model_flops, speed_of
 from planner_core.search.candidates import Candidates
 
 
-def plans(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
+def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
     """Whole-model plans with everything that is told of them; `homes`: what each plan is one of."""
-    return [_plan(name, p) | _speed(p, homes[name]) for name, p in shown.items()]
+    return [_plan_columns(name, p) | _speed_columns(p, homes[name]) for name, p in shown.items()]
 
 
-def _plan(name: str, plan: Plan) -> dict[str, object]:
+def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
     c = plan.cost
     return {
         "plan": name,
         "method": plan.method,
         "mesh": "x".join(map(str, plan.mesh.axis_sizes)),
-        "recipe": recipe.recipe(plan),
+        "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
         "proven": plan.optimal,
         "step_time_s": c.step_time_s,
@@ -41,7 +41,7 @@ def _plan(name: str, plan: Plan) -> dict[str, object]:
     }
 
 
-def _speed(plan: Plan, result: Result) -> dict[str, object]:
+def _speed_columns(plan: Plan, result: Result) -> dict[str, object]:
     s = speed_of(plan, model_flops(result.graph), result.cluster)
     return {
         "step_time_low_s": s.low_s,
@@ -51,7 +51,7 @@ def _speed(plan: Plan, result: Result) -> dict[str, object]:
     }
 
 
-def candidates(found: Candidates) -> list[Row]:
+def candidate_rows(found: Candidates) -> list[Row]:
     """Every candidate of a block that can run: its price as a plan of the whole model, and the placement of every weight."""
     return [
         {
@@ -59,14 +59,14 @@ def candidates(found: Candidates) -> list[Row]:
             "communication_s": float(found.model_comm_s[i]),
             "memory_bytes": int(found.model_memory_bytes[i]),
             "on_front": bool(found.on_front[i]),
-            **{w: LETTERS[int(c)] for w, c in zip(found.weights, found.choice[i], strict=True)},
+            **{w: PLACEMENTS[int(c)] for w, c in zip(found.weights, found.choice[i], strict=True)},
         }
         for i in range(found.space)
         if found.comm_s[i] < float("inf") and found.memory_bytes[i] < float("inf")
     ]
 
 
-def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -> list[Row]:
+def work_rows(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -> list[Row]:
     """The work of every plan's step: of a GPU, or of a plan with stages that of each rank of its pipeline."""
     found: list[Row] = []
     for name, plan in plans.items():
@@ -88,10 +88,14 @@ def works(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -
     return found
 
 
-def rungs(found: Sequence[AblationStep]) -> list[Row]:
+def restriction_rows(found: Sequence[AblationStep]) -> list[Row]:
     """The cost of each restriction of a method."""
     return [
-        {"rung": step.name, "says": step.says, **({} if step.plan is None else _plan(step.plan.name, step.plan))}
+        {
+            "rung": step.name,
+            "says": step.says,
+            **({} if step.plan is None else _plan_columns(step.plan.name, step.plan)),
+        }
         for step in found
     ]
 
@@ -100,7 +104,7 @@ def rungs(found: Sequence[AblationStep]) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedMethod:
     """A method's best plan; None if it has none, and then `why`. `minimises`: "time", "communication" or "volume". `search_s`: seconds
     of its search, without reading the model and building the network; None for usual layouts, which are searched together. `size`: log10
     of the number of plans of its space, at most."""
@@ -124,28 +128,28 @@ class Compared:
         return "optimal" if self.plan.optimal else next((n for n in self.plan.notes if "best found" in n), "best found")
 
 
-def compared(found: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[Compared]:
+def compare_methods(found: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
     """The rows of the results by method's name (in words why there is none), and of the exact search's usual layouts. `sizes`: log10 of
     the size of each space, by name."""
-    made = [_row(METHODS[name], result) for name, result in found.items()]
+    made = [_compare_method(METHODS[name], result) for name, result in found.items()]
     exact = found.get("exact")
     usual = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
-    made += [Compared(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
+    made += [ComparedMethod(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
     return [replace(c, size=sizes.get(c.method.name)) for c in made]
 
 
-def _row(method: Method, found: Result | str) -> Compared:
+def _compare_method(method: Method, found: Result | str) -> ComparedMethod:
     if isinstance(found, str):
-        return Compared(method, _goal(method, "time"), None, None, found)
+        return ComparedMethod(method, _objective_name(method, "time"), None, None, found)
     plan = found.fastest
-    return Compared(method, _goal(method, plan.objective), plan, found.timings_s.get("search"))
+    return ComparedMethod(method, _objective_name(method, plan.objective), plan, found.timings_s.get("search"))
 
 
-def _goal(method: Method, objective: str) -> str:
+def _objective_name(method: Method, objective: str) -> str:
     return "volume" if method.by_volume else method.objective or objective
 
 
-def methods(found: Sequence[Compared]) -> list[Row]:
+def method_rows(found: Sequence[ComparedMethod]) -> list[Row]:
     """The table for other programs. The first row is what the others are held against."""
     exact = found[0].plan
     return [
@@ -157,11 +161,11 @@ def methods(found: Sequence[Compared]) -> list[Row]:
             "step_above_exact": c.above(exact),
             "proof": c.proof,
             "search_s": c.search_s,
-            **_of_method(c),
+            **_method_columns(c),
         }
         for c in found
     ]
 
 
-def _of_method(c: Compared) -> Row:
-    return _plan(c.plan.name, c.plan) if c.plan else {"method": c.method.name, "why": c.why}
+def _method_columns(c: ComparedMethod) -> Row:
+    return _plan_columns(c.plan.name, c.plan) if c.plan else {"method": c.method.name, "why": c.why}

@@ -13,16 +13,16 @@ from planner_core.core import Plan
 from planner_core.planning import stage_trace
 from planner_core.planning.analysis import STREAMS, TraceWork
 
-NAMES = {"parts": "model", "compute": "compute", "collectives": "collectives", "weights": "weights"}
+LANE_NAMES = {"parts": "model", "compute": "compute", "collectives": "collectives", "weights": "weights"}
 """What the lanes are called."""
-MOST_ROWS = 16
+MAX_RANKS = 16
 """Ranks of a pipeline that are drawn: of more, some that lie as far apart, the first and the last among them."""
 ONCE = "once"
 Look = Mapping[str, Any]
 """How one kind of work is drawn: see `explorer.figures.palette.WORK`."""
 
 
-class _Texts:
+class _StringTable:
     """The numbers of texts and of kinds, as the browser gets them."""
 
     def __init__(self, looks: Sequence[Look]) -> None:
@@ -38,20 +38,24 @@ class _Texts:
         return self.words.setdefault(text, len(self.words))
 
 
-def streams(
+def build_streams(
     steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look], lit: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Data for `streams.js`: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
     stands out; everything is drawn alike without it. A plan with stages needs no `steps`."""
-    texts = _Texts(looks)
+    texts = _StringTable(looks)
     shown, told = [], []
     for name, plan in plans.items():
         step = steps.get(name, ())
-        lanes, works = _ranks(plan, texts) if plan.pipeline else ([NAMES[s] for s in STREAMS], _works(step, texts, lit))
+        lanes, works = (
+            _rank_lanes(plan, texts)
+            if plan.pipeline
+            else ([LANE_NAMES[s] for s in STREAMS], _lane_items(step, texts, lit))
+        )
         cost = plan.cost
         head = {"name": name, "told": units.seconds(cost.step_time_s), "step_s": cost.step_time_s}
         shown.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
-        told.append(f"{name}: {recipe.bubble(plan) if plan.pipeline else _told(step)}")
+        told.append(f"{name}: {recipe.describe_bubble(plan) if plan.pipeline else _describe_compute(step)}")
     kinds = [
         {k: v for k, v in kind.items() if k != "kind"} | ({} if kind["kind"] in texts.used else {"words": ""})
         for kind in looks
@@ -59,11 +63,11 @@ def streams(
     return {"plans": shown, "kinds": kinds, "words": list(texts.words), "alt": f"One step in time. {'; '.join(told)}"}
 
 
-def _works(step: Sequence[TraceWork], texts: _Texts, lit: Sequence[str]) -> list[list[float]]:
-    return [[*_row(w, texts), int(not lit or is_lit(w, lit)), w.micro_batch] for w in step]
+def _lane_items(step: Sequence[TraceWork], texts: _StringTable, lit: Sequence[str]) -> list[list[float]]:
+    return [[*_lane_item(w, texts), int(not lit or is_highlighted(w, lit)), w.micro_batch] for w in step]
 
 
-def _row(w: TraceWork, texts: _Texts) -> list[float]:
+def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     batch = f", micro-batch {w.micro_batch}" if w.micro_batch else ""
     kind = "sends now" if w.stream == "collectives" else w.kind
@@ -72,13 +76,13 @@ def _row(w: TraceWork, texts: _Texts) -> list[float]:
     return [STREAMS.index(w.stream), texts.kind(kind), words[0], w.start_s, w.seconds, words[1], words[2], w.copy % 2]
 
 
-def is_lit(w: TraceWork, lit: Sequence[str]) -> bool:
+def is_highlighted(w: TraceWork, lit: Sequence[str]) -> bool:
     """Whether work is a collective of this phase, kind and mesh axis."""
     phase, kind, axis = lit
     return w.phase == phase and w.name.startswith(f"{kind} of ") and f"({axis})" in w.note
 
 
-def _told(step: Sequence[TraceWork]) -> str:
+def _describe_compute(step: Sequence[TraceWork]) -> str:
     """Seconds of the compute stream by kind."""
     sums: dict[str, float] = {}
     for w in step:
@@ -90,17 +94,17 @@ def _told(step: Sequence[TraceWork]) -> str:
 # --- pipeline stages ---------------------------------------------------------------------------------
 
 
-def ranks_shown(plan: Plan) -> list[int]:
+def drawn_ranks(plan: Plan) -> list[int]:
     """The ranks of a pipeline that have a lane."""
     n = plan.pipeline.ranks if plan.pipeline else 0
-    if n <= MOST_ROWS:
+    if n <= MAX_RANKS:
         return list(range(n))
-    return sorted({round(k * (n - 1) / (MOST_ROWS - 1)) for k in range(MOST_ROWS)})
+    return sorted({round(k * (n - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)})
 
 
-def _ranks(plan: Plan, texts: _Texts) -> tuple[list[str], list[list[float]]]:
+def _rank_lanes(plan: Plan, texts: _StringTable) -> tuple[list[str], list[list[float]]]:
     """The lanes of a plan with stages, and the simulated work of each, bubbles among it."""
-    cut, shown = plan.pipeline, ranks_shown(plan)
+    cut, shown = plan.pipeline, drawn_ranks(plan)
     assert cut is not None
     lanes = [f"rank {r}" if cut.virtual > 1 else f"stage {r}" for r in shown]
     works: list[list[float]] = []
@@ -118,11 +122,11 @@ def _ranks(plan: Plan, texts: _Texts) -> tuple[list[str], list[list[float]]]:
     return lanes, works
 
 
-def stages_told(plan: Plan) -> str:
+def describe_stages(plan: Plan) -> str:
     """How the model is cut, in a sentence."""
     cut = plan.pipeline
     assert cut is not None
     each = sorted(set(cut.copies))
     copies = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
-    some = f" {len(ranks_shown(plan))} of {cut.ranks} ranks are drawn." if len(ranks_shown(plan)) < cut.ranks else ""
-    return f"{len(cut.copies)} stages of {copies} copies, {', '.join(recipe.order(plan))}; {recipe.bubble(plan)}.{some}"
+    some = f" {len(drawn_ranks(plan))} of {cut.ranks} ranks are drawn." if len(drawn_ranks(plan)) < cut.ranks else ""
+    return f"{len(cut.copies)} stages of {copies} copies, {', '.join(recipe.schedule_name(plan))}; {recipe.describe_bubble(plan)}.{some}"

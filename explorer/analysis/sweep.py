@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.address import settings
-from explorer.analysis import answer
-from explorer.analysis.what_if import standing
+from explorer.analysis import step_parts
+from explorer.analysis.what_if import current_numbers
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import Cluster, Plan, cluster_names
@@ -26,20 +26,20 @@ QUANTITIES = {
     "cluster": "cluster",
     "model": "model",
 }
-HALVES = (1 / 4, 1 / 2, 1, 2, 4, 8)
-LINKS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
+SIZE_FACTORS = (1 / 4, 1 / 2, 1, 2, 4, 8)
+LINK_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 COUNTS = (1, 2, 4, 8, 16)
 MEMORY_GIB = (24, 40, 48, 64, 80, 96, 128, 180)
-OTHER_INTER = 400.0
+DEFAULT_INTER_GB_PER_S = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
-LEFT = "not worked out"
+NOT_COMPUTED = "not worked out"
 """Why there is no plan at a point that a stop left out."""
 
 Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """One value of the quantity: its name, the settings that it changes, and the best plan there or in a sentence why there is none."""
 
     name: str
@@ -60,7 +60,7 @@ class Point:
         return int(work["batch"]) * int(work["seq"]) / self.plan.cost.step_time_s
 
 
-def offered(result: Result) -> list[str]:
+def available_quantities(result: Result) -> list[str]:
     """The quantities that can be swept here."""
     own = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
     levels = len(result.cluster.levels)
@@ -75,7 +75,7 @@ def offered(result: Result) -> list[str]:
     return [name for name in QUANTITIES if not left_out.get(name)]
 
 
-def values(name: str, result: Result) -> list[tuple[str, Changes]]:
+def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
     """(name, changed settings) of every value of a quantity, rising; what stands is among them."""
     if name == "cluster":
         kept = dict.fromkeys(("mesh", "memory", *settings.CLUSTER_KEYS))
@@ -83,91 +83,97 @@ def values(name: str, result: Result) -> list[tuple[str, Changes]]:
     if name == "model":
         own = dict.fromkeys(("mesh", "batch", "seq", "layers", "accumulate"))
         return [(settings.MODELS.get(m, m), {**own, "model": m}) for m in ZOO]
-    now = _standing(name, result)
+    now = _current_number(name, result)
     if name in ("batch", "seq"):
-        found = {max(1, round(now * f)) for f in HALVES}
+        found = {max(1, round(now * f)) for f in SIZE_FACTORS}
     elif name == "memory":
         found = {float(v) for v in MEMORY_GIB} | {now}
     elif name in ("intra", "inter"):
-        found = {float(f"{now * f:.4g}") for f in LINKS}
+        found = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:
         found = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
-    return [(_shown(v), _changes(name, v, result.cluster)) for v in sorted(found)]
+    return [(_format(v), _settings_of(name, v, result.cluster)) for v in sorted(found)]
 
 
-def panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[str, Changes]]]:
+def sweep_panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[str, Changes]]]:
     """What a sweep plans: of one quantity its values, under no name; of two the values of the first under each value of the second."""
     first, *rest = names
-    across = _planned(first, names, result)
+    across = _values_of(first, names, result)
     if not rest:
         return {"": across}
     return {
-        name: [(shown, _both((first, one), (rest[0], other))) for shown, one in across]
-        for name, other in _planned(rest[0], names, result)
+        name: [(shown, _merge_changes((first, one), (rest[0], other))) for shown, one in across]
+        for name, other in _values_of(rest[0], names, result)
     }
 
 
-def _planned(name: str, names: Sequence[str], result: Result) -> list[tuple[str, Changes]]:
+def _values_of(name: str, names: Sequence[str], result: Result) -> list[tuple[str, Changes]]:
     """The values of a quantity; the one that stands changes nothing, so its plan is known, unless a model or a cluster lets go of it."""
-    kept = here(name, result) if not {"model", "cluster"} & set(names) else None
-    return [(shown, {} if shown == kept else changes) for shown, changes in values(name, result)]
+    kept = current_value(name, result) if not {"model", "cluster"} & set(names) else None
+    return [(shown, {} if shown == kept else changes) for shown, changes in quantity_values(name, result)]
 
 
-def _both(one: tuple[str, Changes], other: tuple[str, Changes]) -> Changes:
+def _merge_changes(one: tuple[str, Changes], other: tuple[str, Changes]) -> Changes:
     """The settings of two changes. A model or a cluster comes first: it lets go of what belongs to another one."""
     (_, a), (_, b) = sorted((one, other), key=lambda change: change[0] not in ("model", "cluster"))
     return {**a, **b}
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
-def here(name: str, result: Result) -> str:
+def current_value(name: str, result: Result) -> str:
     """The name of the value that stands."""
     if name in ("cluster", "model"):
         asked = getattr(result.request, name)
         return str(settings.MODELS.get(asked, asked))
-    return _shown(_standing(name, result))
+    return _format(_current_number(name, result))
 
 
-def _standing(name: str, result: Result) -> Any:
+def _current_number(name: str, result: Result) -> Any:
     if name == "memory":
-        return float(f"{answer.limit_bytes(result) / 2**30:.4g}")
-    now = standing(result.cluster, result.workload.batch, result.workload.seq)[name]
+        return float(f"{step_parts.memory_limit_bytes(result) / 2**30:.4g}")
+    now = current_numbers(result.cluster, result.workload.batch, result.workload.seq)[name]
     return float(f"{now:.4g}") if name in ("intra", "inter") else now
 
 
-def _changes(name: str, value: float, cluster: Cluster) -> Changes:
+def _settings_of(name: str, value: float, cluster: Cluster) -> Changes:
     if name == "memory":
         return {"memory": value * 2**30 / 1e9}
     if name == "nodes" and value > 1 and len(cluster.levels) == 1:
-        return {"nodes": value, "inter": OTHER_INTER}
+        return {"nodes": value, "inter": DEFAULT_INTER_GB_PER_S}
     return {name: value}
 
 
-def limit_bytes(plan: Plan, request: Request) -> int:
+def memory_limit_bytes(plan: Plan, request: Request) -> int:
     """Bytes per GPU that the plan may take."""
     return int(usable_bytes(plan.cluster["gpu"]["memory_bytes"], request))
 
 
-def told(points: Sequence[Point]) -> str:
+def describe_layouts(points: Sequence[SweepPoint]) -> str:
     """A sentence on where the layout of the best plan changes along the sweep."""
     runs: list[tuple[str, str, str]] = []
     for p in points:
-        what = recipe.layout(p.plan) if p.plan is not None and p.fits else LEFT if p.why == LEFT else "nothing fits"
+        what = (
+            recipe.describe_layout(p.plan)
+            if p.plan is not None and p.fits
+            else NOT_COMPUTED
+            if p.why == NOT_COMPUTED
+            else "nothing fits"
+        )
         if runs and runs[-1][2] == what:
             runs[-1] = (runs[-1][0], p.name, what)
         else:
             runs.append((p.name, p.name, what))
-    if [what for *_, what in runs] == [LEFT]:
+    if [what for *_, what in runs] == [NOT_COMPUTED]:
         return "Not worked out."
     if len(runs) == 1:
         return f"One layout is best throughout: {runs[0][2]}."
     return "; ".join(f"{a if a == b else f'{a} to {b}'}: {what}" for a, b, what in runs) + "."
 
 
-def rows(names: Sequence[str], found: Mapping[str, Sequence[Point]]) -> list[Row]:
+def sweep_rows(names: Sequence[str], found: Mapping[str, Sequence[SweepPoint]]) -> list[Row]:
     """The sweep as plain numbers for other programs."""
     first, *rest = names
     return [
@@ -175,14 +181,14 @@ def rows(names: Sequence[str], found: Mapping[str, Sequence[Point]]) -> list[Row
             "quantity": QUANTITIES[first],
             "value": p.name,
             **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}),
-            **_row(p),
+            **_point_columns(p),
         }
         for panel, points in found.items()
         for p in points
     ]
 
 
-def _row(p: Point) -> dict[str, object]:
+def _point_columns(p: SweepPoint) -> dict[str, object]:
     row: dict[str, object] = {"fits": p.fits}
     if p.plan is not None:
         row |= {
@@ -190,7 +196,7 @@ def _row(p: Point) -> dict[str, object]:
             "tokens_per_s": p.tokens_per_s,
             "gpus": p.plan.mesh.num_devices,
             "peak_bytes": p.plan.cost.memory_bytes["peak"],
-            "recipe": recipe.recipe(p.plan),
+            "recipe": recipe.describe_plan(p.plan),
             "proven": p.plan.optimal,
         }
     return {**row, "why": p.why} if p.why else row

@@ -1,7 +1,7 @@
 """What if: the best plan for some changed settings, and how it differs from the current plan.
 
 Only the best plan is looked for, on every mesh; trade-offs, baselines and candidates wait until the settings are taken
-over. `first` is there sooner: it looks at one mesh and one number of micro-batches. No Streamlit here.
+over. `quick_plan` is there sooner: it looks at one mesh and one number of micro-batches. No Streamlit here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
-from explorer.jobs.malloc_trim import give_back
+from explorer.jobs.malloc_trim import trim_memory
 from explorer.text import units, words
 from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
 from planner_core.planning import (
@@ -31,36 +31,36 @@ from planner_core.planning import (
     usable_bytes,
 )
 
-KEYS = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
+CHANGEABLE = ("batch", "seq", "dtype", "precision", "optimizer", "zero", "recompute", "nodes", "gpus", "intra", "inter")
 """What the panel may change."""
 POWERS = tuple(2**k for k in range(13))
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 GPUS = (1, 2, 4, 8, 16)
 GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 600, 800, 900, 1200, 1600, 1800, 3200)
-CHANGED_SHOWN = 12
+MAX_MOVED_SHOWN = 12
 PATIENCE_S = 2.0
-_TURN = threading.Lock()
+_PLANNING = threading.Lock()
 EFFORT = Effort(30_000, 40_000)
 """Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
 0.32 % open, and 0.27 % at ten times as many. What is left open is said, and a plan in full looks further."""
 
 
-def best(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
+def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
     """The best plan alone; raises PlannerError as `plan_model` does."""
-    with _turn(say):
+    with _queue(say):
         try:
             return choose_micro_batches(request, graph, say, effort=EFFORT)[1]
         finally:
-            give_back()
+            trim_memory()
 
 
-def first(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
+def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
     """A good plan at once for the cluster of `before`: on its mesh, in as many micro-batches as memory should need, without a proof.
 
-    None on another cluster, since its best mesh is another too, or if nothing of the kind fits; then only `best` can tell. Raises
-    InputError as `best` does.
+    None on another cluster, since its best mesh is another too, or if nothing of the kind fits; then only `best_plan` can tell. Raises
+    InputError as `best_plan` does.
     """
-    asked = _near(request, before)
+    asked = _close_open_choices(request, before)
     planner = prepare(asked, graph(asked) if callable(graph) else graph, effort=NO_PROOF)
     if planner.cluster.to_json() != before.cluster:
         return None
@@ -74,7 +74,7 @@ def first(request: Request, before: Plan, graph: GraphSource = None) -> Plan | N
     return found if found.fits else None
 
 
-def _near(request: Request, before: Plan) -> Request:
+def _close_open_choices(request: Request, before: Plan) -> Request:
     """The request with what it leaves open: the number of micro-batches is the least with which the plan before would fit if its
     activations grew with the tokens, and nothing is recomputed that was not."""
     batch, seq, number = (int(before.workload[k]) for k in ("batch", "seq", "accumulate"))
@@ -89,45 +89,45 @@ def _near(request: Request, before: Plan) -> Request:
 
 
 @contextmanager
-def _turn(say: Progress) -> Iterator[None]:
+def _queue(say: Progress) -> Iterator[None]:
     """One plan after another: threads of one interpreter that plan at once all end late. After `PATIENCE_S` it is everyone's
     turn: the one before may be long."""
     mine = False
     start = time.monotonic()
     while not mine and time.monotonic() - start < PATIENCE_S:
-        if not (mine := _TURN.acquire(timeout=0.1)):
+        if not (mine := _PLANNING.acquire(timeout=0.1)):
             say("another visitor's plan")
     try:
         yield
     finally:
         if mine:
-            _TURN.release()
+            _PLANNING.release()
 
 
-def read(texts: tuple[str, ...]) -> dict[str, Any]:
+def parse_changes(texts: tuple[str, ...]) -> dict[str, Any]:
     """The changed settings, from the address (`batch:32`). Parts that cannot be read are left out."""
     found: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition(":")
         try:
-            if key in KEYS:
+            if key in CHANGEABLE:
                 found[key] = SETTINGS[key].parse(value)
         except Unreadable:
             continue
     return found
 
 
-def unreadable(texts: tuple[str, ...]) -> list[str]:
-    """What `read` left out."""
-    return [t for t in texts if not read((t,))]
+def unreadable_changes(texts: tuple[str, ...]) -> list[str]:
+    """What `parse_changes` left out."""
+    return [t for t in texts if not parse_changes((t,))]
 
 
-def write(changes: Mapping[str, Any]) -> tuple[str, ...]:
+def format_changes(changes: Mapping[str, Any]) -> tuple[str, ...]:
     """The changes as the address keeps them."""
-    return tuple(f"{k}:{SETTINGS[k].format(v)}" for k, v in changes.items() if k in KEYS and v is not None)
+    return tuple(f"{k}:{SETTINGS[k].format(v)}" for k, v in changes.items() if k in CHANGEABLE and v is not None)
 
 
-def applied(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """All settings with the changes; a mesh that was asked for is let go where the GPUs are others."""
     found = {**values, **changes}
     if any(k in changes and changes[k] != values[k] for k in ("nodes", "gpus")):
@@ -135,12 +135,12 @@ def applied(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def request(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Request:
+def changed_request(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Request:
     """What the planner is asked."""
-    return settings.request(applied(values, changes))
+    return settings.build_request(apply_changes(values, changes))
 
 
-def standing(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
+def current_numbers(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
     """The panel's numbers as they stand: of the workload and of the cluster; GB/s one way. No `inter` on one node."""
     inner, *outer = cluster.levels
     found = {
@@ -153,13 +153,13 @@ def standing(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
     return found | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
 
 
-def options(steps: tuple[float, ...], now: float) -> list[float]:
+def slider_stops(steps: tuple[float, ...], now: float) -> list[float]:
     """The stops of a slider, the present value among them."""
     return sorted({*steps, now})
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricChange:
     """One number then and now, and the change in words; `better` None: no change worth a colour."""
 
     name: str
@@ -168,7 +168,7 @@ class Figure:
     better: bool | None
 
 
-def figures(before: Plan, after: Plan) -> list[Figure]:
+def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
     """Step, communication and memory of the new plan, each against the old one."""
     a, b = before.cost, after.cost
     rows = (
@@ -176,10 +176,10 @@ def figures(before: Plan, after: Plan) -> list[Figure]:
         ("communication", a.comm_time_s, b.comm_time_s, units.seconds),
         ("memory per GPU", a.memory_bytes["peak"], b.memory_bytes["peak"], units.memory),
     )
-    return [Figure(name, unit(new), *_change(old, new, unit)) for name, old, new, unit in rows]
+    return [MetricChange(name, unit(new), *_describe_change(old, new, unit)) for name, old, new, unit in rows]
 
 
-def _change(old: float, new: float, unit: Any) -> tuple[str, bool | None]:
+def _describe_change(old: float, new: float, unit: Any) -> tuple[str, bool | None]:
     if abs(new - old) <= 0.001 * max(abs(old), abs(new)):
         return "as before", None
     sign = "+" if new > old else "-"  # an ASCII minus: st.metric colours by it
@@ -187,7 +187,7 @@ def _change(old: float, new: float, unit: Any) -> tuple[str, bool | None]:
     return f"{sign}{unit(abs(new - old))}{ratio}", new < old
 
 
-def per_sample(before: Plan, after: Plan) -> str:
+def compare_sample_rates(before: Plan, after: Plan) -> str:
     """Samples per second before and after, where the batch is another: step times of other batches do not compare."""
     one, two = (int(p.workload["batch"]) for p in (before, after))
     if one == two:
@@ -196,12 +196,12 @@ def per_sample(before: Plan, after: Plan) -> str:
     return f"{units.significant(speeds[1])} samples a second, {units.significant(speeds[0])} before"
 
 
-def moved(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
+def moved_weights(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     """(weight, placement before, after) of every weight that lies otherwise; copies that are alike are one row."""
     one, two = (
         {
             at: cell if cell == words.WHOLE or before.mesh == after.mesh else f"{cell} of {plan.mesh}"
-            for at, cell in words.by_weight(plan).items()
+            for at, cell in words.placements_by_weight(plan).items()
         }
         for plan in (before, after)
     )

@@ -36,17 +36,17 @@ _PLANS = st.components.v2.component(
 )
 
 
-def plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
+def draw_plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
     """A table of plans (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
     _PLANS(key=key, data=data, on_chosen_change=on_choose)
 
 
-def streams(data: dict[str, Any], *, key: str) -> None:
+def draw_streams(data: dict[str, Any], *, key: str) -> None:
     """Draw the steps of plans in time (see streams.js and `explorer.analysis.streams`)."""
     _STREAMS(key=key, data=data, height=120 + sum(34 + 24 * len(plan["lanes"]) for plan in data["plans"]))
 
 
-def svg(text: str, *, key: str) -> None:
+def draw_svg(text: str, *, key: str) -> None:
     """Show a drawing of ours; what stands in it has been escaped by who drew it. One that no page scales keeps its room free
     while it loads, so that nothing below jumps."""
     size = re.search(r'width="(\d+)" height="(\d+)"', text)
@@ -59,7 +59,7 @@ def svg(text: str, *, key: str) -> None:
         _SVG(key=key, data={"svg": text}, height=int(size[2]))
 
 
-def graph(
+def draw_graph(
     data: dict[str, Any],
     *,
     key: str,
@@ -71,6 +71,6 @@ def graph(
     _GRAPH(key=key, data={**data, "height": height}, height=height, on_view_change=on_view)
 
 
-def address(query: str, stamp: str) -> None:
+def complete_address(query: str, stamp: str) -> None:
     """Complete the bare address of a page that was just turned to; does nothing for an empty `stamp`."""
     _ADDRESS(key="address", data={"query": query, "stamp": stamp}, width="content", height=1)

@@ -12,16 +12,22 @@ from explorer.figures.palette import DEVICES
 from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
-from explorer.graph.stripes import stage_marks, stripes
-from explorer.session import state, stated
+from explorer.graph.stripes import node_stages, node_stripes
+from explorer.session import current_setup, state
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
 
 
-def canvas(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show: str) -> dict[str, Any]:
+def graph_data(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show: str) -> dict[str, Any]:
     """What the component draws: the same object for every rerun that changes neither model nor plan; `edit` as in `state.edit_of`."""
     return _canvas(
-        result.request, stated.home(plan_id, result).request, plan_id, edit, show, plan, stated.home(plan_id, result)
+        result.request,
+        current_setup.result_of(plan_id, result).request,
+        plan_id,
+        edit,
+        show,
+        plan,
+        current_setup.result_of(plan_id, result),
     )
 
 
@@ -30,32 +36,32 @@ def _canvas(
     request: Request, home: Request, plan_id: str, edit: tuple[str, ...], show: str, _plan: Plan, _home: Result
 ) -> dict[str, Any]:
     """`request` is drawn, `home` is what the plan answers."""
-    drawing = state.drawing(request)
+    drawing = state.model_drawing(request)
     more: dict[str, Any] = {"messages": {}}
     if show in ("memory", "flops"):
-        more |= loads.to_json(loads.loads(_plan, drawing, _home.graph))
+        more |= loads.to_json(loads.node_loads(_plan, drawing, _home.graph))
     if show in ("forward", "backward"):
-        more["messages"] = overlay.communication(_plan, drawing, _home.graph)
+        more["messages"] = overlay.node_messages(_plan, drawing, _home.graph)
     return {
         "key": f"{hash(request)}",
         "scene": _scene(request),
         "devices": DEVICES,
         "overlay": {
-            "split": stripes(_plan, drawing),
-            "stages": stage_marks(_plan, drawing),
+            "split": node_stripes(_plan, drawing),
+            "stages": node_stages(_plan, drawing),
             **more,
-            "words": overlay.legends(_plan),
+            "words": overlay.overlay_legends(_plan),
         },
-        "bare": overlay.without_rule(drawing, _home.unknown_ops),
+        "bare": overlay.nodes_without_rule(drawing, _home.unknown_ops),
     }
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
 def _scene(request: Request) -> dict[str, Any]:
-    return graph_json.to_json(state.drawing(request))
+    return graph_json.to_json(state.model_drawing(request))
 
 
-READABLE = 0.72
+MIN_SCALE = 0.72
 """A drawing is not made smaller than this, of its size, to be seen whole."""
 
 
@@ -66,10 +72,10 @@ def default_open(drawing: graph_view.Scene, width: float, height: float) -> list
     tall = top.height + sum(inside.height for _, inside in runs)
     wide = max([top.width, *(inside.width + 48 for _, inside in runs)])
     fits = min(width / wide, height / tall) if wide and tall else 1.0
-    return [name for name, _ in runs] if fits >= READABLE else []
+    return [name for name, _ in runs] if fits >= MIN_SCALE else []
 
 
-def viewed() -> None:
+def take_view() -> None:
     """Callback: a node was clicked, blocks were opened, or another overlay was chosen."""
     view = st.session_state["graph"].get("view") or {}
     if view.get("open") is not None:
@@ -77,22 +83,22 @@ def viewed() -> None:
     state.change(node=str(view.get("selected") or ""), show=str(view.get("show", "split")))
 
 
-def draw(result: Result, plan_id: str, plan: Plan, width: float, height: int) -> None:
+def show_graph(result: Result, plan_id: str, plan: Plan, width: float, height: int) -> None:
     """The graph by its modules, coloured by what a plan does."""
-    drawing = state.drawing(result.request)
-    frame.absent(
+    drawing = state.model_drawing(result.request)
+    frame.warn_missing(
         "block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out"
     )
     opened = state.value("open")
-    components.graph(
+    components.draw_graph(
         {
-            **canvas(result, plan_id, plan, state.edit_of(plan_id), state.value("show")),
+            **graph_data(result, plan_id, plan, state.edit_of(plan_id), state.value("show")),
             "selected": state.value("node"),
-            "asked": state.asked(),
+            "asked": state.address_reads(),
             "open": default_open(drawing, width, height - 90) if opened is None else list(opened),
             "show": state.value("show"),
         },
         key="graph",
-        on_view=viewed,
+        on_view=take_view,
         height=height,
     )

@@ -7,29 +7,29 @@ from datetime import datetime
 
 import streamlit as st
 
-from explorer.analysis.answer import limit_bytes
+from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.figures import report_page
 from explorer.session import state
 from planner_core.core import Plan
 from planner_core.planning import Result
 
 
-def download(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
+def offer_report(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
     """The report of these plans, each with what it is one of, made when the button is pressed; the first is what it is about."""
     st.markdown(
         "**Report**",
         help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
         "again. It needs no network and prints on paper.",
     )
-    budget = state.budget()  # the report is made after this script has ended, when there is no session to read
+    budget = state.training_budget()  # the report is made after this script has ended, when there is no session to read
     st.download_button(
         "Download report",
-        lambda: report_page.report(
+        lambda: report_page.build_report(
             shown,
             homes[next(iter(shown))],
             datetime.now().astimezone(),
             {n: homes[n].graph for n in shown},
-            {n: limit_bytes(homes[n]) for n in shown},
+            {n: memory_limit_bytes(homes[n]) for n in shown},
             budget,
         ),
         file_name=report_page.file_name(shown),

@@ -22,15 +22,15 @@ Plans = Mapping[str, Plan]
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
+def _step_work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
     return step_work(_plan, _graph)
 
 
-def step(shown: Plans, homes: Mapping[str, Result]) -> None:
+def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
     """The step of each plan in time; `homes`: what each plan is one of."""
-    titled = {words.title(p): p for p in shown.values()}
+    titled = {words.plan_title(p): p for p in shown.values()}
     steps = {
-        words.title(p): _work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
+        words.plan_title(p): _step_work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
         for n, p in shown.items()
         if not p.pipeline
     }
@@ -39,9 +39,11 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
         st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
     for name, plan in titled.items():
         if plan.pipeline:
-            st.caption(f"{frame.text(name)}: {streams.stages_told(plan)} A click shows one micro-batch on its way.")
+            st.caption(
+                f"{frame.escape(name)}: {streams.describe_stages(plan)} A click shows one micro-batch on its way."
+            )
     lit = state.value("lit")
-    if len(lit) != 3 or not any(streams.is_lit(w, lit) for works in steps.values() for w in works):
+    if len(lit) != 3 or not any(streams.is_highlighted(w, lit) for works in steps.values() for w in works):
         lit = ()
     if lit:
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -50,9 +52,9 @@ def step(shown: Plans, homes: Mapping[str, Result]) -> None:
                 width="content",
             )
             st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
-    components.streams(streams.streams(steps, titled, WORK, lit), key="streams")
+    components.draw_streams(streams.build_streams(steps, titled, WORK, lit), key="streams")
     with st.container(horizontal=True):
-        frame.data("the work of these steps", "steps", lambda: rows.works(steps, titled))
+        frame.offer_data("the work of these steps", "steps", lambda: rows.work_rows(steps, titled))
         st.download_button(
             "Chrome trace",
             lambda: json.dumps(_trace(steps, titled)),

@@ -17,10 +17,10 @@ from explorer.figures.palette import (
     MEMORY_NAMES,
     Theme,
 )
-from explorer.figures.style import LIMIT, style
-from explorer.figures.topology import Grid
+from explorer.figures.style import LIMIT_WORDS, apply_style
+from explorer.figures.topology import TrafficGrid
 from explorer.text import units
-from explorer.text.words import title
+from explorer.text.words import plan_title
 from planner_core.core import PHASES, Plan
 
 GIB = units.GIB
@@ -36,7 +36,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
     """Memory per GPU stacked by kind, with what each plan may take (`limits`, bytes) as a line: one for all, or one each. The kind
     `held` stands out."""
     figure = go.Figure()
-    names = [_name(p) for p in plans.values()]
+    names = [_plan_label(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
         sizes = [p.cost.memory_bytes.get(kind, 0) for p in plans.values()]
         figure.add_bar(
@@ -73,19 +73,19 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
             x=end, y=name, text=units.memory(total), xanchor="left", xshift=8, showarrow=False, bgcolor=theme.surface
         )
     capacities = [limits[n] for n in plans]
-    _capacities(figure, capacities, theme)
+    _draw_limits(figure, capacities, theme)
     figure.update_layout(barmode="stack", uniformtext={"minsize": 11.5, "mode": "hide"})
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
     figure.update_yaxes(autorange="reversed")
-    return style(figure, theme, 190 + 46 * len(names))
+    return apply_style(figure, theme, 190 + 46 * len(names))
 
 
-def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
+def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
     """A dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
     line = {"color": theme.text, "width": 1.5, "dash": "dash"}
     if len(set(capacities)) == 1:
         told = {
-            "text": f"{LIMIT} {units.memory(capacities[0])}",
+            "text": f"{LIMIT_WORDS} {units.memory(capacities[0])}",
             "xanchor": "right",
         }  # a narrow window cuts off what stands right of it
         figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
@@ -95,7 +95,7 @@ def _capacities(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> N
         figure.add_annotation(
             x=size / GIB,
             y=k - 0.46,
-            text=f"{LIMIT} {units.memory(size)}",
+            text=f"{LIMIT_WORDS} {units.memory(size)}",
             yanchor="bottom",
             yshift=-3,
             showarrow=False,
@@ -110,12 +110,12 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
         ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
     ] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
-    names = [_name(p) for p in plans.values()]
+    names = [_plan_label(p) for p in plans.values()]
     keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
         for col, phase in enumerate(phases, 1):
-            rows = [_row(p, phase, kind, axis) for p in plans.values()]
+            rows = [_sent_bytes_and_calls(p, phase, kind, axis) for p in plans.values()]
             figure.add_bar(
                 y=names,
                 x=[r[0] / 1e9 for r in rows],
@@ -145,24 +145,24 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", col=1)
-    return style(figure, theme, 200 + 46 * len(names))
+    return apply_style(figure, theme, 200 + 46 * len(names))
 
 
-def _row(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
+def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
     found = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
     return sum(t.wire_bytes for t in found), sum(t.count for t in found)
 
 
-def _name(plan: Plan) -> str:
+def _plan_label(plan: Plan) -> str:
     """A plan's name beside a bar; what its settings have of their own on a second line."""
-    return _escape(title(plan)).replace(" (", "<br>(", 1)
+    return _escape(plan_title(plan)).replace(" (", "<br>(", 1)
 
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def matrix(grid: Grid, most: float, theme: Theme) -> go.Figure:
+def traffic_matrix(grid: TrafficGrid, most: float, theme: Theme) -> go.Figure:
     """Bytes that row sends to column in one step; empty where nothing is sent. `most` is the darkest colour, in bytes."""
     z = np.where(grid.num_bytes > 0, grid.num_bytes / 1e9, np.nan)
     n = len(z)
@@ -197,7 +197,7 @@ def matrix(grid: Grid, most: float, theme: Theme) -> go.Figure:
     figure.update_xaxes(title=f"to {grid.unit}", constrain="domain", **ticks)
     figure.update_yaxes(title=f"from {grid.unit}", scaleanchor="x", constrain="domain", **ticks)
     figure.update_yaxes(range=[n - 0.5, -0.5])
-    style(figure, theme, 380)
+    apply_style(figure, theme, 380)
     figure.update_layout(margin={"l": 8, "r": 8, "t": 16, "b": 48})
     return figure
 

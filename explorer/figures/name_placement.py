@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from explorer.graph.layered import text_width
 
 HEIGHT = 16.0
-REACH = 15.0
+NAME_OFFSET = 15.0
 """Pixels from a point to its name."""
 STEPS = tuple(sign * 18 * k for k in range(8) for sign in (-1, 1))[1:]
 
 Rect = tuple[float, float, float, float]
 
 
-def place(
+def place_names(
     points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, drawn: Sequence[Rect] = ()
 ) -> list[tuple[float, float]]:
     """Offsets in pixels (right, down) from each point to the left middle of its name, in a plot of this size in which something
     else is `drawn` already."""
     taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
     taken += drawn
-    offsets: list[tuple[float, float]] = [(REACH, 0.0)] * len(points)
+    offsets: list[tuple[float, float]] = [(NAME_OFFSET, 0.0)] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i]):
         x, y = points[i]
         long = text_width(names[i], 12.5)
-        options = [(dx, float(dy)) for dy in STEPS for dx in (REACH, -REACH - long)]
+        options = [(dx, float(dy)) for dy in STEPS for dx in (NAME_OFFSET, -NAME_OFFSET - long)]
         free = [o for o in options if 0 <= x + o[0] <= width - long and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
         others = taken[:i] + taken[i + 1 :]
         best = min(free or options, key=lambda o: _overlap(_box(x, y, o, long), others) * 100 + abs(o[1]) + (o[0] < 0))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from explorer.figures.palette import LIGHT, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
-from explorer.figures.style import LIMIT
+from explorer.figures.style import LIMIT_WORDS
 from explorer.figures.svg_tensors import on_colour
 from explorer.text import units
-from explorer.text.words import title
+from explorer.text.words import plan_title
 from planner_core.core import Plan
 
 WIDTH, NAME_W, END = 520.0, 92.0, 56.0
@@ -28,16 +28,16 @@ HATCH = (
 )
 
 
-def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
+def memory_svg(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
     """Memory per GPU stacked by kind, one bar a plan, with what it may take (`limits`, bytes) as a line."""
     capacities = [limits[n] for n in plans]
-    most = max(*capacities, *(_held(p) for p in plans.values())) * 1.02
+    most = max(*capacities, *(_total_bytes(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
     for p, there in zip(plans.values(), capacities, strict=True):
-        parts.append(_capacity(NAME_W + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
+        parts.append(_limit_mark(NAME_W + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
         if len(set(capacities)) > 1:
-            parts.append(_text(NAME_W + SPAN, y + 11, f"{LIMIT} {units.memory(there)}", anchor="end"))
-        parts.append(_text(0, y + 11, title(p), bold=True))
+            parts.append(_text(NAME_W + SPAN, y + 11, f"{LIMIT_WORDS} {units.memory(there)}", anchor="end"))
+        parts.append(_text(0, y + 11, plan_title(p), bold=True))
         x = NAME_W
         y += NAME_H
         for kind in MEMORY_KINDS:
@@ -54,7 +54,11 @@ def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
             x += wide
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
-    told = f"{LIMIT} {units.memory(capacities[0])}; in the bars GiB" if len(set(capacities)) == 1 else "in the bars GiB"
+    told = (
+        f"{LIMIT_WORDS} {units.memory(capacities[0])}; in the bars GiB"
+        if len(set(capacities)) == 1
+        else "in the bars GiB"
+    )
     parts.append(_text(NAME_W + max(capacities) / most * SPAN, 10, told, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):
@@ -63,16 +67,16 @@ def memory(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
     return _svg(y + 14, "".join(parts), "Memory per GPU by kind")
 
 
-def _capacity(x: float, y: float, high: float) -> str:
+def _limit_mark(x: float, y: float, high: float) -> str:
     return f'<path d="M{x:.1f} {y:.1f}v{high:.1f}" stroke="{LIGHT.text}" stroke-width="1.3" stroke-dasharray="4 3"/>'
 
 
-def _held(plan: Plan) -> int:
+def _total_bytes(plan: Plan) -> int:
     kinds = sum(plan.cost.memory_bytes.get(k, 0) for k in MEMORY_KINDS)
     return max(kinds, plan.cost.memory_bytes["peak"])
 
 
-def timeline(drawn: Mapping[str, Any]) -> str:
+def timeline_svg(drawn: Mapping[str, Any]) -> str:
     """One step of each plan, in the lanes of the page (`explorer.analysis.streams`); work that is too short to see stands together."""
     widest = max((plan["step_s"] for plan in drawn["plans"]), default=0.0) or 1.0
     y, parts, used = 0.0, [HATCH], set()
@@ -81,7 +85,7 @@ def timeline(drawn: Mapping[str, Any]) -> str:
         y += NAME_H
         for at, lane in enumerate(plan["lanes"]):
             parts.append(_text(0, y + 9.5, lane, muted=True))
-            for work in _together([w for w in plan["works"] if w[0] == at], widest / SPAN):
+            for work in _merge_short([w for w in plan["works"] if w[0] == at], widest / SPAN):
                 used.add(work.kind)
                 parts.append(_work(work, drawn, widest, y))
             y += LANE_H
@@ -92,7 +96,7 @@ def timeline(drawn: Mapping[str, Any]) -> str:
 
 
 @dataclass(slots=True)
-class _Together:
+class _MergedWork:
     """Neighbours of one kind in a lane. `text`: the number of the words about the first."""
 
     kind: int
@@ -102,21 +106,21 @@ class _Together:
     number: int = 1
 
 
-def _together(works: Sequence[Sequence[Any]], least_s: float) -> Iterator[_Together]:
+def _merge_short(works: Sequence[Sequence[Any]], least_s: float) -> Iterator[_MergedWork]:
     """Works in order; those of one kind that touch, of which one is shorter than `least_s`, as one."""
-    now: _Together | None = None
+    now: _MergedWork | None = None
     for _, kind, text, start, seconds, *_ in works:
         if now and now.kind == kind and start - now.end_s < least_s and min(seconds, now.end_s - now.start_s) < least_s:
             now.end_s, now.number = start + seconds, now.number + 1
             continue
         if now:
             yield now
-        now = _Together(kind, text, start, start + seconds)
+        now = _MergedWork(kind, text, start, start + seconds)
     if now:
         yield now
 
 
-def _work(work: _Together, drawn: Mapping[str, Any], widest: float, y: float) -> str:
+def _work(work: _MergedWork, drawn: Mapping[str, Any], widest: float, y: float) -> str:
     kind, seconds = drawn["kinds"][work.kind], work.end_s - work.start_s
     x, wide = NAME_W + work.start_s / widest * SPAN, seconds / widest * SPAN
     more = f" and {work.number - 1} more" if work.number > 1 else ""

@@ -18,8 +18,8 @@ import numpy as np
 import planner_core
 from explorer.address.settings import STAGE_NAMES
 from explorer.analysis import differences
-from explorer.analysis.answer import fastest, limit_bytes
-from explorer.analysis.streams import stages_told, streams
+from explorer.analysis.step_parts import fastest_other, memory_limit_bytes
+from explorer.analysis.streams import build_streams, describe_stages
 from explorer.figures import print_figures, topology
 from explorer.figures.palette import LIGHT, WORK
 from explorer.static import filled, style
@@ -30,7 +30,7 @@ from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import step_work, unknown_ops
 from planner_core.planning.pricing import LEFT_OUT, Budget, model_flops, published_runs, speed_of
 
-GROUP_OUT = LEFT_OUT[1]
+LEFT_OUT_GROUP = LEFT_OUT[1]
 COST_MODEL = (
     "Times are estimates: rates of products, kernels and links are fitted to published measurements. Plans that the scatter of such "
     "estimates does not tell apart are ties.",
@@ -42,17 +42,17 @@ COST_MODEL = (
 """What the cost model assumes, in short (docs/COST_MODEL.md)."""
 
 
-def how_sure() -> str:
+def describe_accuracy() -> str:
     """How far predictions of published runs are off, with constants that have not seen the run's group; where to see them."""
     runs = published_runs()
-    half, nine = np.quantile([abs(r.error(GROUP_OUT)) for r in runs], (0.5, 0.9)).tolist()
+    half, nine = np.quantile([abs(r.error(LEFT_OUT_GROUP)) for r in runs], (0.5, 0.9)).tolist()
     return (
         f"Of {len(runs)} published runs half are predicted within {units.percent(half)} and nine in ten within {units.percent(nine)} "
         "of what their sources measured. The page “Measured” of the explorer and docs/PUBLISHED.md list them."
     )
 
 
-def report(
+def build_report(
     shown: Mapping[str, Plan],
     result: Result,
     now: datetime,
@@ -64,30 +64,31 @@ def report(
     `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs. `budget`: the tokens to
     train on."""
     plans, (first, *others) = dict(shown), shown.values()
-    against = shown[fastest(shown, next(iter(shown)))] if others else first
+    against = shown[fastest_other(shown, next(iter(shown)))] if others else first
     graphs = graphs or dict.fromkeys(shown, result.graph)
     model = str(first.model["name"])
     fill = {
         "title": html.escape(f"{model} on {words.cluster_words(result.cluster)}"),
-        "headline": html.escape(words.headline(first, against) if others else f"{words.describe(first)}."),
+        "headline": html.escape(words.compare_steps(first, against) if others else f"{words.describe_axes(first)}."),
         "workload": html.escape(_workload(first)),
-        "name": html.escape(words.title(first)),
+        "name": html.escape(words.plan_title(first)),
         "plans": _plans(plans.values()) + _speeds(plans, graphs, budget),
         "described": "".join(
-            f"<p><b>{html.escape(words.title(p))}</b>: {html.escape(words.describe(p))}.</p>" for p in plans.values()
+            f"<p><b>{html.escape(words.plan_title(p))}</b>: {html.escape(words.describe_axes(p))}.</p>"
+            for p in plans.values()
         ),
         "timeline": _timeline(plans, graphs),
-        "ranks": " ".join(stages_told(p) for p in plans.values() if p.pipeline)
+        "ranks": " ".join(describe_stages(p) for p in plans.values() if p.pipeline)
         or f"All {first.num_gpus} GPUs do the same; the lane “compute” adds up to the step.",
-        "memory": print_figures.memory(plans, limits or dict.fromkeys(plans, limit_bytes(result))),
+        "memory": print_figures.memory_svg(plans, limits or dict.fromkeys(plans, memory_limit_bytes(result))),
         "traffic": _traffic(first),
-        "topology": topology.drawing(first, PHASES, LIGHT, per_row=2),
+        "topology": topology.cluster_svg(first, PHASES, LIGHT, per_row=2),
         "links": html.escape(_links(first)),
         "placements": _placements(plans, graphs),
-        "notes": "".join(f"<li>{html.escape(n)}</li>" for n in notes(plans.values(), result)),
+        "notes": "".join(f"<li>{html.escape(n)}</li>" for n in collect_notes(plans.values(), result)),
         "facts": _facts(first, result),
-        "command": html.escape(commands.plan(result.request, f"{model}.json".replace("/", "-"))),
-        "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {versions()}"),
+        "command": html.escape(commands.plan_command(result.request, f"{model}.json".replace("/", "-"))),
+        "made": html.escape(f"{now:%Y-%m-%d %H:%M} · {describe_versions()}"),
         "css": style("report"),
     }
     return filled("report", fill)
@@ -99,30 +100,32 @@ def file_name(shown: Mapping[str, Plan]) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", f"{model}-{'-'.join(shown)}".lower()) + ".html"
 
 
-def versions() -> str:
+def describe_versions() -> str:
     """What made the report."""
     return f"Shardscope {planner_core.__version__}, {PLAN_SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
 
 
-def notes(plans: Iterable[Plan], result: Result) -> list[str]:
+def collect_notes(plans: Iterable[Plan], result: Result) -> list[str]:
     """What was assumed of the model and of the cost, and what each plan says of itself."""
     own = [
-        f"{words.title(p)}: {note}." if not note.endswith(".") else f"{words.title(p)}: {note}"
+        f"{words.plan_title(p)}: {note}." if not note.endswith(".") else f"{words.plan_title(p)}: {note}"
         for p in plans
         for note in p.notes
     ]
     missing = list(filter(None, [unknown_ops(result)]))
     level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
     return list(
-        dict.fromkeys([*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL, how_sure()])
+        dict.fromkeys(
+            [*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL, describe_accuracy()]
+        )
     )
 
 
 def _timeline(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
     """The steps in time, as the page draws them."""
-    titled = {words.title(p): p for p in plans.values()}
-    steps = {words.title(p): step_work(p, graphs[n]) for n, p in plans.items() if not p.pipeline}
-    return print_figures.timeline(streams(steps, titled, WORK))
+    titled = {words.plan_title(p): p for p in plans.values()}
+    steps = {words.plan_title(p): step_work(p, graphs[n]) for n, p in plans.items() if not p.pipeline}
+    return print_figures.timeline_svg(build_streams(steps, titled, WORK))
 
 
 # --- parts --------------------------------------------------------------------------------------------
@@ -137,8 +140,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _workload(plan: Plan) -> str:
     w = plan.workload
-    numbers = words.numbers(w["dtype"], w["dtype"], w.get("precision", "pure"))
-    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {numbers}, {w['optimizer']}, {recipe.work(plan)}"
+    numbers = words.describe_precision(w["dtype"], w["dtype"], w.get("precision", "pure"))
+    return f"Batch {units.whole(w['batch'])} × {units.whole(w['seq'])} tokens, {numbers}, {w['optimizer']}, {recipe.describe_work(plan)}"
 
 
 def _plans(plans: Iterable[Plan]) -> str:
@@ -159,8 +162,8 @@ def _plans(plans: Iterable[Plan]) -> str:
         c = p.cost
         rows.append(
             [
-                words.title(p),
-                words.laid_out(p),
+                words.plan_title(p),
+                words.full_mesh_words(p),
                 units.seconds(c.step_time_s),
                 units.seconds(c.compute_time_s),
                 units.seconds(c.exposed_comm_time_s),
@@ -175,18 +178,18 @@ def _plans(plans: Iterable[Plan]) -> str:
 
 
 def _speeds(plans: Mapping[str, Plan], graphs: Mapping[str, Graph], budget: Budget | None) -> str:
-    head = ["plan", "nine in ten runs", "tokens/s per GPU", "model FLOPs utilisation", *spending.head(budget)]
+    head = ["plan", "nine in ten runs", "tokens/s per GPU", "model FLOPs utilisation", *spending.budget_columns(budget)]
     rows = []
     for name, p in plans.items():
         cluster = topology.cluster_of(p)
         s = speed_of(p, model_flops(graphs[name]), cluster)
         rows.append(
             [
-                words.title(p),
+                words.plan_title(p),
                 " to ".join(filter(None, s.between(units.seconds))),
                 units.whole(s.tokens_per_s_per_gpu),
                 units.percent(s.mfu),
-                *spending.cells(budget, s, cluster.num_gpus),
+                *spending.budget_cells(budget, s, cluster.num_gpus),
             ]
         )
     return _table(head, rows)
@@ -225,7 +228,7 @@ def _traffic(plan: Plan) -> str:
 
 def _links(plan: Plan) -> str:
     out: dict[int, tuple[float, float]] = {}
-    for x in topology.loads(plan):
+    for x in topology.link_loads(plan):
         size, time = out.get(x.level, (0.0, 0.0))
         out[x.level] = size + x.num_bytes, time + x.time_s
     levels = topology.cluster_of(plan).levels
@@ -238,10 +241,10 @@ def _links(plan: Plan) -> str:
 
 def _placements(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
     rows = []
-    for r in differences.rows(plans, graphs)[:-1]:
+    for r in differences.compare_weights(plans, graphs)[:-1]:
         times = f" ×{r.copies}" if r.copies > 1 else ""
         rows.append([r.weight + times, *(_letters(r.placements[n]) for n in plans)])
-    return _table(["weight", *(words.title(p) for p in plans.values())], rows)
+    return _table(["weight", *(words.plan_title(p) for p in plans.values())], rows)
 
 
 def _letters(cell: str) -> str:

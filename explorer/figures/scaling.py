@@ -8,32 +8,32 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from explorer.address.settings import MEASURES
-from explorer.analysis.sweep import Point
+from explorer.analysis.sweep import SweepPoint
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
-from explorer.figures.style import LIMIT, style
+from explorer.figures.style import LIMIT_WORDS, apply_style
 from explorer.text import recipe, units
 
 UNORDERED = ("cluster", "model")
 """Quantities whose values have no order, so that no line joins them."""
-WIDE = 30.0
+LOG_SCALE_RATIO = 30.0
 """Small multiples whose numbers differ by more than this factor have a logarithmic axis."""
 
 
-def sweep(
-    quantity: str, points: Sequence[Point], limits: Mapping[str, int], here: str, theme: Theme
+def sweep_figures(
+    quantity: str, points: Sequence[SweepPoint], limits: Mapping[str, int], here: str, theme: Theme
 ) -> dict[str, go.Figure]:
     """Step time, tokens per second and memory of the best plan at each value of one quantity, by title. `limits`: bytes per GPU that a plan
     may take, by value; `here`: the value that stands, which has a ring. A plan that does not fit is a cross."""
     figures = {}
     for measure in MEASURES:
-        title, ys = measured(measure, {"": points})
-        figures[title] = _swept(quantity, points, ys[""], here, theme)
+        title, ys = measure_values(measure, {"": points})
+        figures[title] = _draw_points(quantity, points, ys[""], here, theme)
         if measure == "memory":
-            _limits(figures[title], points, limits, theme)
+            _draw_limits(figures[title], points, limits, theme)
     return figures
 
 
-def measured(measure: str, panels: Mapping[str, Sequence[Point]]) -> tuple[str, dict[str, list[float]]]:
+def measure_values(measure: str, panels: Mapping[str, Sequence[SweepPoint]]) -> tuple[str, dict[str, list[float]]]:
     """One measure of `settings.MEASURES` in words with its unit, and its numbers by panel, of the points that have a plan."""
     plans = {name: [(p, p.plan) for p in points if p.plan is not None] for name, points in panels.items()}
     if measure == "tokens":
@@ -48,16 +48,16 @@ def measured(measure: str, panels: Mapping[str, Sequence[Point]]) -> tuple[str, 
 
 
 def small_multiples(
-    quantity: str, panels: Mapping[str, Sequence[Point]], measure: str, here: tuple[str, str], theme: Theme
+    quantity: str, panels: Mapping[str, Sequence[SweepPoint]], measure: str, here: tuple[str, str], theme: Theme
 ) -> dict[str, go.Figure]:
     """One measure of the best plan at each value of a quantity, a figure for each value of another one; all have the same axes.
     `here`: the values that stand, of the quantity and of the other one."""
-    _, heights = measured(measure, panels)
+    _, heights = measure_values(measure, panels)
     every = [y for ys in heights.values() for y in ys]
-    wide = max(every, default=1.0) > WIDE * min(every, default=1.0)
+    wide = max(every, default=1.0) > LOG_SCALE_RATIO * min(every, default=1.0)
     figures = {}
     for name, points in panels.items():
-        figure = _swept(quantity, points, heights[name], here[0] if name == here[1] else "", theme)
+        figure = _draw_points(quantity, points, heights[name], here[0] if name == here[1] else "", theme)
         figure.update_layout(height=210, margin={"b": 54, "t": 6})
         if wide:
             figure.update_yaxes(type="log", range=[math.log10(min(every) / 1.6), math.log10(max(every) * 1.6)], dtick=1)
@@ -67,26 +67,30 @@ def small_multiples(
     return figures
 
 
-def _limits(figure: go.Figure, points: Sequence[Point], limits: Mapping[str, int], theme: Theme) -> None:
+def _draw_limits(figure: go.Figure, points: Sequence[SweepPoint], limits: Mapping[str, int], theme: Theme) -> None:
     """A dashed line at the memory that plans may take."""
     names = [p.name for p in points if p.plan is not None]
     figure.add_scatter(
         x=names,
         y=[limits[n] / units.GIB for n in names],
         mode="lines",
-        hovertemplate=f"{LIMIT} %{{y:.4g}} GiB<extra></extra>",
+        hovertemplate=f"{LIMIT_WORDS} %{{y:.4g}} GiB<extra></extra>",
         line={"color": theme.text, "width": 1.5, "dash": "dash", "shape": "hvh"},
     )
 
 
-def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: str, theme: Theme) -> go.Figure:
+def _draw_points(
+    quantity: str, points: Sequence[SweepPoint], ys: Sequence[float], here: str, theme: Theme
+) -> go.Figure:
     known = [(p, p.plan) for p in points if p.plan is not None]
     figure = go.Figure()
     figure.add_scatter(
         x=[p.name for p, _ in known],
         y=ys,
         mode="markers" if quantity in UNORDERED else "lines+markers",
-        hovertext=[f"{p.name}: {recipe.recipe(plan)}" + ("" if plan.fits else ", does not fit") for p, plan in known],
+        hovertext=[
+            f"{p.name}: {recipe.describe_plan(plan)}" + ("" if plan.fits else ", does not fit") for p, plan in known
+        ],
         hovertemplate="%{hovertext}<br>%{y:.4g}<extra></extra>",
         line={"color": theme.muted, "width": 1.5},
         marker={
@@ -103,7 +107,7 @@ def _swept(quantity: str, points: Sequence[Point], ys: Sequence[float], here: st
         hoverinfo="skip",
         marker={"size": 18, "symbol": "circle-open", "color": theme.text, "line": {"width": 2}},
     )
-    style(figure, theme, 270)
+    apply_style(figure, theme, 270)
     figure.update_xaxes(
         type="category", categoryorder="array", categoryarray=[p.name for p in points], title_text=quantity
     )

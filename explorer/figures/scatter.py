@@ -11,13 +11,13 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from explorer.analysis import filters as choosing
-from explorer.analysis.answer import OWN
-from explorer.analysis.filters import Bools
+from explorer.analysis.filters import BoolArray
+from explorer.analysis.step_parts import STATED_METHOD
 from explorer.figures import name_placement
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
-from explorer.figures.style import GIB, capacity_line, style
+from explorer.figures.style import GIB, apply_style, draw_limit_line
 from explorer.text import units
-from explorer.text.words import title
+from explorer.text.words import plan_title
 from planner_core.core import Plan
 from planner_core.planning.pricing import PublishedRun, own_runs, published_runs
 from planner_core.planning.pricing.calibration import Fit
@@ -29,19 +29,19 @@ NARROW_WIDTH, LIMIT_WIDTH = 230.0, 150.0
 """Those of a phone's, and of the words at the line of memory."""
 WIDE, NARROW = 0.999, 0.99
 """Opacities that mark the names for wide windows and for narrow ones (see app.css): plotly writes no other mark of ours."""
-SHORT = {"Megatron-LM + sequence parallel": "Megatron-LM + SP", "The model’s own plan": "model’s own"}
+SHORT_NAMES = {"Megatron-LM + sequence parallel": "Megatron-LM + SP", "The model’s own plan": "model’s own"}
 """Names in a narrow window."""
 TIMES = {
     "communication": "communication per step, ms",
     "exposed": "communication that the step waits for, ms",
     "step": "step time, ms",
 }
-LETTER_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
-LETTER_SYMBOLS = ("circle", "square", "diamond", "circle")
+PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
+PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
 """Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
-OWN_COLOUR = "#009E73"
+STATED_COLOUR = "#009E73"
 """What the visitor runs now."""
-MANY = 20_000
+BORDERLESS_FROM = 20_000
 """More marks than this are drawn without a border, for speed."""
 
 
@@ -59,40 +59,40 @@ def plans_scatter(
     tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes, so that they stand still while plans are
     filtered."""
     figure = go.Figure()
-    ends = {n: _where(p, axis) for n, p in plans.items()}
-    own = {n: p for n, p in plans.items() if p.method == OWN}
+    ends = {n: _point(p, axis) for n, p in plans.items()}
+    own = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
     front = sorted((n for n in plans if n not in baselines and n not in own), key=lambda n: ends[n])
-    _plan_points(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
+    _draw_plans(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
     others = {n: plans[n] for n in baselines if n in plans}
-    _plan_points(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
-    _plan_points(figure, own, ends, "what you run now", "square", OWN_COLOUR, theme)
-    tied = [n for n in choosing.ties(plans) if n in plans]
-    _rings(
+    _draw_plans(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
+    _draw_plans(figure, own, ends, "what you run now", "square", STATED_COLOUR, theme)
+    tied = [n for n in choosing.find_ties(plans) if n in plans]
+    _draw_rings(
         figure,
         [ends[n] for n in tied],
         "a tie with the fastest",
         (19, 1.2),
         theme.muted,
     )
-    _rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
-    _rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
-    reach = [_where(p, axis) for p in (all_plans or plans).values()]
+    _draw_rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
+    _draw_rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
+    reach = [_point(p, axis) for p in (all_plans or plans).values()]
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
-    capacity_line(figure, capacity_bytes, theme)
-    _names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)
+    draw_limit_line(figure, capacity_bytes, theme)
+    _draw_names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)
     figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide])
     figure.update_yaxes(title="memory per GPU, GiB", range=[0, high])
-    return style(figure, theme, 430)
+    return apply_style(figure, theme, 430)
 
 
-def _where(plan: Plan, axis: str) -> tuple[float, float]:
+def _point(plan: Plan, axis: str) -> tuple[float, float]:
     c = plan.cost
     times = {"communication": c.comm_time_s, "exposed": c.exposed_comm_time_s, "step": c.step_time_s}
     return times[axis] * 1e3, c.memory_bytes["peak"] / GIB
 
 
-def _plan_points(
+def _draw_plans(
     figure: go.Figure,
     plans: Mapping[str, Plan],
     ends: Mapping[str, tuple[float, float]],
@@ -116,7 +116,7 @@ def _plan_points(
     )
 
 
-def _rings(
+def _draw_rings(
     figure: go.Figure,
     ends: Sequence[tuple[float, float]],
     name: str,
@@ -136,7 +136,7 @@ def _rings(
     )
 
 
-def _names(
+def _draw_names(
     figure: go.Figure,
     plans: Mapping[str, Plan],
     ends: Sequence[tuple[float, float]],
@@ -146,17 +146,20 @@ def _names(
 ) -> None:
     """The plans' names beside their marks: a set for wide windows and a set for narrow ones, of which the style sheet shows one.
     `limit`: GiB of memory that a plan may take, where a line lies with its words. `size`: the ends of both axes."""
-    names = [title(p) for p in plans.values()]
-    for pixels, shown, mark in ((PLOT_WIDTH, names, WIDE), (NARROW_WIDTH, [SHORT.get(n, n) for n in names], NARROW)):
+    names = [plan_title(p) for p in plans.values()]
+    for pixels, shown, mark in (
+        (PLOT_WIDTH, names, WIDE),
+        (NARROW_WIDTH, [SHORT_NAMES.get(n, n) for n in names], NARROW),
+    ):
         points = [(x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for x, y in ends]
         line = (1 - limit / size[1]) * PLOT_HEIGHT
         taken = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
-        places = name_placement.place(points, shown, pixels, PLOT_HEIGHT, taken)
+        places = name_placement.place_names(points, shown, pixels, PLOT_HEIGHT, taken)
         for end, name, place in zip(ends, shown, places, strict=True):
-            _name(figure, end, name, place, mark, theme)
+            _draw_name(figure, end, name, place, mark, theme)
 
 
-def _name(
+def _draw_name(
     figure: go.Figure, end: tuple[float, float], name: str, place: tuple[float, float], mark: float, theme: Theme
 ) -> None:
     figure.add_annotation(
@@ -181,7 +184,7 @@ def plan_hover(plan: Plan) -> str:
     """What a point says."""
     c = plan.cost
     lines = [
-        f"<b>{_escape(title(plan))}</b>",
+        f"<b>{_escape(plan_title(plan))}</b>",
         f"mesh {_escape(str(plan.mesh))}",
         f"step {units.seconds(c.step_time_s)}",
         f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
@@ -200,7 +203,7 @@ def candidates_scatter(
     capacity_bytes: int,
     theme: Theme,
     *,
-    keep: Bools | None = None,
+    keep: BoolArray | None = None,
     region: Sequence[str] = (),
     same: int | None = None,
     by: str = "",
@@ -215,7 +218,7 @@ def candidates_scatter(
     front = np.flatnonzero(found.on_front & keep)
     front = front[np.argsort(x[front])]
     figure = go.Figure()
-    _all_marks(figure, found, keep, by, theme)
+    _draw_candidates(figure, found, keep, by, theme)
     figure.add_scattergl(
         x=x[front].astype(np.float32),
         y=y[front].astype(np.float32),
@@ -227,9 +230,13 @@ def candidates_scatter(
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
     )
     if same is not None and keep[same]:
-        _mark(figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme)
+        _draw_open_mark(
+            figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme
+        )
     if picked is not None and 0 <= picked < len(x) and keep[picked]:
-        _mark(figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme)
+        _draw_open_mark(
+            figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme
+        )
     if region:
         ends = [float(v) for v in (*region, *region[:2])]
         figure.add_scatter(
@@ -240,30 +247,30 @@ def candidates_scatter(
             hoverinfo="skip",
             line={"width": 1.5, "dash": "dot", "color": theme.text},
         )
-    capacity_line(figure, capacity_bytes, theme)
+    draw_limit_line(figure, capacity_bytes, theme)
     figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
     figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
-    return style(figure, theme, 430)
+    return apply_style(figure, theme, 430)
 
 
-def _all_marks(figure: go.Figure, found: Candidates, keep: Bools, by: str, theme: Theme) -> None:
+def _draw_candidates(figure: go.Figure, found: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:
     """A mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
     weight = found.weights.index(by) if by in found.weights else None
-    drawn = choosing.marks(found, keep, weight or 0)
+    drawn = choosing.group_by_cost(found, keep, weight or 0)
     if weight is None:
         everything = np.arange(len(drawn.first))
-        _marks(figure, drawn, everything, f"{units.whole(keep.sum())} candidates", ("circle", theme.faint))
+        _draw_marks(figure, drawn, everything, f"{units.whole(keep.sum())} candidates", ("circle", theme.faint))
         return
-    for letter in range(choosing.SEVERAL, -1, -1):
+    for letter in range(choosing.MIXED, -1, -1):
         chosen = np.flatnonzero(drawn.placed == letter)
         if len(chosen):
-            colour, name = _of_letter(letter, by, theme)
-            _marks(figure, drawn, chosen, name, (LETTER_SYMBOLS[letter], colour), 0.8)
+            colour, name = _placement_look(letter, by, theme)
+            _draw_marks(figure, drawn, chosen, name, (PLACEMENT_SYMBOLS[letter], colour), 0.8)
 
 
-def _marks(
+def _draw_marks(
     figure: go.Figure,
-    drawn: choosing.Marks,
+    drawn: choosing.CandidateMarks,
     some: NDArray[np.int64],
     name: str,
     look: tuple[str, str],
@@ -281,7 +288,7 @@ def _marks(
         text=counts if several else None,
         marker={
             "symbol": look[0],
-            "size": 5 if len(drawn.first) <= MANY else 4,
+            "size": 5 if len(drawn.first) <= BORDERLESS_FROM else 4,
             "color": look[1],
             "opacity": opacity,
             "line": {"width": 0},
@@ -292,14 +299,14 @@ def _marks(
     )
 
 
-def _of_letter(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
+def _placement_look(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
     """Colour and words of the candidates that place a weight in one way."""
-    if letter == choosing.SEVERAL:
+    if letter == choosing.MIXED:
         return theme.faint, "several ways at one cost"
-    return LETTER_COLOURS[letter], f"{_escape(choosing.short(weight))} {choosing.LETTERS[letter]}"
+    return PLACEMENT_COLOURS[letter], f"{_escape(choosing.short_weight_name(weight))} {choosing.PLACEMENTS[letter]}"
 
 
-def _mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
+def _draw_open_mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
     """Draw an open mark around one candidate."""
     figure.add_scatter(
         x=[at[0]],
@@ -320,7 +327,7 @@ FAMILY_COLOURS = {
     "one rank": "#CC79A7",
 }
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
-NEAR = 0.1
+TOLERANCE = 0.1
 """The dotted lines: predicted so much more or less than measured."""
 
 
@@ -329,7 +336,7 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
     figure = go.Figure()
     ends = [r.measured_s for r in runs]
     low, high = (min(ends, default=0.1) / 1.3, max(ends, default=1.0) * 1.3)
-    for factor, dash in ((1.0, "solid"), (1 + NEAR, "dot"), (1 - NEAR, "dot")):
+    for factor, dash in ((1.0, "solid"), (1 + TOLERANCE, "dot"), (1 - TOLERANCE, "dot")):
         figure.add_scatter(
             x=[low, high],
             y=[low * factor, high * factor],
@@ -338,10 +345,10 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
             showlegend=False,
             line={"color": theme.muted, "width": 1.2, "dash": dash},
         )
-    _runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
+    _draw_runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
     figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
-    return style(figure, theme, 460)
+    return apply_style(figure, theme, 460)
 
 
 def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
@@ -369,22 +376,22 @@ def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
             )
     figure.update_xaxes(title="measured, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted, s", type="log", dtick=1)
-    return style(figure, theme, 420)
+    return apply_style(figure, theme, 420)
 
 
 def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
     """The error of each run against its number of GPUs."""
     figure = go.Figure()
-    figure.add_hrect(y0=-100 * NEAR, y1=100 * NEAR, fillcolor=theme.muted, opacity=0.12, line_width=0)
+    figure.add_hrect(y0=-100 * TOLERANCE, y1=100 * TOLERANCE, fillcolor=theme.muted, opacity=0.12, line_width=0)
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1.2})
-    _runs(figure, runs, [100 * r.error(left_out) for r in runs], [r.gpus for r in runs], left_out, theme)
+    _draw_runs(figure, runs, [100 * r.error(left_out) for r in runs], [r.gpus for r in runs], left_out, theme)
     counts = sorted({r.gpus for r in runs})
     figure.update_xaxes(title="GPUs", type="log", tickvals=counts, ticktext=[str(n) for n in counts])
     figure.update_yaxes(title="predicted over measured, %", zeroline=False)
-    return style(figure, theme, 460)
+    return apply_style(figure, theme, 460)
 
 
-def _runs(
+def _draw_runs(
     figure: go.Figure,
     runs: Sequence[PublishedRun],
     ys: Sequence[float],
@@ -412,10 +419,10 @@ def _runs(
                 "line": {"width": 1, "color": theme.surface},
             },
         )
-    _keys(figure, runs, gpus, theme)
+    _draw_legend(figure, runs, gpus, theme)
 
 
-def _keys(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
+def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
     """The legend: what colours and symbols mean."""
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
     there = {r.gpu for r in runs}

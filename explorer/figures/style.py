@@ -10,11 +10,11 @@ from explorer.text import units
 GIB = units.GIB
 FONT = '"Source Sans", "Source Sans 3", sans-serif'
 
-LIMIT = "a plan may take"
+LIMIT_WORDS = "a plan may take"
 """What stands at the line of memory in every figure."""
 
 
-def style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
+def apply_style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
     """The look of every figure: the page's font and colours, the legend below."""
     figure.update_layout(
         height=height,
@@ -48,11 +48,11 @@ def style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
     return figure
 
 
-def capacity_line(figure: go.Figure, limit_bytes: int, theme: Theme) -> None:
+def draw_limit_line(figure: go.Figure, limit_bytes: int, theme: Theme) -> None:
     """A dashed line at the memory of one GPU that a plan may take: what lies above does not fit."""
     figure.add_hline(
         y=limit_bytes / GIB,
         line={"color": theme.text, "width": 1.5, "dash": "dash"},
-        annotation={"text": f"{LIMIT} {units.memory(limit_bytes)}", "font": {"color": theme.text, "size": 13}},
+        annotation={"text": f"{LIMIT_WORDS} {units.memory(limit_bytes)}", "font": {"color": theme.text, "size": 13}},
         annotation_position="top left",
     )

@@ -25,7 +25,7 @@ ARC_DEPTH = 40.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LinkLoad:
     """What the busiest unit of a level sends out in a step, by mesh axis and phase: bytes, and the time its link takes for them."""
 
     level: int
@@ -36,7 +36,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TrafficGrid:
     """[row, column] bytes that one GPU or node sends another; `per_group` neighbours stand together in a node."""
 
     unit: str
@@ -49,7 +49,7 @@ def cluster_of(plan: Plan) -> Cluster:
     return Cluster.from_json(plan.cluster)
 
 
-def loads(plan: Plan) -> list[Load]:
+def link_loads(plan: Plan) -> list[LinkLoad]:
     """Every load that is not zero."""
     cluster = cluster_of(plan)
     links = links_of(plan, cluster)
@@ -63,26 +63,26 @@ def loads(plan: Plan) -> list[Load]:
             key = level, t.axis, t.phase
             found[key] = found.get(key, np.zeros_like(out)) + out
     return [
-        Load(level, plan.mesh.axis_names[axis], phase, most, most / cluster.levels[level].bytes_per_s)
+        LinkLoad(level, plan.mesh.axis_names[axis], phase, most, most / cluster.levels[level].bytes_per_s)
         for (level, axis, phase), out in found.items()
         if (most := float(out.max())) > 0
     ]
 
 
-def grid(plan: Plan, phases: Sequence[str] = PHASES) -> Grid:
+def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
     """Who sends how much to whom in these phases; by node where there are many GPUs."""
     cluster = cluster_of(plan)
     matrix, per_node = sent(plan, cluster, phases), cluster.levels[0].size
     if len(matrix) <= MAX_RANKS:
-        return Grid("GPU", per_node, matrix)
+        return TrafficGrid("GPU", per_node, matrix)
     nodes = len(matrix) // per_node
-    return Grid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
+    return TrafficGrid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
 
 
 # --- drawing ------------------------------------------------------------------------------------------
 
 
-def drawing(
+def cluster_svg(
     plan: Plan, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
 ) -> str:
     """The plan's cluster as SVG: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
@@ -124,12 +124,12 @@ class _Scale:
         for matrix, per_node in matrices:
             node = np.arange(len(matrix)) // per_node
             inside = np.where(node[:, None] == node[None, :], matrix + matrix.T, 0.0)
-            link = max(link, float(matrix.sum(axis=1).max()), _out_of_nodes(matrix, per_node))
+            link = max(link, float(matrix.sum(axis=1).max()), _most_out_of_a_node(matrix, per_node))
             pair = max(pair, float(inside.max()))
         return _Scale(link, pair)
 
 
-def _out_of_nodes(matrix: Floats, per_node: int) -> float:
+def _most_out_of_a_node(matrix: Floats, per_node: int) -> float:
     nodes = len(matrix) // per_node
     by_node = matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3))
     return float((by_node.sum(axis=1) - np.diag(by_node)).max())
@@ -201,7 +201,7 @@ def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale:
 
 
 def _trunk(cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: float, cols: int, theme: Theme) -> str:
-    load = _out_of_nodes(matrix, cluster.levels[0].size)
+    load = _most_out_of_a_node(matrix, cluster.levels[0].size)
     names = " and ".join(level.name for level in cluster.levels[1:])
     parts = [f'<rect x="8" y="26" width="{width - 32}" height="10" rx="5" fill="{theme.muted}"/>']
     for k in range(cols):

@@ -33,7 +33,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class GraphLayout:
     """Centre of every box, a polyline for every edge (in the order given), and the size of the whole; left top is (0, 0)."""
 
     centres: Mapping[str, Point]
@@ -49,15 +49,15 @@ def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
     return (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide) * size * (1.06 if bold else 1.0)
 
 
-def layered(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Drawn:
+def layout_graph(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> GraphLayout:
     """Place `boxes` so that every edge points down."""
     if not boxes:
-        return Drawn({}, (), 0.0, 0.0)
-    rank = ranks([b.id for b in boxes], edges)
-    chains, rows, links = _with_dummies(boxes, edges, rank)
-    order = _ordered(rows, links)
+        return GraphLayout({}, (), 0.0, 0.0)
+    rank = assign_ranks([b.id for b in boxes], edges)
+    chains, rows, links = _insert_dummies(boxes, edges, rank)
+    order = _order_rows(rows, links)
     widths = {b.id: b.width for b in boxes}
-    x = _columns(order, links, widths)
+    x = _place_columns(order, links, widths)
     heights = [max((b.height for b in boxes if rank[b.id] == r), default=0.0) for r in range(len(order))]
     tops = [0.0]
     for h in heights:
@@ -65,11 +65,11 @@ def layered(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Drawn:
     size = {b.id: (b.width, b.height) for b in boxes}
     centres = {b.id: (x[b.id], tops[rank[b.id]] + heights[rank[b.id]] / 2) for b in boxes}
     middles = [tops[r] + heights[r] / 2 for r in range(len(heights))]
-    routes = _routes(edges, chains, centres, size, x, middles, rank)
-    return _shifted(centres, size, routes)
+    routes = _route_edges(edges, chains, centres, size, x, middles, rank)
+    return _move_to_origin(centres, size, routes)
 
 
-def ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
+def assign_ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
     """Longest path from a source; a source is pulled down to just above its first reader. `ids` are in execution order."""
     place = {name: i for i, name in enumerate(ids)}
     readers: dict[str, list[str]] = {name: [] for name in ids}
@@ -88,7 +88,7 @@ def ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int
     return rank
 
 
-def _with_dummies(
+def _insert_dummies(
     boxes: Sequence[Box], edges: Sequence[tuple[str, str]], rank: Mapping[str, int]
 ) -> tuple[dict[int, list[str]], list[list[str]], list[tuple[str, str]]]:
     """Rows of ids by rank, with a dummy where a short edge passes; dummies of each edge; links between neighbouring rows."""
@@ -119,7 +119,7 @@ def _neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]],
     return up, down
 
 
-def _ordered(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
+def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
     """Barycentre sweeps, down and up."""
     up, down = _neighbours(links)
     rows = [list(r) for r in rows]
@@ -137,7 +137,9 @@ def _mean(values: Sequence[float], default: float) -> float:
     return sum(values) / len(values) if values else default
 
 
-def _columns(rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]) -> dict[str, float]:
+def _place_columns(
+    rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]
+) -> dict[str, float]:
     """x of every id: rows packed around 0, then pulled to the mean of their neighbours."""
     up, down = _neighbours(links)
     x: dict[str, float] = {}
@@ -152,12 +154,12 @@ def _columns(rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Ma
         near = up if sweep % 2 == 0 else down
         for row in rows if sweep % 2 == 0 else rows[::-1]:
             wish = [_mean([x[m] for m in near.get(n, ())], x[n]) for n in row]
-            for n, at in zip(row, _spread(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
+            for n, at in zip(row, _separate(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
                 x[n] = at
     return x
 
 
-def _spread(wish: list[float], widths: list[float]) -> list[float]:
+def _separate(wish: list[float], widths: list[float]) -> list[float]:
     """Nearest positions to `wish`, in order and without overlap: the mean of a push right and a push left."""
     right, left = wish[:], wish[:]
     for i in range(1, len(wish)):
@@ -167,7 +169,7 @@ def _spread(wish: list[float], widths: list[float]) -> list[float]:
     return [(a + b) / 2 for a, b in zip(right, left, strict=True)]
 
 
-def _routes(
+def _route_edges(
     edges: Sequence[tuple[str, str]],
     chains: Mapping[int, list[str]],
     centres: Mapping[str, Point],
@@ -182,13 +184,13 @@ def _routes(
             (sx, sy), (dx, dy) = centres[src], centres[dst]
             between = [(x[n], middles[r]) for r, n in enumerate(chains[i], rank[src] + 1)]
             routes[i] = ((sx, sy + size[src][1] / 2), *between, (dx, dy - size[dst][1] / 2))
-    lanes = _Lanes(centres, size, rank)
+    lanes = _SideLanes(centres, size, rank)
     for i in sorted(set(range(len(edges))) - set(chains), key=lambda i: rank[edges[i][1]] - rank[edges[i][0]]):
         routes[i] = lanes.route(*edges[i])
     return routes
 
 
-class _Lanes:
+class _SideLanes:
     """Hands out side lanes: shorter edges first, so that longer ones run outside them."""
 
     def __init__(
@@ -236,9 +238,9 @@ class _Lanes:
         return [(cx, cy + gap * h / 2), (cx, y), (lane, y)]
 
 
-def _shifted(
+def _move_to_origin(
     centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], routes: Sequence[tuple[Point, ...]]
-) -> Drawn:
+) -> GraphLayout:
     """The same drawing with its left top at (0, 0)."""
     xs = [c[0] - size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
     ends = [c[0] + size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
@@ -248,6 +250,6 @@ def _shifted(
     def moved(p: Point) -> Point:
         return round(p[0] - left, 1), round(p[1], 1)
 
-    return Drawn(
+    return GraphLayout(
         {n: moved(c) for n, c in centres.items()}, tuple(tuple(map(moved, r)) for r in routes), right - left, bottom
     )

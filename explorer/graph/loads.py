@@ -18,29 +18,29 @@ from planner_core.cost import CostModel, block_of, cost_model_of, split_parts
 from planner_core.cost.compute import op_work
 from planner_core.cost.memory import BlockMemory, block_memories, param_bytes
 
-Loads = dict[str, tuple[float, float]]
+NodeLoads = dict[str, tuple[float, float]]
 """Node -> bytes, and forward FLOPs, of one copy on one GPU; of all copies for a run."""
 SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Steps of the scale that the legend shows: shades of a node go with the square root of its share of the largest."""
 
 
-def loads(plan: Plan, drawing: Scene, graph: Graph) -> Loads:
+def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     """Compute the load of every node of a drawing."""
     model = cost_model_of(plan)
     made = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
-    found: Loads = {}
+    found: NodeLoads = {}
     for scope, content in drawing.scopes.items():
         one = most_common_variant(plan, scope)
         if one is None:
             continue
         label, bp = one
         block = block_of(graph, label)
-        kept, weights = _kept(made[label]), param_bytes(block, bp, model)
+        kept, weights = _saved_bytes_by_op(made[label]), param_bytes(block, bp, model)
         for placed in content.nodes:
             if placed.node.kind not in ("port", "block"):
-                found[placed.node.id] = _node(placed.node, block, bp, (weights, kept), model)
-    whole = {label: _whole(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
+                found[placed.node.id] = _node_load(placed.node, block, bp, (weights, kept), model)
+    whole = {label: _block_load(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
     number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
     for k, run in enumerate(drawing.runs):
         calls = [
@@ -52,7 +52,7 @@ def loads(plan: Plan, drawing: Scene, graph: Graph) -> Loads:
     return found
 
 
-def _kept(block_memory: BlockMemory) -> Mapping[str, int]:
+def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
     """By op: bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
     items, held = block_memory.storages.block.items, block_memory.held()
     plain = block_memory.storages.plan.recompute == "none"
@@ -63,24 +63,24 @@ def _kept(block_memory: BlockMemory) -> Mapping[str, int]:
     }
 
 
-def _node(
+def _node_load(
     node: Node, block: Block, bp: BlockPlan, held: tuple[Mapping[str, int], Mapping[str, int]], model: CostModel
 ) -> tuple[float, float]:
     """`held`: bytes by weight of the block, and bytes that are kept by op."""
     weights, kept = held
     num_bytes = sum(weights.get(name, 0) for name, _ in node.weights) + sum(kept.get(op.name, 0) for op in node.ops)
-    return num_bytes, sum(_work(block, bp, op, model) for op in node.ops)
+    return num_bytes, sum(_op_flops(block, bp, op, model) for op in node.ops)
 
 
-def _whole(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:
-    return sum(param_bytes(block, bp, model).values()), sum(_work(block, bp, op, model) for op in block.ops)
+def _block_load(block: Block, bp: BlockPlan, model: CostModel) -> tuple[float, float]:
+    return sum(param_bytes(block, bp, model).values()), sum(_op_flops(block, bp, op, model) for op in block.ops)
 
 
-def _work(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
+def _op_flops(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
     return op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], model)
 
 
-def to_json(found: Loads) -> dict[str, Any]:
+def to_json(found: NodeLoads) -> dict[str, Any]:
     """What the component draws: per overlay each node's words and shade, and the scale of the shades."""
     kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (
         ("memory", 0, units.memory),

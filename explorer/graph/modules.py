@@ -14,46 +14,52 @@ from dataclasses import replace
 from planner_core.core import Block, Call, Op
 from planner_core.ops import CoarseBlock, CoarseGraph, Group, Kind, operator
 
-ALONE = (Kind.ATTENTION, Kind.LOSS)
+STANDALONE_KINDS = (Kind.ATTENTION, Kind.LOSS)
 
 
-def by_module(coarse: CoarseGraph) -> CoarseGraph:
+def group_by_module(coarse: CoarseGraph) -> CoarseGraph:
     """The same graph with fewer, larger groups; a node has the name of the group that leads it."""
-    return replace(coarse, top=_joined(coarse.top), blocks={name: _joined(b) for name, b in coarse.blocks.items()})
+    return replace(
+        coarse, top=_join_groups(coarse.top), blocks={name: _join_groups(b) for name, b in coarse.blocks.items()}
+    )
 
 
-def _joined(coarse: CoarseBlock) -> CoarseBlock:
+def _join_groups(coarse: CoarseBlock) -> CoarseBlock:
     block = coarse.block
-    home = _homes(coarse)
+    home = _module_heads(coarse)
     reads, readers = _neighbours(coarse)
     members = Counter(home.values())
     loose = [
-        k for k, g in enumerate(coarse.nodes) if isinstance(g, Group) and members[home[k]] == 1 and _between(block, g)
+        k for k, g in enumerate(coarse.nodes) if isinstance(g, Group) and members[home[k]] == 1 and _is_loose(block, g)
     ]
     for key in loose:  # in order: what works on a result joins it, and so on
-        makers = {_end(home, m) for m in reads[key]}
+        makers = {_find_head(home, m) for m in reads[key]}
         if len(makers) == 1 and _is_group(coarse, *makers):
             home[key] = makers.pop()
     for key in reversed([k for k in loose if home[k] == k]):
-        found = {_end(home, r) for r in readers[key]} - {key}
+        found = {_find_head(home, r) for r in readers[key]} - {key}
         if len(found) == 1 and _is_group(coarse, *found):
             home[key] = found.pop()
-    return _ordered(coarse, {key: _end(home, key) for key in home}, reads) or coarse
+    return _order_nodes(coarse, {key: _find_head(home, key) for key in home}, reads) or coarse
 
 
 def _is_group(coarse: CoarseBlock, key: int) -> bool:
     return key >= 0 and isinstance(coarse.nodes[key], Group)
 
 
-def _homes(coarse: CoarseBlock) -> dict[int, int]:
+def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
     """Node -> the node that it is drawn in, at first: the first of its module, where that has weights of its own."""
     block = coarse.block
-    owners = {_scope(op) for g in coarse.groups for op in _ops(block, g) if _has_weight(block, op)} - {""}
+    owners = {_module_path(op) for g in coarse.groups for op in _group_ops(block, g) if _has_weight(block, op)} - {""}
     first: dict[str, int] = {}
     home = {}
     for key, node in enumerate(coarse.nodes):
         home[key] = key
-        if isinstance(node, Group) and (scope := _scope(_lead(block, node))) in owners and not _alone(block, node):
+        if (
+            isinstance(node, Group)
+            and (scope := _module_path(_lead_op(block, node))) in owners
+            and not _stands_alone(block, node)
+        ):
             home[key] = first.setdefault(scope, key)
     return home
 
@@ -61,11 +67,11 @@ def _homes(coarse: CoarseBlock) -> dict[int, int]:
 def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """(nodes whose results a node reads, nodes that read its results); -1 reads what the block gives, and makes what it is given."""
     block = coarse.block
-    made = {o: key for key, node in enumerate(coarse.nodes) for item in _items(block, node) for o in item.outputs}
+    made = {o: key for key, node in enumerate(coarse.nodes) for item in _node_items(block, node) for o in item.outputs}
     reads: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
     readers: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
     for key, node in enumerate(coarse.nodes):
-        for i in (i for item in _items(block, node) for i in item.inputs):
+        for i in (i for item in _node_items(block, node) for i in item.inputs):
             maker = made.get(i, -1)
             if maker != key and block.values[i].kind == "activation":
                 reads[key].add(maker)
@@ -77,7 +83,7 @@ def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set
     return reads, readers
 
 
-def _ordered(coarse: CoarseBlock, home: Mapping[int, int], reads: Mapping[int, set[int]]) -> CoarseBlock | None:
+def _order_nodes(coarse: CoarseBlock, home: Mapping[int, int], reads: Mapping[int, set[int]]) -> CoarseBlock | None:
     """The joined nodes, each behind all that it reads; None where two read each other."""
     members: dict[int, list[int]] = {}
     for key, end in home.items():
@@ -89,55 +95,55 @@ def _ordered(coarse: CoarseBlock, home: Mapping[int, int], reads: Mapping[int, s
         if ready is None:
             return None
         done.append(ready)
-    return replace(coarse, nodes=tuple(_node(coarse, members[end]) for end in done))
+    return replace(coarse, nodes=tuple(_merge_groups(coarse, members[end]) for end in done))
 
 
-def _node(coarse: CoarseBlock, keys: list[int]) -> Group | int:
+def _merge_groups(coarse: CoarseBlock, keys: list[int]) -> Group | int:
     nodes = [coarse.nodes[k] for k in keys]
     groups = [n for n in nodes if isinstance(n, Group)]
     if len(groups) < len(nodes):
         return nodes[0]
     block = coarse.block
-    sizes = [sum(_size(block, op) for op in _ops(block, g)) for g in groups]
+    sizes = [sum(_lead_weight_bytes(block, op) for op in _group_ops(block, g)) for g in groups]
     lead = groups[sizes.index(max(sizes))]
     return Group(lead.name, tuple(sorted(i for g in groups for i in g.items)))
 
 
-def _size(block: Block, op: Op) -> int:
+def _lead_weight_bytes(block: Block, op: Op) -> int:
     """Bytes of an op's weights; one that is attention or the loss leads in any case."""
     held = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
-    return held + (1 << 60) * (operator(op.fn).kind in ALONE)
+    return held + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
 
 
-def _between(block: Block, group: Group) -> bool:
+def _is_loose(block: Block, group: Group) -> bool:
     """Whether a group is neither a module's, nor stands for itself."""
-    return not _alone(block, group) and not any(_has_weight(block, op) for op in _ops(block, group))
+    return not _stands_alone(block, group) and not any(_has_weight(block, op) for op in _group_ops(block, group))
 
 
-def _alone(block: Block, group: Group) -> bool:
-    return any(operator(op.fn).kind in ALONE for op in _ops(block, group))
+def _stands_alone(block: Block, group: Group) -> bool:
+    return any(operator(op.fn).kind in STANDALONE_KINDS for op in _group_ops(block, group))
 
 
-def _end(home: Mapping[int, int], key: int) -> int:
+def _find_head(home: Mapping[int, int], key: int) -> int:
     while key >= 0 and home[key] != key:
         key = home[key]
     return key
 
 
-def _ops(block: Block, group: Group) -> tuple[Op, ...]:
+def _group_ops(block: Block, group: Group) -> tuple[Op, ...]:
     return tuple(op for i in group.items if isinstance(op := block.items[i], Op))
 
 
-def _items(block: Block, node: Group | int) -> tuple[Op | Call, ...]:
+def _node_items(block: Block, node: Group | int) -> tuple[Op | Call, ...]:
     return tuple(block.items[i] for i in (node.items if isinstance(node, Group) else (node,)))
 
 
-def _lead(block: Block, group: Group) -> Op:
-    ops = _ops(block, group)
+def _lead_op(block: Block, group: Group) -> Op:
+    ops = _group_ops(block, group)
     return next((op for op in ops if op.name == group.name), ops[-1])
 
 
-def _scope(op: Op) -> str:
+def _module_path(op: Op) -> str:
     return op.name.rpartition("/")[0]
 
 

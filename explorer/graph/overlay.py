@@ -23,7 +23,7 @@ def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
     return {label: bp for label, bp in plan.blocks.items() if scope and label.partition("#")[0] == scope}
 
 
-def communication(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:
+def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:
     """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
     model = cost_model_of(plan)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -33,7 +33,7 @@ def communication(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[di
             continue
         label, block = which
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
-        home = _homes(tuple(p.node for p in content.nodes))
+        home = _node_of_site(tuple(p.node for p in content.nodes))
         for m in messages({label: one}, graph, model):
             node = home.get(m.site)
             if node:
@@ -41,12 +41,12 @@ def communication(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[di
     return found
 
 
-def _homes(nodes: tuple[Node, ...]) -> Mapping[str, str]:
+def _node_of_site(nodes: tuple[Node, ...]) -> Mapping[str, str]:
     by_site = {op.name: n.id for n in nodes for op in n.ops}
     return by_site | {name: n.id for n in nodes for name, _ in n.weights}
 
 
-WHERE = {
+MESSAGE_PLACES = {
     MessageSource.RESULT: "after",
     MessageSource.OPERAND: "before",
     MessageSource.WEIGHT: "weight",
@@ -56,7 +56,7 @@ WHERE = {
 
 
 def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
-    where = WHERE[m.source]
+    where = MESSAGE_PLACES[m.source]
     return {
         "phase": m.phase,
         "kind": m.kind,
@@ -69,7 +69,7 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
     }
 
 
-def without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
+def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
     """Nodes with an op that no rule splits, and the sentence about them. `unknown` as in `pipeline.Result.unknown_ops`."""
     missing = set(unknown)
     found = {}
@@ -81,10 +81,10 @@ def without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def legends(plan: Plan) -> dict[str, str]:
+def overlay_legends(plan: Plan) -> dict[str, str]:
     """What each overlay shows, of which plan, in words and with its unit."""
     mesh = words.mesh_words(plan.mesh)
-    whose = f"{words.title(plan)} on {mesh}"
+    whose = f"{words.plan_title(plan)} on {mesh}"
     sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"
     return {
         "memory": f"weights and what is kept for backward, on one GPU under {whose}",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from explorer.graph.layered import Box, layered, text_width
+from explorer.graph.layered import Box, layout_graph, text_width
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, Call, Op, TensorMeta
 from planner_core.cost.compute import op_work
@@ -23,7 +23,7 @@ from planner_core.search.network import Run, find_runs
 
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
-LONGEST = 24
+MAX_NAME_LENGTH = 24
 """Letters of a name in a brief drawing; of a longer one the end is shown."""
 IN, OUT = "in", "out"
 
@@ -56,7 +56,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedNode:
     """A node with the centre and size of its box."""
 
     node: Node
@@ -80,7 +80,7 @@ class ScopeDrawing:
     """One drawing: the top, or the inside of a block."""
 
     name: str
-    nodes: tuple[Placed, ...]
+    nodes: tuple[PlacedNode, ...]
     wires: tuple[Wire, ...]
     width: float
     height: float
@@ -103,7 +103,7 @@ class Scene:
         return next(found, None)
 
 
-def scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
+def build_scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
     """The drawing of a model: every unique block laid out once. `brief`: nodes
     have names alone, and sums are small."""
     runs, _ = find_runs(coarse.graph.top)
@@ -124,25 +124,27 @@ def block_title(name: str, calls: Any) -> str:
 
 def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str], brief: bool) -> ScopeDrawing:
     block = coarse.block
-    nodes, made = _nodes(name, coarse, runs, titles)
-    edges = _edges(block, coarse, runs, nodes, made, name)
-    nodes = [_brief(n) for n in nodes] if brief else nodes
-    boxes = [Box(n.id, *(_brief_size(n) if brief else (_width(n), _height(n))), _first(n, block)) for n in nodes]
-    drawn = layered(boxes, edges)
-    placed = tuple(Placed(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
+    nodes, made = _build_nodes(name, coarse, runs, titles)
+    edges = _build_edges(block, coarse, runs, nodes, made, name)
+    nodes = [_shorten(n) for n in nodes] if brief else nodes
+    boxes = [
+        Box(n.id, *(_brief_size(n) if brief else (_width(n), _height(n))), _first_op_index(n, block)) for n in nodes
+    ]
+    drawn = layout_graph(boxes, edges)
+    placed = tuple(PlacedNode(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
     wires = tuple(Wire(s, d, route) for (s, d), route in zip(edges, drawn.routes, strict=True))
     return ScopeDrawing(name, placed, wires, drawn.width, drawn.height)
 
 
-def _first(node: Node, block: Block) -> float:
+def _first_op_index(node: Node, block: Block) -> float:
     """Where the node's first op stands in the model's code: siblings are drawn in this order."""
     return float(block.items.index(node.ops[0])) if node.ops else 0.0
 
 
-def _brief(node: Node) -> Node:
+def _shorten(node: Node) -> Node:
     """A node by its name alone; a sum of branches by its sign."""
     name = "+" if node.kind == "join" and node.name == "add" else node.name
-    return replace(node, sub="", name=name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}")
+    return replace(node, sub="", name=name if len(name) <= MAX_NAME_LENGTH else f"…{name[1 - MAX_NAME_LENGTH :]}")
 
 
 def _brief_size(node: Node) -> tuple[float, float]:
@@ -164,7 +166,7 @@ def _width(node: Node) -> float:
     return max(96.0, round(max(text_width(node.name, 12.5, bold=True), text_width(node.sub, 10.5)) + 26))
 
 
-def _nodes(
+def _build_nodes(
     scope: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]
 ) -> tuple[list[Node], dict[int, str]]:
     """Nodes in execution order, and which node makes each value."""
@@ -190,16 +192,16 @@ def _nodes(
             nodes.append(_run_node(k, run, block, titles))
     if scope:
         nodes.append(Node(f"{scope}:{OUT}", OUT, "", "port"))
-    return _distinct(nodes), made
+    return _distinguish_names(nodes), made
 
 
-def _distinct(nodes: list[Node]) -> list[Node]:
+def _distinguish_names(nodes: list[Node]) -> list[Node]:
     """Weights that share a name take that of their parent module as well: `mlp.c_proj`."""
     counts = Counter(n.name for n in nodes if n.weights)
-    return [replace(n, name=_longer(n)) if n.weights and counts[n.name] > 1 else n for n in nodes]
+    return [replace(n, name=_qualified_name(n)) if n.weights and counts[n.name] > 1 else n for n in nodes]
 
 
-def _longer(node: Node) -> str:
+def _qualified_name(node: Node) -> str:
     path = node.ops[0].name.rpartition("/")[0].split(".")
     return ".".join(path[-2:]) if path[-1] == node.name else node.name
 
@@ -243,13 +245,13 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
         i for op in ops for i in op.inputs if i not in inside and block.values[i].kind == "activation"
     )
     matrices = sum(len(meta.shape) > 1 for _, meta in weights.values())
-    name, sub = _names(lead, bool(weights), block.values[lead.outputs[0]].meta)
+    name, sub = _name_and_subtitle(lead, bool(weights), block.values[lead.outputs[0]].meta)
     return Node(
         f"{scope}:{group.name}" if scope else group.name,
         name,
         sub,
-        _kind(lead, bool(weights), matrices, len(inputs)),
-        module=_module(lead),
+        _node_kind(lead, bool(weights), matrices, len(inputs)),
+        module=_module_of(lead),
         ops=ops,
         weights=tuple(weights.values()),
         inputs=tuple(block.values[i].meta for i in inputs),
@@ -259,13 +261,13 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
     )
 
 
-def _module(lead: Op) -> str:
+def _module_of(lead: Op) -> str:
     """`self_attn.q_proj (Linear)`: where the op stands in the block's code, and the class."""
     path = lead.name.rpartition("/")[0]
     return f"{path} ({lead.module})" if path and lead.module else path or lead.module
 
 
-def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
+def _name_and_subtitle(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     """What a node is called: its module where it has a weight, else what it does; below, the other and the shape."""
     path = lead.name.rpartition("/")[0].split(".")
     module = path[-1].partition("@")[0]
@@ -276,7 +278,7 @@ def _names(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
     return (module, f"{verb} · {size}") if has_weight and module else (verb, size)
 
 
-def _kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
+def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -> str:
     kind = operator(lead.fn).kind
     if kind is Kind.ATTENTION:
         return "attention"
@@ -301,7 +303,7 @@ def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
     return sum(kept.values()) + extra
 
 
-def _edges(
+def _build_edges(
     block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], made: Mapping[int, str], scope: str
 ) -> list[tuple[str, str]]:
     """Pairs of nodes between which an activation goes, each once."""
@@ -324,9 +326,9 @@ def lead_op(node: Node) -> Op | None:
     return next((op for op in node.ops if is_heavy(op)), node.ops[0]) if node.ops else None
 
 
-def choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
+def node_choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
     """The ways to run the node's leading op along one mesh axis: (name of the split, operands, results)."""
-    block, lead = block_of(node, coarse), lead_op(node)
+    block, lead = find_block(node, coarse), lead_op(node)
     if lead is None:
         return []
     table = []
@@ -351,17 +353,17 @@ def _dim_words(name: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
     return known.get(size, f"dim {dim}")
 
 
-def block_of(node: Node, coarse: CoarseGraph) -> Block:
+def find_block(node: Node, coarse: CoarseGraph) -> Block:
     """The block in which a node stands."""
     name, _, rest = node.id.rpartition(":")
     return coarse.blocks[name].block if rest and name in coarse.blocks else coarse.top.block
 
 
-def facts(node: Node) -> list[tuple[str, str]]:
+def node_facts(node: Node) -> list[tuple[str, str]]:
     """What the hover card says."""
     lines: list[tuple[str, str]] = []
     if node.outputs:
-        lines.append(("result", tensor(node.outputs[0])))
+        lines.append(("result", format_tensor(node.outputs[0])))
     if node.flops:
         lines.append(("work", f"{units.flops(node.flops)} forward, whole"))
     if node.num_params:
@@ -369,6 +371,6 @@ def facts(node: Node) -> list[tuple[str, str]]:
     return lines
 
 
-def tensor(meta: TensorMeta) -> str:
+def format_tensor(meta: TensorMeta) -> str:
     """`bfloat16 [64, 8192, 4096]`."""
     return f"{meta.dtype} {units.shape(meta.shape)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from explorer.graph.scene import Placed, Scene, facts
+from explorer.graph.scene import PlacedNode, Scene, node_facts
 
 
 def to_json(drawing: Scene) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def to_json(drawing: Scene) -> dict[str, Any]:
     }
 
 
-def _node_json(p: Placed, drawing: Scene) -> dict[str, Any]:
+def _node_json(p: PlacedNode, drawing: Scene) -> dict[str, Any]:
     n = p.node
     data: dict[str, Any] = {
         "id": n.id,
@@ -39,5 +39,5 @@ def _node_json(p: Placed, drawing: Scene) -> dict[str, Any]:
         data["scope"] = drawing.runs[n.call].block
         data["copies"] = n.copies
     if n.kind != "port":
-        data["facts"] = facts(n)
+        data["facts"] = node_facts(n)
     return data

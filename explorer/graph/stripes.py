@@ -16,7 +16,7 @@ DIMS = ("rows", "columns")
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class WeightSplit:
     """A weight on the mesh: over how many GPUs it is sharded and gathered at use, over how many the optimizer's part alone is, and into
     how many parts each dim is split where it is used."""
 
@@ -44,7 +44,7 @@ class Lie:
         return " · ".join(told) or WHOLE
 
 
-def lie_of(p: ParamPlan, mesh: DeviceMesh) -> Lie:
+def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
     """How a weight lies."""
     gathered, stored = 1, 1
     split: dict[int, int] = {}
@@ -58,39 +58,39 @@ def lie_of(p: ParamPlan, mesh: DeviceMesh) -> Lie:
             split[used.dim] = split.get(used.dim, 1) * n
         else:
             stored *= n
-    return Lie(gathered, stored, split)
+    return WeightSplit(gathered, stored, split)
 
 
-def weight_of(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
+def largest_weight(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
     """The largest weight of a node, and its plan."""
     held = [w for w in node.weights if w[0] in block.params]
     name = max(held, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
     return (name[0], block.params[name[0]]) if name else None
 
 
-def stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
+def node_stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
     """Node -> the stripe that the component draws; of a run of blocks, what most of its weights do."""
     found: dict[str, dict[str, Any]] = {}
-    common: dict[str, Lie] = {}
+    common: dict[str, WeightSplit] = {}
     for scope, content in drawing.scopes.items():
         one = most_common_variant(plan, scope)
         if one is None:
             continue
-        lies: list[Lie] = []
+        lies: list[WeightSplit] = []
         for node in (p.node for p in content.nodes):
-            held = weight_of(node, one[1])
+            held = largest_weight(node, one[1])
             if held and node.kind == "weight":
-                lies.append(lie := lie_of(held[1], plan.mesh))
-                found[node.id] = _stripe(lie)
+                lies.append(lie := split_of(held[1], plan.mesh))
+                found[node.id] = _stripe_json(lie)
         if lies:
             common[scope] = max(lies, key=lies.count)
     for k, run in enumerate(drawing.runs):
         if run.block in common:
-            found[f"run:{k}"] = _stripe(common[run.block])
+            found[f"run:{k}"] = _stripe_json(common[run.block])
     return found
 
 
-def stage_marks(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
+def node_stages(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
     """By node of the top: (stage, copies of it) in order, of a plan with pipeline stages. A node that is no run has one stage: what
     stands before the first copy belongs to the first stage, what stands behind a copy to the stage of that copy."""
     cut = plan.pipeline
@@ -110,5 +110,5 @@ def stage_marks(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
     return found
 
 
-def _stripe(lie: Lie) -> dict[str, Any]:
+def _stripe_json(lie: WeightSplit) -> dict[str, Any]:
     return {"n": lie.parts, "kind": lie.kind, "words": lie.words}

@@ -44,14 +44,14 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
         result = Path(folder) / f"train{suffix}"
         options = ["--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
         try:
-            told = printed(plan, folder, "the export", "planner_core", "export", options=options)
+            told = run_module(plan, folder, "the export", "planner_core", "export", options=options)
         except PlannerError as error:
             return ExportedFile("", (), str(error))
         said = tuple(line for line in told["said"] if folder not in line)
         return ExportedFile(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
 
 
-def printed(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
+def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON that `python -m MODULE plan.json OPTIONS` prints; the plan's file is written into `folder`.
 
     Raises:
@@ -80,7 +80,7 @@ def last_line(stderr: str) -> str:
     return lines[-1][:900] if lines else "no reason given"
 
 
-def outcome(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
+def run_verification(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
     """What verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
     with tempfile.TemporaryDirectory() as folder:
         return _watched(_command(plan, folder, "planner_core", "verify", options=[*options, "--json"]), tick)

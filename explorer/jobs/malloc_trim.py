@@ -20,7 +20,7 @@ def _libc() -> Any:
         return None
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Ask the allocator to return what it holds free; does nothing where it is not glibc's."""
     libc = _libc()
     if libc is not None and hasattr(libc, "malloc_trim"):

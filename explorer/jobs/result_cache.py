@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two looks of a thread that waits for another one's result."""
 
 
@@ -60,7 +60,7 @@ class ResultCache(Generic[K, V]):
                 if other is None:
                     mine = self._making[key] = threading.Event()
                     break
-            while not other.wait(LOOK_S):
+            while not other.wait(POLL_S):
                 waiting()
         try:
             value = make()

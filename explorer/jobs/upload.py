@@ -29,7 +29,7 @@ CONFIG, EXPORTED = "config.json", "model.pt2"
 ZIP = b"PK\x03\x04"
 """How a .pt2 file begins."""
 TIME_LIMIT_S = 120
-KEPT = 50
+MAX_STORED = 50
 """Models that are kept, the latest."""
 POLL_S = 0.2
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own"
@@ -44,10 +44,10 @@ FIELDS = (
 )
 """What a config says of its model's size, by the names that models give it."""
 
-OWN = "your own model"
+UNNAMED = "your own model"
 
 
-def keep(content: bytes) -> str:
+def store_model(content: bytes) -> str:
     """Store a config or a .pt2 file under its hash; raises InputError for what is neither."""
     if content.startswith(ZIP):
         if len(content) > MAX_EXPORTED_BYTES:
@@ -71,7 +71,7 @@ def _store(content: bytes, file: str) -> str:
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_bytes(content)
-    _forget()
+    _remove_oldest()
     return f"own-{name}"
 
 
@@ -81,14 +81,14 @@ def _source(name: str) -> Path | None:
     return next((folder / file for file in (CONFIG, EXPORTED) if (folder / file).is_file()), None)
 
 
-def _forget() -> None:
+def _remove_oldest() -> None:
     """Keep the latest models only."""
     folders = sorted((f for f in FOLDER.iterdir() if f.is_dir()), key=lambda f: f.stat().st_mtime, reverse=True)
-    for old in folders[KEPT:]:
+    for old in folders[MAX_STORED:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def understood(name: str) -> str:
+def describe_config(name: str) -> str:
     """What the file says at first sight, in words: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
     file = _source(name)
     if file is None or file.name == EXPORTED:
@@ -107,11 +107,11 @@ def understood(name: str) -> str:
     return f"{who}: {', '.join(sizes)}" if sizes else who
 
 
-def called(name: str) -> str:
+def model_title(name: str) -> str:
     """What the config calls its model: its own name, else its class; `your own model` where there is no such config."""
     file = _source(name)
     if file is None or file.name == EXPORTED:
-        return OWN if file is None else "your .pt2 model"
+        return UNNAMED if file is None else "your .pt2 model"
     data = json.loads(file.read_text(encoding="utf-8"))
     classes = data.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else data["model_type"]
@@ -119,7 +119,7 @@ def called(name: str) -> str:
     return f"{(Path(path).name if isinstance(path, str) else '') or first}, yours"[:60]
 
 
-def told(name: str) -> str | None:
+def describe_capture(name: str) -> str | None:
     """What the capture found, and how long it took; None before the first."""
     file = FOLDER / name.removeprefix("own-") / "told.json"
     if not file.is_file():
@@ -129,7 +129,7 @@ def told(name: str) -> str | None:
     return f"{data['params'] / 1e9:,.2f} B parameters, {data['ops']:,} operations, {blocks}; read in {data['seconds']:.1f} s"
 
 
-def load_own(request: Request, say: Callable[[str], None] | None = None) -> Graph:
+def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Graph:
     """The graph of a stored config at the request's workload; captured in a subprocess the first time.
 
     `say` is told how long it takes, and may raise to stop it.

@@ -10,9 +10,9 @@ import streamlit as st
 
 from explorer.address import carry, settings
 from explorer.components import frame
-from explorer.components.asking import sentence
 from explorer.components.lesson import picture
 from explorer.components.lesson import rail as lesson_links
+from explorer.components.request_form import sentence
 from explorer.learn.files import export, written
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
@@ -119,7 +119,7 @@ def show_rest(lesson: Lesson) -> None:
 
 def rail(lesson: Lesson) -> None:
     """The lessons, a link each to where the learner left it."""
-    everywhere = settings.write(state.values())
+    everywhere = settings.to_query(state.values())
     links = []
     for x in LESSONS:
         here = place(x)
@@ -151,7 +151,7 @@ def one_control(lesson: Lesson, c: Control, here: dict[str, Any]) -> None:
     if c.kind == "draw":
         st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
         return
-    state.seed(widget, here["values"][c.key])
+    state.set_widget(widget, here["values"][c.key])
     kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
     kind(
         c.title(here["step"] + 1),
@@ -166,7 +166,7 @@ def one_control(lesson: Lesson, c: Control, here: dict[str, Any]) -> None:
 def scrubber(lesson: Lesson, scene: Scene) -> None:
     """Back, the list of steps, next."""
     here, steps = place(lesson), len(scene.steps)
-    widget = state.seed(f"w_step_{lesson.number}", here["step"] + 1)
+    widget = state.set_widget(f"w_step_{lesson.number}", here["step"] + 1)
     most = steps if here["open"] else scene.reveal
     with st.container(horizontal=True, vertical_alignment="bottom", key="scrubber"):
         st.button("Back", key="w_back", on_click=turn, args=(lesson, scene, -1), disabled=here["step"] == 0)
@@ -204,7 +204,7 @@ def show(lesson: Lesson, scene: Scene) -> None:
     here = place(lesson)
     step = scene.steps[here["step"]]
     with st.container(key="says"):
-        st.markdown(f"### {here['step'] + 1}. {frame.text(step.title)}\n\n{step.says}")
+        st.markdown(f"### {here['step'] + 1}. {frame.escape(step.title)}\n\n{step.says}")
     picture(
         step.picture, told=st.session_state.get("learn_answers", 0), key="picture", on_set=lambda: take_placed(lesson)
     )
@@ -223,7 +223,7 @@ def ask(lesson: Lesson, question: Question) -> None:
         name = exercise(lesson)
         with st.container(key="told"):
             if name in assigned()[1]:
-                st.info(f"Kept for your assignment: {frame.text(assigned()[1][name])}. You may still change it.")
+                st.info(f"Kept for your assignment: {frame.escape(assigned()[1][name])}. You may still change it.")
             else:
                 result(here, question)
         with st.container(horizontal=True):
@@ -331,11 +331,11 @@ def same_thing(lesson: Lesson) -> dict[str, str]:
     found = seen(lesson.number, learner(), place(lesson)["values"])
     now = state.values()
     if found.get("model", now["model"]) != now["model"]:
-        now = {**now, **carry.OF_THE_MODEL, "batch": None, "seq": None}
-    plans = state.planned_names(settings.request({**now, "model": found.get("model", now["model"])}))
+        now = {**now, **carry.MODEL_SETTINGS, "batch": None, "seq": None}
+    plans = state.known_plan_ids(settings.build_request({**now, "model": found.get("model", now["model"])}))
     for key in {"plan", "compare"} & found.keys() if plans else ():
         found[key] = ",".join(n for n in found[key].split(",") if n in plans)
-    return {**settings.write(now), **{k: v for k, v in found.items() if v}}
+    return {**settings.to_query(now), **{k: v for k, v in found.items() if v}}
 
 
 @st.fragment
@@ -348,14 +348,14 @@ def body(number: int) -> None:
     try:
         scene, question = shown(number, who, here["values"])
     except PlannerError as error:
-        st.error(state.in_words(str(error)))
+        st.error(state.page_wording(str(error)))
         return
     if (asked := here.pop("asked", 0)) >= scene.reveal:
         here["open"] = True  # a link behind the question: somebody wants to show that step
     if asked >= len(scene.steps):
         st.warning(f"This lesson has {len(scene.steps)} steps, there is no step {asked + 1}; showing the last.")
     here["step"] = min(here["step"], len(scene.steps) - 1)
-    prefetch(number, who, state.plan)
+    prefetch(number, who, state.plan_request)
     to_address(lesson)
     with st.container(key="lesson_wide"):
         left, right, below = st.columns(
@@ -394,7 +394,7 @@ def page() -> None:
         st.markdown(f"## {lesson.number}. {lesson.title}")
         st.markdown(lesson.idea)
     if lesson.uses_model:
-        sentence.sentence(brief=True)
+        sentence.show_sentence(brief=True)
     body(lesson.number)
 
 

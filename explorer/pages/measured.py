@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import streamlit as st
 
-from explorer.address import own_cluster
-from explorer.address.settings import FITS
+from explorer.address import uploaded_cluster
+from explorer.address.settings import FITTED_RUNS
 from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
@@ -31,9 +31,9 @@ def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
         for key, (label, of) in FILTERS.items():
             values = sorted({of(r) for r in runs}, key=lambda v: (0, v) if isinstance(v, int) else (1, v))
             named = {frame.slug(v): str(v) for v in values}
-            frame.absent(label.lower(), state.value(key), list(named), "It is left out")
+            frame.warn_missing(label.lower(), state.value(key), list(named), "It is left out")
             now = [v for v in state.value(key) if v in named]
-            widget = state.shown(f"w_{key}", now)
+            widget = state.widget_key(f"w_{key}", now)
             st.multiselect(
                 label,
                 list(named),
@@ -56,21 +56,21 @@ def _take(key: str, widget: str) -> None:
 
 def left_out() -> str:
     """The control: which runs the constants that predict a run have not seen."""
-    widget = state.shown("w_left_out", state.value("left_out"))
+    widget = state.widget_key("w_left_out", state.value("left_out"))
     st.segmented_control(
         "Constants fitted to",
-        list(FITS),
+        list(FITTED_RUNS),
         default=state.value("left_out"),
-        format_func=FITS.__getitem__,
+        format_func=FITTED_RUNS.__getitem__,
         key=widget,
         required=True,
         wrap=True,
-        on_change=state.from_widget,
+        on_change=state.take_widget_value,
         args=("left_out", widget),
         help="A prediction is honest where the constants have not seen the run. A group: the same source, model, GPU, layout and "
         "recomputation.",
     )
-    return LEFT_OUT[list(FITS).index(state.value("left_out"))]
+    return LEFT_OUT[list(FITTED_RUNS).index(state.value("left_out"))]
 
 
 def told(runs: Sequence[PublishedRun], out: str) -> str:
@@ -134,9 +134,9 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
         return
     said = f" The source’s own tables contradict each other here: {one.contradicted}." if one.contradicted else ""
     st.markdown(
-        f"**{frame.text(one.model)} on {one.gpus} × {frame.text(one.gpu)}**, {frame.text(one.layout)}; {frame.text(one.workload)}: "
+        f"**{frame.escape(one.model)} on {one.gpus} × {frame.escape(one.gpu)}**, {frame.escape(one.layout)}; {frame.escape(one.workload)}: "
         f"measured {units.seconds(one.measured_s)}, predicted {units.seconds(one.seconds[out])} ({units.change(one.error(out))}). "
-        f"Source: {frame.text(one.source)}, {frame.text(one.reference)}.{frame.text(said)}"
+        f"Source: {frame.escape(one.source)}, {frame.escape(one.reference)}.{frame.escape(said)}"
     )
 
 
@@ -165,12 +165,12 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
     st.dataframe(
         rows, hide_index=True, row_height=34, column_config=columns, alt="The runs as a table, the furthest off first"
     )
-    frame.data("these runs", "published-runs", lambda: rows, asked=False)
+    frame.offer_data("these runs", "published-runs", lambda: rows, asked=False)
 
 
 def calibrated() -> None:
     """Where the cluster is the visitor's own and was calibrated: its timings, predicted before and after."""
-    fits = [f for f in own_cluster.fits(state.value("cluster")) if f.timings]
+    fits = [f for f in uploaded_cluster.calibration_fits(state.value("cluster")) if f.timings]
     if not fits:
         return
     st.markdown("**Your cluster, before and after its calibration**")
@@ -202,8 +202,8 @@ def calibrated() -> None:
 
 def page() -> None:
     """The page."""
-    state.begin("measured")
-    for problem in state.problems():
+    state.begin_page("measured")
+    for problem in state.address_problems():
         st.warning(problem)
     st.markdown("### How far are predicted steps from measured ones?")
     calibrated()

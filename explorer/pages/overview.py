@@ -8,9 +8,9 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.analysis.shortlist import shortlist
-from explorer.components import frame, graphs, ways_out
+from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
-from explorer.session import staged, state, stated
+from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import units
 from planner_core.core import Plan
 from planner_core.planning import Result, copies
@@ -21,43 +21,43 @@ WIDTH, HEIGHT = 470, 690  # pixels of the graph
 
 def page() -> None:
     """The page."""
-    result = frame.open_page(state.FIRST, short=ways_out.short)
-    plans = stated.beside(state.plan_ids(result.plans), result)
+    result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
+    plans = current_setup.with_extra_plans(state.plan_ids(result.plans), result)
     waste(result)
     screen(result, plans)
     if not result.best.fits:
-        ways_out.panel(result)
+        remedies.show_remedies(result)
     for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
-        st.caption(f"Note: {frame.text(state.in_words(note))}")
+        st.caption(f"Note: {frame.escape(state.page_wording(note))}")
 
 
 @st.fragment
 def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     """The graph and the plans: what is chosen in one is shown in the other, and nothing else runs again."""
-    state.follow()
-    chosen, plan = state.chosen(plans, result)
+    state.sync_address()
+    chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
     listed = shortlist(plans, state.choice_of(result.request, result), settings.TOOLS[tool] if tool else "")
     # a model of two stacks is wider than one: it needs the room to be read
-    wide = state.drawing(result.request).scopes[""].width > WIDTH
+    wide = state.model_drawing(result.request).scopes[""].width > WIDTH
     with st.container(key="wide_overview"):
         left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
-        graphs.draw(result, chosen, plan, WIDTH, HEIGHT)
+        graphs.show_graph(result, chosen, plan, WIDTH, HEIGHT)
         st.caption(folded(result))
     with right:
-        table.draw(result, plans, listed, chosen)
-        launch.bar(result, chosen, plan)
-        if staged.open_question():
+        table.show_table(result, plans, listed, chosen)
+        launch.show_export_bar(result, chosen, plan)
+        if pipeline_plan.is_pending():
             _stages(result)
-        node.panel(result, chosen, plan)
+        node.show_node(result, chosen, plan)
 
 
 @st.fragment(run_every=1.0)
 def _stages(result: Result) -> None:
     """A line while stages are looked for beside the page; once that is known the page shows it."""
-    job = staged.begin(result)
-    if job.done and not staged.open_question():
+    job = pipeline_plan.start_search(result)
+    if job.done and not pipeline_plan.is_pending():
         st.rerun()
     told = f": {job.said.replace(' world', ' GPUs')}" if job.said else ""
     st.caption("" if job.done else f"Looking at pipeline stages{told}")
@@ -70,7 +70,7 @@ def folded(result: Result) -> str:
     blocks = " and ".join(f"{len(r.calls)} × {r.block}" for r in runs if len(r.calls) > 1)
     ops = f"{units.whole(result.graph.num_ops)} operations folded to {units.whole(kept)}"
     told = f"{units.count(result.graph.num_params)} parameters; {ops}"
-    return frame.text(f"{told}: {blocks}." if blocks else f"{told}: nothing repeats.")
+    return frame.escape(f"{told}: {blocks}." if blocks else f"{told}: nothing repeats.")
 
 
 def waste(result: Result) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis.filters import REFERENCE
-from explorer.components import comparing, frame, opened
+from explorer.analysis.filters import REFERENCE_METHOD
+from explorer.components import comparing, frame, plan_numbers
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
-from explorer.session import state, stated
+from explorer.session import current_setup, state
 from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -17,9 +17,9 @@ from planner_core.planning import Result
 def page() -> None:
     """The page."""
     result = frame.open_page("plans")
-    found = methods_panel.found()
-    plans = {**stated.beside(state.with_pinned(state.plan_ids(result.plans)), result), **found}
-    widget = state.shown("w_tab", state.value("tab"))
+    found = methods_panel.known_plans()
+    plans = {**current_setup.with_extra_plans(state.with_pinned(state.plan_ids(result.plans)), result), **found}
+    widget = state.widget_key("w_tab", state.value("tab"))
     st.segmented_control(
         "Part of the page",
         list(settings.TABS),
@@ -28,42 +28,44 @@ def page() -> None:
         key=widget,
         required=True,
         label_visibility="collapsed",
-        on_change=state.from_widget,
+        on_change=state.take_widget_value,
         args=("tab", widget),
     )
-    chosen, plan = state.chosen(plans, result)
+    chosen, plan = state.chosen_plan(plans, result)
     if state.value("tab") == "block":
-        candidates.section(result, plan, next((p for p in plans.values() if p.method == REFERENCE), None))
-        candidates.dropped(result)
+        candidates.show_candidates(
+            result, plan, next((p for p in plans.values() if p.method == REFERENCE_METHOD), None)
+        )
+        candidates.describe_dropped(result)
     elif state.value("tab") == "weight":
         # What is run now was not found by the search, and edits start from a plan that was.
         searched = state.plan_ids(result.plans)
-        edit_panel.panel(result, searched, chosen if chosen in searched else next(iter(searched)))
+        edit_panel.show_edits(result, searched, chosen if chosen in searched else next(iter(searched)))
     else:
         _every(result, plans, chosen, plan)
-    methods_panel.rest()
+    methods_panel.plan_next()
 
 
 def _every(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:
     """The chart, the table, and the chosen plan in full."""
-    shown = choice.current().plans(plans)
+    shown = choice.current_filter().plans(plans)
     with st.container(key="wide"):
         left, right = st.columns([3, 4], gap="medium")
     with left:
-        choice.plans_chart(result, plans, shown, chosen)
+        choice.show_plans_chart(result, plans, shown, chosen)
     with right:
-        methods_panel.panel(result)
-        choice.plans_table(result, plans, shown, chosen)
-        choice.filters(plans, shown)
-    st.markdown(f"### {frame.text(recipe.short(plan))}")
-    st.markdown(f"{frame.text(recipe.recipe(plan))}. {units.seconds(plan.cost.step_time_s)} a step.")
+        methods_panel.show_methods(result)
+        choice.show_plans_table(result, plans, shown, chosen)
+        choice.show_filters(plans, shown)
+    st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
+    st.markdown(f"{frame.escape(recipe.describe_plan(plan))}. {units.seconds(plan.cost.step_time_s)} a step.")
     for note in plan.notes:
-        st.caption(frame.text(state.in_words(note)))
-    choice.pinned(plans, chosen)
-    opened.opened(stated.home(chosen, result), plan)
+        st.caption(frame.escape(state.page_wording(note)))
+    choice.show_pins(plans, chosen)
+    plan_numbers.show_numbers(current_setup.result_of(chosen, result), plan)
     with st.expander("How every weight lies", key="every_weight", on_change="rerun") as box:
         if box.open:
-            comparing.weights({chosen: plan}, {chosen: stated.home(chosen, result)})
+            comparing.show_weights({chosen: plan}, {chosen: current_setup.result_of(chosen, result)})
 
 
 page()

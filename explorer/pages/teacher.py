@@ -20,13 +20,13 @@ from explorer.session import state
 def outline(lesson: Lesson, who: Learner) -> None:
     """One lesson: steps, controls, question with answer, link."""
     scene, question = lesson.scene(who, lesson.defaults()), lesson.question(who, lesson.defaults())
-    query = {**settings.write(state.values()), "lesson": lesson.key}
+    query = {**settings.to_query(state.values()), "lesson": lesson.key}
     with st.container(gap="xsmall", key=f"outline_{lesson.number}"):
         st.page_link("explorer/pages/learn.py", label=f"**{lesson.number}. {lesson.title}**", query_params=query)
         st.markdown(lesson.idea)
     with st.expander("Steps, controls, question and answer"):
         steps = "  \n".join(
-            f"{i}. {frame.text(s.title)}" + (" (the question first)" if i == scene.reveal + 1 else "")
+            f"{i}. {frame.escape(s.title)}" + (" (the question first)" if i == scene.reveal + 1 else "")
             for i, s in enumerate(scene.steps, 1)
         )
         st.markdown(f"**Shows**  \n{steps}")
@@ -68,7 +68,7 @@ def files(who: Learner) -> None:
 
 def routes_for_a_class() -> None:
     """What to show in 90 minutes and in five sessions, and what students will get wrong."""
-    everywhere = settings.write(state.values())
+    everywhere = settings.to_query(state.values())
 
     def link(lesson: Lesson, step: int, chosen: tuple[tuple[str, Choice], ...]) -> str:
         return f"learn?{urlencode({**everywhere, **routes.in_app(lesson, step, chosen)})}"
@@ -80,7 +80,7 @@ def routes_for_a_class() -> None:
 
 def page() -> None:
     """The page."""
-    state.begin("teacher")
+    state.begin_page("teacher")
     st.markdown("## For teachers")
     st.markdown(
         f"{len(LESSONS)} lessons of eight to fifteen minutes in class, in the order in which words are defined. Each has its own "
@@ -91,7 +91,7 @@ def page() -> None:
         "setting of each lesson; they change with the controls, since every number is computed when it is shown."
     )
     request = state.plain_request()
-    who = Learner(request, state.own_graph if request.model.startswith("own-") else None)
+    who = Learner(request, state.uploaded_graph if request.model.startswith("own-") else None)
     files(who)
     routes_for_a_class()
     assignment.form()

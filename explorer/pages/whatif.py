@@ -8,7 +8,7 @@ import streamlit as st
 
 from explorer.components import frame
 from explorer.components.plans import sweep_panel, whatif_panel
-from explorer.session import state, stated
+from explorer.session import current_setup, state
 from explorer.text import recipe, units
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, regret
@@ -17,11 +17,11 @@ from planner_core.planning.analysis import SCENARIOS, regret
 def page() -> None:
     """The page."""
     result = frame.open_page("whatif")
-    _, plan = state.chosen(stated.beside(state.plan_ids(result.plans), result), result)
-    st.markdown(f"**One change**, set against {frame.text(recipe.short(plan))}")
-    whatif_panel.panel(result, plan)
+    _, plan = state.chosen_plan(current_setup.with_extra_plans(state.plan_ids(result.plans), result), result)
+    st.markdown(f"**One change**, set against {frame.escape(recipe.layout_name(plan))}")
+    whatif_panel.show_what_if(result, plan)
     st.markdown("**A sweep** of one quantity, or two")
-    sweep_panel.panel(result)
+    sweep_panel.show_sweep(result)
     st.markdown("**A machine worse than assumed**, and what each plan loses there on the best one")
     _regret(result)
 
@@ -32,8 +32,8 @@ def _regret(result: Result) -> None:
     rows = []
     for found in regret(result):
         cells = [units.seconds(t) + _lost(x) for t, x in zip(found.step_time_s, found.lost, strict=True)]
-        rows.append([html.escape(recipe.short(plans[found.name])), *cells])
-    frame.table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
+        rows.append([html.escape(recipe.layout_name(plans[found.name])), *cells])
+    frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
 
 
 def _lost(share: float) -> str:

@@ -30,32 +30,32 @@ OPTIONS = (
     "chunks",
     "offload",
 )
-ALWAYS = ("cluster",)
-NAMES = {"tool": "for"}
+ALWAYS_WRITTEN = ("cluster",)
+OPTION_NAMES = {"tool": "for"}
 """Options that are called otherwise than the request's value."""
-OF_PLAN = {"accumulate": None, "recompute": "auto"}
-"""Defaults of the command `plan` that are not a request's."""
-OWN = "config.json"
-OWN_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
+PLAN_DEFAULTS = {"accumulate": None, "recompute": "auto"}
+"""Defaults of the command `plan_command` that are not a request's."""
+UPLOADED_CONFIG = "config.json"
+UPLOADED_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
 """Where an uploaded cluster lies here; at its owner's it is a file."""
 
 
-def plan(request: Request, file: str, pick: str = "") -> str:
+def plan_command(request: Request, file: str, pick: str = "") -> str:
     """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`. `pick` names a plan of the
     report other than the best."""
-    default = {f.name: f.default for f in fields(Request)} | OF_PLAN
-    model = OWN if request.model.startswith("own-") else request.model
+    default = {f.name: f.default for f in fields(Request)} | PLAN_DEFAULTS
+    model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
     for key in OPTIONS:
         value = getattr(request, key)
         if key == "zero" and value is None:
             value = "auto"
-        if value is not None and (value != default[key] or key in ALWAYS):
+        if value is not None and (value != default[key] or key in ALWAYS_WRITTEN):
             if value is True:
                 parts.append(f"--{key}")
                 continue
-            text = OWN_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
-            parts.append(f"--{NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
+            text = UPLOADED_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
+            parts.append(f"--{OPTION_NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
     chosen = [f"--pick {shlex.quote(pick)}"] if pick else []
     return " ".join([*parts, *chosen, "-o", shlex.quote(file)])
 
@@ -66,7 +66,7 @@ TRAINER = "train.py"
 """The user's own script, where a form is read by one."""
 
 
-def launch(target: str, cluster: Cluster, file: str) -> str:
+def launch_command(target: str, cluster: Cluster, file: str) -> str:
     """What to type on each node to run an exported form; HEAD is the name of the first node."""
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node

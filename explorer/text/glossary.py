@@ -45,7 +45,7 @@ PLANS = {
 PLAN_WORDS = ". ".join(PLANS.values()) + "."
 
 
-def axis_told(name: str) -> str:
+def describe_axis(name: str) -> str:
     """What the GPUs along a mesh axis do. Of two axes that do the same, the names end in `_outer` and `_inner`."""
     return AXES.get(name.partition("_")[0], "a group of the GPUs")
 
@@ -55,7 +55,7 @@ _WHOLE = re.compile(r'<span class="chip.*?</span>|<[^>]*>')
 _WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, reverse=True))) + r")\b")
 
 
-def define(markup: str) -> str:
+def mark_terms(markup: str) -> str:
     """Markup in which each word of the glossary shows its meaning on hover and on focus, where it stands first."""
     told: set[str] = set()
 

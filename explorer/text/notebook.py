@@ -8,20 +8,20 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from explorer.text.commands import OWN, OWN_CLUSTER
+from explorer.text.commands import UPLOADED_CLUSTER, UPLOADED_CONFIG
 from planner_core.planning import Request
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "static" / "figure_notebook.py"
 """A script whose cells begin with `# %%`."""
 
 
-def notebook(request: Request) -> str:
+def build_notebook(request: Request) -> str:
     """The notebook of a request's plans, as JSON; an uploaded model or cluster stands as a file beside it."""
     default = {f.name: f.default for f in fields(Request)}
     given = {k: v for k in default if k != "model" and ((v := getattr(request, k)) != default[k] or k == "cluster")}
-    given = {k: OWN_CLUSTER.sub("cluster.json", v) if isinstance(v, str) else v for k, v in given.items()}
+    given = {k: UPLOADED_CLUSTER.sub("cluster.json", v) if isinstance(v, str) else v for k, v in given.items()}
     text = TEMPLATE.read_text(encoding="utf-8")
-    model = OWN if request.model.startswith("own-") else request.model
+    model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
     text = re.sub(r"^MODEL = .*$", lambda _: f"MODEL = {model!r}", text, flags=re.MULTILINE)
     text = re.sub(r"^OPTIONS: Any = .*$", lambda _: f"OPTIONS = {given!r}", text, flags=re.MULTILINE)
     cells = [

@@ -32,7 +32,7 @@ MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
 """The command line takes and tells memory in GB; the page tells it in GiB everywhere."""
 
 
-def in_words(text: str) -> str:
+def page_wording(text: str) -> str:
     """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
     # rounded up: what would do must do
     text = re.sub(

@@ -22,26 +22,26 @@ RECOMPUTED = {
 }
 
 
-def recipe(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """What to run, in one line."""
-    return ", ".join([*_axes(plan), work(plan)])
+    return ", ".join([*_axes(plan), describe_work(plan)])
 
 
-LONGEST = 36
+MAX_NAME_LENGTH = 36
 """Letters of a name in a table."""
 
 
-def short(plan: Plan) -> str:
+def layout_name(plan: Plan) -> str:
     """The layout as a name of one short line: `FSDP 8 × TP 8`; what goes another way is named where there is room, else as mixed."""
     whole = [part.partition(" with ") for part in _axes(plan)]
-    parts = [_degree(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in whole]
+    parts = [_degree_name(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in whole]
     apart = [tail for _, _, tail in whole if tail and tail != "sequence parallelism"]
     apart = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in apart]
     name = " × ".join(parts)
     told = f"{name}, {', '.join(filter(None, apart))}"
     if not any(apart):
         return name
-    return told if len(told) <= LONGEST else f"{name}, mixed"
+    return told if len(told) <= MAX_NAME_LENGTH else f"{name}, mixed"
 
 
 DEGREES = (
@@ -57,33 +57,33 @@ DEGREES = (
 )
 
 
-def _degree(words_: str) -> str:
+def _degree_name(words_: str) -> str:
     for long, brief in DEGREES:
         if words_.startswith(long):
             return brief + words_.removeprefix(long).partition(" ")[0]
     return words_
 
 
-def brief_work(plan: Plan) -> str:
+def describe_extra_work(plan: Plan) -> str:
     """What a step does beside one plain pass: `4 micro-batches, full recomputation`; empty where it does nothing else."""
-    parts = [p for p in work(plan).split(", ") if p not in ("1 micro-batch", RECOMPUTED["none"])]
+    parts = [p for p in describe_work(plan).split(", ") if p not in ("1 micro-batch", RECOMPUTED["none"])]
     mixed = sum("recomputation" in p for p in parts)
     if mixed > 1:
         parts = [p for p in parts if "recomputation" not in p] + ["mixed recomputation"]
-    return "; ".join(filter(None, (", ".join(parts), bubble(plan))))
+    return "; ".join(filter(None, (", ".join(parts), describe_bubble(plan))))
 
 
-def bubble(plan: Plan) -> str:
+def describe_bubble(plan: Plan) -> str:
     """`bubble 7 %`: the share of a step in which a rank of the pipeline waits for others; empty where there is one stage."""
     cost = plan.cost.pipeline
     return f"bubble {units.percent(cost.bubble_s / plan.cost.step_time_s)}" if cost else ""
 
 
-def work(plan: Plan) -> str:
+def describe_work(plan: Plan) -> str:
     """What a step does: its micro-batches, what it recomputes, whether it makes products in chunks, and where its moments are."""
     parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
     parts += ["moments in the host’s memory"] if plan.workload.get("offload") else []
-    return ", ".join([*order(plan), _micro_batches(plan), _recomputation(plan), *parts])
+    return ", ".join([*schedule_name(plan), _micro_batches(plan), _recomputation(plan), *parts])
 
 
 ORDERS = {
@@ -95,13 +95,13 @@ ORDERS = {
 }
 
 
-def order(plan: Plan) -> list[str]:
+def schedule_name(plan: Plan) -> list[str]:
     """In which order pipeline stages run, with the stages of a rank: `interleaved 2`; none where there is one stage."""
     cut = plan.pipeline
     return [ORDERS[cut.schedule] + (f" {cut.virtual}" if cut.virtual > 1 else "")] if cut else []
 
 
-def layout(plan: Plan) -> str:
+def describe_layout(plan: Plan) -> str:
     """What the GPUs are for, in one line: the recipe without what a step does."""
     return ", ".join(_axes(plan))
 
@@ -139,39 +139,43 @@ def _axes(plan: Plan) -> list[str]:
         found.append(f"the same work on {repeated} GPUs")
     found = found or ([] if plan.pipeline else ["one GPU"])
     apart = {
-        axis: _apart(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
+        axis: _exceptions(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
     }
-    told = _by_axis({axis: CONTEXT if axis in context else roles[axis] for axis in apart}, apart)
+    told = _merge_exceptions({axis: CONTEXT if axis in context else roles[axis] for axis in apart}, apart)
     found = [*found[:-1], f"{found[-1]} with {', '.join(told)}"] if told and found else found
     return [f"pipeline parallel {plan.pipeline.ranks}", *found] if plan.pipeline else found
 
 
-AXIS = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
+AXIS_NAMES = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
 """How an axis of each kind is called."""
 
 
-def _by_axis(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) -> list[str]:
+def _merge_exceptions(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) -> list[str]:
     """What goes another way, each text once; with its axis where one axis does other things than the next."""
     said = {axis: texts for axis, texts in apart.items() if texts}
     if len({tuple(texts) for texts in said.values()}) <= 1 or len({kinds[axis] for axis in said}) < len(said):
         return list(dict.fromkeys(text for texts in said.values() for text in texts))
-    return [f"{text} on the {AXIS[kinds[axis]]} axis" for axis, texts in said.items() for text in texts]
+    return [f"{text} on the {AXIS_NAMES[kinds[axis]]} axis" for axis, texts in said.items() for text in texts]
 
 
-WAY = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
+USUAL_PLACEMENT = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
 """How weights go on an axis of each kind."""
-SAYS = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
+EXCEPTION_PHRASES = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
 
 
-def _apart(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ...]) -> list[str]:
+def _exceptions(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ...]) -> list[str]:
     """The weights that go another way than most on one of the axes that make up `size` ranks; not those that were `told`."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
-    ways = {way: words.named(plan, axis, way, brief=True) for way in SAYS if n > 1 and way != WAY[role]}
+    ways = {
+        way: words.name_weights(plan, axis, way, brief=True)
+        for way in EXCEPTION_PHRASES
+        if n > 1 and way != USUAL_PLACEMENT[role]
+    }
     ways = {way: [name for name in names if name not in told] for way, names in ways.items()}
-    return [SAYS[way].format(words.join(found), over) for way, found in ways.items() if found]
+    return [EXCEPTION_PHRASES[way].format(words.join_words(found), over) for way, found in ways.items() if found]
 
 
 def sequence_split(plan: Plan, axis: int) -> bool:

@@ -6,7 +6,7 @@ from explorer.text import units
 from planner_core.planning.pricing import Budget, Speed
 
 
-def head(budget: Budget | None) -> list[str]:
+def budget_columns(budget: Budget | None) -> list[str]:
     """The columns of a table."""
     if budget is None:
         return []
@@ -14,8 +14,8 @@ def head(budget: Budget | None) -> list[str]:
     return [f"{kind} for {units.count(budget.tokens)} tokens" for kind in kinds]
 
 
-def cells(budget: Budget | None, speed: Speed, num_gpus: int) -> list[str]:
-    """The cells of a plan, under `head`: `12.5 days`, `300 k`."""
+def budget_cells(budget: Budget | None, speed: Speed, num_gpus: int) -> list[str]:
+    """The cells of a plan, under `budget_columns`: `12.5 days`, `300 k`."""
     if budget is None:
         return []
     run = budget.to_json(speed, num_gpus)

@@ -28,7 +28,7 @@ FAMILIES = (
     ("convolutions", ("conv", "projection", "shortcut")),
 )
 WHOLE, GATHERED, ONCE = "whole", ", gathered", ", gathered once a step"
-MOST_NAMED = 4
+MAX_NAMED = 4
 """Names that a sentence lists."""
 
 
@@ -46,7 +46,7 @@ TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
 """What the page calls the plan of a baseline, by the plan's name."""
 
 
-def title(plan: Plan) -> str:
+def plan_title(plan: Plan) -> str:
     """What a plan is called on the page."""
     if plan.name in TITLES:
         return TITLES[plan.name]
@@ -61,45 +61,45 @@ def title(plan: Plan) -> str:
     return plan.name[:1].upper() + plan.name[1:]
 
 
-def inside(plan: Plan) -> str:
+def title_in_sentence(plan: Plan) -> str:
     """Its title inside a sentence: `our current setup`, but `Exact plan`, which is a name."""
-    called = title(plan)
+    called = plan_title(plan)
     return called[:1].lower() + called[1:] if called.startswith(("Our ", "The ")) else called
 
 
-def describe(plan: Plan) -> str:
+def describe_axes(plan: Plan) -> str:
     """One line: what each mesh axis does, outermost first."""
     parts = []
     for axis, size in enumerate(plan.mesh.axis_sizes):
         if size > 1:
             parts.append(_axis_words(plan, axis, size))
-    return capital("; ".join(parts) or "everything on one GPU")
+    return capitalize("; ".join(parts) or "everything on one GPU")
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """A sentence with its first letter large, unless it begins with the name of a weight."""
     return text if re.match(r"\w*[_.]\w", text) else text[:1].upper() + text[1:]
 
 
 def _axis_words(plan: Plan, axis: int, size: int) -> str:
-    split, gathered, whole = (named(plan, axis, way) for way in WAYS)
+    split, gathered, whole = (name_weights(plan, axis, way) for way in PLACEMENT_KINDS)
     words = [f"batch split {size} ways"] if batch_share(plan, axis) > 0.5 else []
     if split:
-        words.append(f"{join(split) if gathered or whole else 'all weights'} split {size} ways")
+        words.append(f"{join_words(split) if gathered or whole else 'all weights'} split {size} ways")
     if gathered:
-        them = join(gathered) if split or whole else "weights"
+        them = join_words(gathered) if split or whole else "weights"
         words.append(f"{them} sharded {size} ways and gathered at use")
     if whole and (split or gathered):
-        words.append(f"{join(whole)} whole")
+        words.append(f"{join_words(whole)} whole")
     if not words:
         words.append(f"everything repeated {size} times")
     return ", ".join(words)
 
 
-WAYS = ("split", "gathered", "whole")
+PLACEMENT_KINDS = ("split", "gathered", "whole")
 
 
-def named(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
+def name_weights(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
     """What goes one way on one axis: families of weights; where the weights of a family go several ways, the most of it, or the
     weights by name. In `brief`, weights of which only some copies go this way are told as some of their family."""
     found = []
@@ -114,7 +114,7 @@ def named(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
         elif brief and any(count < _copies(leaf, ways) for leaf, count in ways[way].items()):
             found.append(f"some of {name}")
         else:
-            found += [_some_copies(leaf, count, ways) for leaf, count in ways[way].items()]
+            found += [_weight_with_copies(leaf, count, ways) for leaf, count in ways[way].items()]
     return found
 
 
@@ -122,7 +122,7 @@ def _copies(leaf: str, ways: Mapping[str, Counter[str]]) -> int:
     return sum(w[leaf] for w in ways.values())
 
 
-def _some_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
+def _weight_with_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
     """A weight's name; where its copies go several ways, of how many copies."""
     total = _copies(leaf, ways)
     return leaf if count == total else f"{leaf} of {count} of {total} copies"
@@ -156,44 +156,45 @@ def batch_share(plan: Plan, axis: int) -> float:
     return split / max(1, len(sites))
 
 
-def join(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """`a, b and c`; of many the first ones and how many more."""
-    words = (
-        list(words) if len(words) <= MOST_NAMED else [*words[: MOST_NAMED - 1], f"{len(words) - MOST_NAMED + 1} more"]
-    )
+    words = list(words) if len(words) <= MAX_NAMED else [*words[: MAX_NAMED - 1], f"{len(words) - MAX_NAMED + 1} more"]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def doubt(a: Plan, b: Plan) -> float:
+def time_doubt(a: Plan, b: Plan) -> float:
     """The share by which the steps of two plans may differ by prediction and still be a tie."""
     return doubt_between(a, b, Cluster.from_json(a.cluster))
 
 
-def tied(a: Plan, b: Plan) -> bool:
+def is_tie(a: Plan, b: Plan) -> bool:
     """Whether the prediction's doubt does not tell two steps apart."""
     low, high = sorted((a.cost.step_time_s, b.cost.step_time_s))
-    return high <= low * (1 + doubt(a, b))
+    return high <= low * (1 + time_doubt(a, b))
 
 
-def headline(a: Plan, b: Plan) -> str:
+def compare_steps(a: Plan, b: Plan) -> str:
     """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
     samples of other lengths by the token."""
     (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
     times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
-    if max(ta, tb) <= min(ta, tb) * (1 + doubt(a, b)):
-        head, who = f"{title(a)} and {inside(b)} tie in time ({times}, closer than such estimates tell apart)", title(a)
+    if max(ta, tb) <= min(ta, tb) * (1 + time_doubt(a, b)):
+        head, who = (
+            f"{plan_title(a)} and {title_in_sentence(b)} tie in time ({times}, closer than such estimates tell apart)",
+            plan_title(a),
+        )
     else:
         a, b = (a, b) if ta < tb else (b, a)
         gain = 1 - min(ta, tb) / max(ta, tb)
-        head, who = f"{title(a)} takes {units.percent(gain)} less time than {inside(b)} ({times})", "It"
-    fits = [title(p) for p in (a, b) if not p.fits]
+        head, who = f"{plan_title(a)} takes {units.percent(gain)} less time than {title_in_sentence(b)} ({times})", "It"
+    fits = [plan_title(p) for p in (a, b) if not p.fits]
     tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
-    return f"{head}. {who} {sizes(a, b)}.{tail}"
+    return f"{head}. {who} {compare_sizes(a, b)}.{tail}"
 
 
-def sizes(a: Plan, b: Plan) -> str:
+def compare_sizes(a: Plan, b: Plan) -> str:
     """What `a` sends and needs against `b`."""
     sent = _difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
     held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
@@ -201,7 +202,7 @@ def sizes(a: Plan, b: Plan) -> str:
     return f"{held} memory" if silent else f"{sent} per GPU and {held} memory"
 
 
-def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
+def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
     """What a method's restrictions cost against exact, and which one costs most; `steps` are (what it adds, best plan so)."""
     known = [(says, p) for says, p in steps if p is not None]
     if not known or steps[0][1] is None:
@@ -216,7 +217,7 @@ def verdict(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
     ]
     cost, says = max(added, default=(0.0, ""))
     whole = last.cost.step_time_s - first.step_time_s
-    unsure = doubt(known[0][1], last) * first.step_time_s
+    unsure = time_doubt(known[0][1], last) * first.step_time_s
     if unsure < cost <= whole:
         text += f" {'Most' if 2 * cost > whole else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
     elif whole <= unsure:
@@ -246,7 +247,7 @@ def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -
     return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
 
 
-def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
+def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     """(block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
     found = {}
     for label, block in plan.blocks.items():
@@ -263,7 +264,7 @@ def by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     return found
 
 
-def numbers(shown: str, dtype: str, precision: str) -> str:
+def describe_precision(shown: str, dtype: str, precision: str) -> str:
     """`bf16 mixed precision (fp32 master weights)`: what a step computes in and what it keeps. `shown` is the dtype as told."""
     if dtype == "float32":
         return shown
@@ -291,13 +292,13 @@ def mesh_words(mesh: DeviceMesh) -> str:
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
 
-def laid_out(plan: Plan) -> str:
+def full_mesh_words(plan: Plan) -> str:
     """The whole mesh of a plan, with the ranks of its pipeline: `4 pipe × 2 data × 8 tensor`."""
     cut, mesh = plan.pipeline, plan.mesh
     return mesh_words(whole_mesh(mesh, cut.ranks) if cut else mesh)
 
 
-def text(value: str) -> str:
+def escape(value: str) -> str:
     """Text for markdown: nothing in it is read as markup."""
     for sign in "\\`*_{}[]()#+-!|<>$~:":
         value = value.replace(sign, "\\" + sign)

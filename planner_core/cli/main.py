@@ -255,9 +255,9 @@ def _fold(args: argparse.Namespace) -> int:
 
     planner = prepare(_request(args), say=_say)
     if args.html:
-        from explorer.graph.pyvis_page import folded_html
+        from explorer.graph.pyvis_page import folded_page
 
-        write_file(Path(args.html), folded_html(planner.coarse, planner.graph.name))
+        write_file(Path(args.html), folded_page(planner.coarse, planner.graph.name))
     data = fold_report(planner.coarse)
     return _print(args, data, fold_text(data))
 

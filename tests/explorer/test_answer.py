@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.address import settings
-from explorer.analysis import answer, rows, ways_out
+from explorer.analysis import remedies, rows, step_parts
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, tables
 from planner_core.core import Cluster, Plan, load_cluster
@@ -32,17 +32,17 @@ def result(request: pytest.FixtureRequest) -> Result:
     return planned(request.param)
 
 
-def shown(result: Result) -> tuple[answer.Shown, dict[str, Plan], str]:
+def shown(result: Result) -> tuple[step_parts.RoundedSteps, dict[str, Plan], str]:
     plans = plan_ids(result.plans)
-    parts = {n: answer.step_parts(p, result.graph, result.coarse) for n, p in plans.items()}
+    parts = {n: step_parts.split_step(p, result.graph, result.coarse) for n, p in plans.items()}
     best = next(iter(plans))
-    return answer.shown(parts, best), plans, best
+    return step_parts.round_steps(parts, best), plans, best
 
 
 def test_the_parts_of_every_step_add_up_to_it(result: Result) -> None:
     for plan in result.plans:
-        parts = answer.step_parts(plan, result.graph, result.coarse)
-        assert set(parts) == set(answer.PARTS)
+        parts = step_parts.split_step(plan, result.graph, result.coarse)
+        assert set(parts) == set(step_parts.PARTS)
         assert all(seconds >= -1e-12 for seconds in parts.values())
         assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s, rel=1e-9)
 
@@ -50,9 +50,9 @@ def test_the_parts_of_every_step_add_up_to_it(result: Result) -> None:
 def test_recomputation_is_a_part_of_its_own() -> None:
     plain, again = (planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, recompute=r)) for r in ("none", "full"))
     for result, recomputes in ((plain, False), (again, True)):
-        parts = answer.step_parts(result.best, result.graph)
-        assert (parts[answer.AGAIN] > 0) == recomputes
-        assert ("full recomputation" in recipe.recipe(result.best)) == recomputes
+        parts = step_parts.split_step(result.best, result.graph)
+        assert (parts[step_parts.RECOMPUTATION] > 0) == recomputes
+        assert ("full recomputation" in recipe.describe_plan(result.best)) == recomputes
 
 
 def test_what_is_read_adds_up(result: Result) -> None:
@@ -60,7 +60,7 @@ def test_what_is_read_adds_up(result: Result) -> None:
     for name, plan in plans.items():
         unit = (1.0 if found.name == "s" else 1e-3) / 10**found.places
         assert found.total(name) == round(plan.cost.step_time_s / unit)
-        assert sum(found.parts[name][p] - found.parts[best][p] for p in answer.PARTS) == found.total(
+        assert sum(found.parts[name][p] - found.parts[best][p] for p in step_parts.PARTS) == found.total(
             name
         ) - found.total(best)
 
@@ -68,7 +68,7 @@ def test_what_is_read_adds_up(result: Result) -> None:
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=6), st.sampled_from([1e-3, 0.1, 1.0, 7.0]))
 def test_rounded_parts_add_up_to_the_rounded_sum(values: list[float], quantum: float) -> None:
     parts = {str(i): v for i, v in enumerate(values)}
-    rounded = answer.apportioned(parts, quantum)
+    rounded = step_parts.apportion(parts, quantum)
     assert sum(rounded.values()) == round(sum(values) / quantum)
     assert all(abs(rounded[k] - v / quantum) <= 1 for k, v in parts.items())
 
@@ -76,7 +76,7 @@ def test_rounded_parts_add_up_to_the_rounded_sum(values: list[float], quantum: f
 def test_the_rival_is_the_fastest_usual_layout_that_fits(result: Result) -> None:
     plans = plan_ids(result.plans)
     best = next(iter(plans))
-    rival = next(n for n in answer.rivals(plans, best) if plans[n].fits)
+    rival = next(n for n in step_parts.rank_rivals(plans, best) if plans[n].fits)
     usual = ("data-parallel", "fsdp", "megatron", "megatron-sp", "hf-expert")
     assert plans[rival].cost.step_time_s == min(
         p.cost.step_time_s for p in plans.values() if p.fits and p.method in usual
@@ -85,22 +85,22 @@ def test_the_rival_is_the_fastest_usual_layout_that_fits(result: Result) -> None
 
 def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
     mine = {
-        answer.COMPUTE: 50,
-        answer.AGAIN: 0,
-        answer.WAITS: 30,
-        answer.WEIGHTS: 5,
-        answer.OPTIMIZER: 10,
-        answer.BUBBLE: 0,
+        step_parts.COMPUTE: 50,
+        step_parts.RECOMPUTATION: 0,
+        step_parts.WAITS: 30,
+        step_parts.WEIGHTS: 5,
+        step_parts.OPTIMIZER: 10,
+        step_parts.BUBBLE: 0,
     }
     other = {
-        answer.COMPUTE: 70,
-        answer.AGAIN: 0,
-        answer.WAITS: 20,
-        answer.WEIGHTS: 5,
-        answer.OPTIMIZER: 11,
-        answer.BUBBLE: 0,
+        step_parts.COMPUTE: 70,
+        step_parts.RECOMPUTATION: 0,
+        step_parts.WAITS: 20,
+        step_parts.WEIGHTS: 5,
+        step_parts.OPTIMIZER: 11,
+        step_parts.BUBBLE: 0,
     }
-    told = answer.causes(answer.Shown("ms", 0, {"a": mine, "b": other}), "a", "b")
+    told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, {"a": mine, "b": other}), "a", "b")
     assert told == "computes 20 ms less, but waits 10 ms longer for data that the next operation needs"
 
 
@@ -115,13 +115,13 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
 def test_a_recipe_speaks_as_the_tools_do(method: str, said: str) -> None:
     result = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2))
     plan = next(p for p in result.plans if p.method == method)
-    assert re.search(said, recipe.recipe(plan)), recipe.recipe(plan)
-    assert recipe.recipe(plan).endswith("1 micro-batch, no recomputation")
+    assert re.search(said, recipe.describe_plan(plan)), recipe.describe_plan(plan)
+    assert recipe.describe_plan(plan).endswith("1 micro-batch, no recomputation")
 
 
 def test_sequence_parallelism_is_said_of_the_plan_that_has_it() -> None:
     result = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2))
-    found = {p.method: "with sequence parallelism" in recipe.recipe(p) for p in result.plans}
+    found = {p.method: "with sequence parallelism" in recipe.describe_plan(p) for p in result.plans}
     assert found["megatron-sp"] and not found["megatron"] and not found["fsdp"]
 
 
@@ -129,14 +129,14 @@ def test_sequence_parallelism_is_said_of_the_plan_that_has_it() -> None:
     ("text", "tokens"), [("15T", 15e12), ("300 b", 300e9), ("1e12", 1e12), ("2.5M", 2.5e6), ("7", 7.0)]
 )
 def test_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
-    assert settings.tokens_of(text) == tokens
-    assert settings.tokens_of(settings.tokens_text(tokens)) == tokens
+    assert settings.parse_tokens(text) == tokens
+    assert settings.parse_tokens(settings.format_tokens(tokens)) == tokens
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1T", "1e99", "0"])
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(settings.Unreadable):
-        settings.tokens_of(text)
+        settings.parse_tokens(text)
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -146,16 +146,16 @@ def values(**changes: Any) -> dict[str, Any]:
 def test_ways_out_start_where_they_may_do_and_can_be_asked_for() -> None:
     """302 GiB where 73 are: halving the batch or doubling the GPUs at most halves, so four times is the least."""
     here = values(model="llama-3-70b", cluster="1x8-h100", batch=64, accumulate=1, recompute="none")
-    found = ways_out.ladders(here, load_cluster("1x8-h100"), 4.12)
+    found = remedies.remedy_ladders(here, load_cluster("1x8-h100"), 4.12)
     told = {way.words: dict(way.changes) for ladder in found for way in ladder}
     assert told["Batch 8 instead of 64"] == {"batch": 8}
     assert told["64 GPUs instead of 8"]["nodes"] == 8
     assert not any(text.startswith(("16 GPUs", "Batch 32")) for text in told), "half is too little"
     for way in (way for ladder in found for way in ladder):
-        asked = settings.request({**here, **way.changes})
+        asked = settings.build_request({**here, **way.changes})
         assert load_cluster(asked.cluster).num_gpus >= 8
-        again, problems = settings.read(settings.write({**here, **way.changes}))
-        assert not problems and settings.request(again) == asked
+        again, problems = settings.parse_query(settings.to_query({**here, **way.changes}))
+        assert not problems and settings.build_request(again) == asked
 
 
 def test_moments_in_the_hosts_memory_are_a_way_out_once() -> None:
@@ -166,16 +166,16 @@ def test_moments_in_the_hosts_memory_are_a_way_out_once() -> None:
 
     def offered(there: Cluster = cluster, **changes: Any) -> bool:
         here = values(model="llama-3-70b", cluster="1x8-h100", batch=64, **changes)
-        return words in [way.words for ladder in ways_out.ladders(here, there, 1.5) for way in ladder]
+        return words in [way.words for ladder in remedies.remedy_ladders(here, there, 1.5) for way in ladder]
 
     assert offered() and not offered(moments="host") and not offered(optimizer="sgd") and not offered(unknown)
-    asked = settings.request(values(moments="host"))
-    assert asked.offload and "--offload" in commands.plan(asked, "plan.json").split()
-    assert "--offload" not in commands.plan(settings.request(values()), "plan.json")
+    asked = settings.build_request(values(moments="host"))
+    assert asked.offload and "--offload" in commands.plan_command(asked, "plan.json").split()
+    assert "--offload" not in commands.plan_command(settings.build_request(values()), "plan.json")
 
 
 def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:
-    found = ways_out.ladders(values(memory=4.0), load_cluster("2x8-h100"), None)
+    found = remedies.remedy_ladders(values(memory=4.0), load_cluster("2x8-h100"), None)
     assert found[0][0].changes == {"memory": None}
     assert not any("instead of H100" in way.words for ladder in found for way in ladder)
 
@@ -183,7 +183,7 @@ def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:
 def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
     """CSV and JSON hold the same rows, and the rows hold the plans' own numbers."""
     plans = plan_ids(result.plans)
-    made = rows.plans(plans, dict.fromkeys(plans, result))
+    made = rows.plan_rows(plans, dict.fromkeys(plans, result))
     read = list(csv.DictReader(io.StringIO(tables.csv_text(made))))
     again = json.loads(tables.json_text(made))
     assert [r["plan"] for r in read] == [r["plan"] for r in again] == list(plans)
@@ -191,8 +191,8 @@ def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
         assert float(row["step_time_s"]) == same["step_time_s"] == plan.cost.step_time_s
         assert int(row["peak_bytes"]) == plan.cost.memory_bytes["peak"]
     for found in result.candidates:
-        drawn = rows.candidates(found)
+        drawn = rows.candidate_rows(found)
         assert len(drawn) == int((np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)).sum())
     work = step_work(result.best, result.graph)
-    made = rows.works({"best": work}, {"best": result.best})
+    made = rows.work_rows({"best": work}, {"best": result.best})
     assert [r["seconds"] for r in made] == [w.seconds for w in work]

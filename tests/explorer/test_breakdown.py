@@ -28,13 +28,15 @@ def result(request: pytest.FixtureRequest) -> Result:
 def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
     for plan in result.plans:
         cost = plan.cost
-        sent = parts.collectives(plan, result.graph)
+        sent = parts.collective_times(plan, result.graph)
         assert sum(s.message.count * s.each_s for s in sent) == pytest.approx(cost.comm_time_s, rel=1e-9, abs=1e-12)
         found = sum(s.message.count * s.wire_bytes for s in sent)
         assert found == pytest.approx(sum(t.wire_bytes for t in cost.traffic), rel=1e-6, abs=len(sent))
         assert {s.algorithm for s in sent} >= {t.algorithm for t in cost.traffic if t.wire_bytes}
-        assert sum(w.total_s for w in parts.work(plan, result.graph)) == pytest.approx(cost.compute_time_s, rel=1e-9)
-        waits = sum(w.seconds for w in parts.waits(plan, result.graph))
+        assert sum(w.total_s for w in parts.op_times(plan, result.graph)) == pytest.approx(
+            cost.compute_time_s, rel=1e-9
+        )
+        waits = sum(w.seconds for w in parts.exposed_waits(plan, result.graph))
         assert waits == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
         assert tensors_by_kind(plan, result) == {k: n for k in MEMORY_KINDS if (n := cost.memory_bytes[k])}
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from explorer.analysis import differences, streams
-from explorer.analysis.answer import limit_bytes
+from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.figures import compare as charts
 from explorer.figures import palette, print_figures, topology
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
-from explorer.figures.style import LIMIT
+from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
@@ -42,11 +42,11 @@ def plans(result: Result) -> dict[str, Plan]:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], theme: Theme) -> None:
-    stacks = charts.memory_bars(plans, theme, {n: limit_bytes(result) for n in plans})
+    stacks = charts.memory_bars(plans, theme, {n: memory_limit_bytes(result) for n in plans})
     drawn = sum(t.x[0] for t in stacks.data if t.type == "bar") * units.GIB
     kinds = ("params", "grads", "optimizer", "activations", "buffers")
     assert drawn == pytest.approx(sum(result.best.cost.memory_bytes[k] for k in kinds))
-    assert any(LIMIT in a.text for a in stacks.layout.annotations)
+    assert any(LIMIT_WORDS in a.text for a in stacks.layout.annotations)
     bars = charts.collectives_bars(plans, theme)
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
 
@@ -54,7 +54,7 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
 def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, Plan]) -> None:
     two = {n: plans[n] for n in ("best", "Megatron-LM")}
     steps = {n: step_work(p, result.graph) for n, p in two.items()}
-    drawn = streams.streams(steps, two, WORK)
+    drawn = streams.build_streams(steps, two, WORK)
     kinds = [k["told"] for k in drawn["kinds"]]
     exposed = [i for i, told in enumerate(kinds) if told.startswith("exposed")]
     assert json.loads(json.dumps(drawn)) == drawn
@@ -76,13 +76,13 @@ def test_every_bar_of_the_collectives_finds_its_work_in_the_step(result: Result,
         }
         assert bars
         for lit in (bar.split(",") for bar in bars):
-            works = streams.streams(step, {plan.name: plan}, WORK, lit)["plans"][0]["works"]
+            works = streams.build_streams(step, {plan.name: plan}, WORK, lit)["plans"][0]["works"]
             assert 0 < sum(w[8] for w in works) < len(works), lit
 
 
 def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: dict[str, Plan]) -> None:
-    grid = topology.grid(plans["FSDP"])
-    figure = charts.matrix(grid, float(grid.num_bytes.max()), LIGHT)
+    grid = topology.traffic_grid(plans["FSDP"])
+    figure = charts.traffic_matrix(grid, float(grid.num_bytes.max()), LIGHT)
     (heat,) = figure.data
     assert np.nansum(heat.z) * 1e9 == pytest.approx(16 * sum(t.wire_bytes for t in plans["FSDP"].cost.traffic))
     assert "GPU 0 sends GPU 1" in heat.hovertext[0][1]
@@ -91,7 +91,7 @@ def test_the_matrix_figure_holds_the_bytes_and_says_them(result: Result, plans: 
 
 def test_many_gpus_are_shown_by_node() -> None:
     result = planned(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=512, layers=2))
-    grid = topology.grid(result.best)
+    grid = topology.traffic_grid(result.best)
     assert grid.unit == "node"
     assert grid.num_bytes.shape == (64, 64)
     assert grid.num_bytes.sum() == pytest.approx(512 * sum(t.wire_bytes for t in result.best.cost.traffic), rel=1e-6)
@@ -100,7 +100,7 @@ def test_many_gpus_are_shown_by_node() -> None:
 def test_links_carry_what_leaves_their_units(result: Result, plans: dict[str, Plan]) -> None:
     """A GPU's link carries all the plan says it sends; between nodes goes less, and nothing where an axis stays inside."""
     for plan in plans.values():
-        found = topology.loads(plan)
+        found = topology.link_loads(plan)
         for phase in PHASES:
             sent = sum(t.wire_bytes for t in plan.cost.traffic if t.phase == phase)
             out = sum(x.num_bytes for x in found if x.level == 0 and x.phase == phase)
@@ -112,18 +112,18 @@ def test_links_carry_what_leaves_their_units(result: Result, plans: dict[str, Pl
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_the_drawing_shows_every_gpu_and_every_pair_that_talks(result: Result, theme: Theme) -> None:
-    svg = topology.drawing(result.best, ("forward",), theme, result.plans)
+    svg = topology.cluster_svg(result.best, ("forward",), theme, result.plans)
     root = ElementTree.fromstring(svg)
     titles = [str(t.text) for t in root.iter(f"{SVG}title")]
     assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 16
-    matrix = topology.grid(result.best, ("forward",)).num_bytes
+    matrix = topology.traffic_grid(result.best, ("forward",)).num_bytes
     inside = [(i, j) for i in range(16) for j in range(i) if i // 8 == j // 8 and matrix[i, j] + matrix[j, i]]
     assert len(list(root.iter(f"{SVG}path"))) == len(inside)
     assert not list(root.iter(f"{SVG}script"))
 
 
 def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, plans: dict[str, Plan]) -> None:
-    rows = differences.rows(plans, dict.fromkeys(plans, result.graph))
+    rows = differences.compare_weights(plans, dict.fromkeys(plans, result.graph))
     for name, plan in plans.items():
         assert sum(r.waits_s[name] for r in rows) == pytest.approx(plan.cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
     assert rows[-1].weight == differences.NO_WEIGHT
@@ -131,21 +131,21 @@ def test_waits_by_weight_add_up_to_the_exposed_communication(result: Result, pla
 
 def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: dict[str, Plan]) -> None:
     two = {n: plans[n] for n in ("data parallel", "FSDP")}
-    rows = differences.rows(two, dict.fromkeys(two, result.graph))
+    rows = differences.compare_weights(two, dict.fromkeys(two, result.graph))
     assert sum(r.copies for r in rows[:-1]) == len(result.graph.parameters())
     assert any("lm_head" in r.weight for r in rows if not r.same)
     assert all((r.placements["data parallel"] == r.placements["FSDP"]) == r.same for r in rows[:-1])
-    same = differences.rows({"a": plans["FSDP"], "b": plans["FSDP"]}, {"a": result.graph, "b": result.graph})
+    same = differences.compare_weights({"a": plans["FSDP"], "b": plans["FSDP"]}, {"a": result.graph, "b": result.graph})
     assert all(r.same for r in same)
 
 
 @pytest.mark.slow
 def test_what_a_method_costs_is_told_with_its_reason() -> None:
     found = list(ablation_steps(prepare(Request("llama-3-8b", precision="pure")), "tap"))
-    text = words.verdict("TAP", [(SAYS[r.name], r.plan) for r in found])
+    text = words.describe_restrictions("TAP", [(SAYS[r.name], r.plan) for r in found])
     assert text.startswith("TAP’s plan takes")
     assert "because it" in text
-    only = words.verdict("TAP", [(SAYS["exact"], None)])
+    only = words.describe_restrictions("TAP", [(SAYS["exact"], None)])
     assert "No plan fits" in only
 
 
@@ -168,41 +168,41 @@ def lines(figure: object) -> list[float]:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_each_bar_has_the_line_of_its_own_gpu(result: Result, far: Result, theme: Theme) -> None:
-    here, there = limit_bytes(result), limit_bytes(far)
+    here, there = memory_limit_bytes(result), memory_limit_bytes(far)
     assert here != there
     both = charts.memory_bars({"a": result.best, "b": far.best}, theme, {"a": here, "b": there})
     assert lines(both) == pytest.approx([here, there])
     assert [s.y0 < k < s.y1 for k, s in enumerate(both.layout.shapes)] == [True, True]
     told = [a.text for a in both.layout.annotations]
-    assert {f"{LIMIT} {units.memory(m)}" for m in (here, there)} <= set(told)
+    assert {f"{LIMIT_WORDS} {units.memory(m)}" for m in (here, there)} <= set(told)
     alone = charts.memory_bars({"a": far.best, "b": far.best}, theme, {"a": there, "b": there})
     assert lines(alone) == pytest.approx([there])
 
 
 def test_the_printed_bars_have_the_line_of_their_own_gpu(result: Result, far: Result) -> None:
-    sizes = [limit_bytes(result), limit_bytes(far)]
+    sizes = [memory_limit_bytes(result), memory_limit_bytes(far)]
     root = ElementTree.fromstring(
-        print_figures.memory({"a": result.best, "b": far.best}, dict(zip("ab", sizes, strict=True)))
+        print_figures.memory_svg({"a": result.best, "b": far.best}, dict(zip("ab", sizes, strict=True)))
     )
     dashed = [float(p.attrib["d"][1:].split()[0]) for p in root.iter(f"{SVG}path") if "stroke-dasharray" in p.attrib]
     assert [(x - print_figures.NAME_W) / (dashed[0] - print_figures.NAME_W) for x in dashed] == pytest.approx(
         [s / sizes[0] for s in sizes], abs=1e-3
     )
     words_of = " ".join(str(t.text) for t in root.iter(f"{SVG}text"))
-    assert all(f"{LIMIT} {units.memory(s)}" in words_of for s in sizes)
+    assert all(f"{LIMIT_WORDS} {units.memory(s)}" in words_of for s in sizes)
 
 
 def test_a_plan_is_drawn_on_its_own_cluster(result: Result, far: Result) -> None:
-    svg = ElementTree.fromstring(topology.drawing(far.best, PHASES, LIGHT, [result.best, far.best], per_row=2))
+    svg = ElementTree.fromstring(topology.cluster_svg(far.best, PHASES, LIGHT, [result.best, far.best], per_row=2))
     titles = [str(t.text) for t in svg.iter(f"{SVG}title")]
     assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 8
-    assert topology.grid(far.best).num_bytes.shape == (8, 8)
+    assert topology.traffic_grid(far.best).num_bytes.shape == (8, 8)
 
 
 def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Result) -> None:
     def told(seq: int, size: int) -> None:
         there = replace(far.best, workload={**far.best.workload, "seq": seq})
-        said = words.headline(result.best, there)
+        said = words.compare_steps(result.best, there)
         of = "sample" if seq == result.workload.seq else "token"
         assert f"a {of}" in said and "a step" not in said
         own = result.workload.batch * (1 if of == "sample" else result.workload.seq)
@@ -211,7 +211,7 @@ def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Resu
 
     told(result.workload.seq, 8)
     told(1024, 8 * 1024)
-    assert "a step" in words.headline(result.best, result.plans[-1])
+    assert "a step" in words.compare_steps(result.best, result.plans[-1])
 
 
 def test_a_chosen_kind_of_memory_stands_out(plans: dict[str, Plan]) -> None:

@@ -46,26 +46,26 @@ def made_up(n: int) -> Candidates:
 
 
 def test_an_empty_filter_keeps_everything(plans: dict[str, Any]) -> None:
-    assert choosing.Filter().plans(plans) == plans
-    assert not choosing.Filter()
+    assert choosing.PlanFilter().plans(plans) == plans
+    assert not choosing.PlanFilter()
 
 
 def test_each_filter_keeps_what_it_says(plans: dict[str, Any]) -> None:
-    fits = choosing.Filter(fits=True).plans(plans)
+    fits = choosing.PlanFilter(fits=True).plans(plans)
     assert fits and all(p.fits for p in fits.values()) and len(fits) < len(plans)
-    mesh = choosing.Filter(meshes=("8x2",)).plans(plans)
+    mesh = choosing.PlanFilter(meshes=("8x2",)).plans(plans)
     assert mesh and all(p.mesh.axis_sizes == (8, 2) for p in mesh.values())
-    method = choosing.Filter(methods=("fsdp", "megatron")).plans(plans)
+    method = choosing.PlanFilter(methods=("fsdp", "megatron")).plans(plans)
     assert {p.method for p in method.values()} == {"fsdp", "megatron"}
-    assert choosing.Filter(fits=True, meshes=("8x2",)).plans(plans).keys() == fits.keys() & mesh.keys()
+    assert choosing.PlanFilter(fits=True, meshes=("8x2",)).plans(plans).keys() == fits.keys() & mesh.keys()
 
 
 def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any]) -> None:
-    other = choosing.differing(plans)
+    other = choosing.weights_unlike_reference(plans)
     assert other["megatron-lm"] == set()
     gate = "LlamaDecoderLayer:mlp.gate_proj.weight"
     assert gate in other["fsdp"] and gate in other["data-parallel"]
-    kept = choosing.Filter(differs=(gate,)).plans(plans)
+    kept = choosing.PlanFilter(differs=(gate,)).plans(plans)
     assert "megatron-lm" not in kept and "fsdp" in kept
     assert set(kept) == {n for n in plans if gate in other[n]}
 
@@ -73,13 +73,13 @@ def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any])
 def test_candidates_are_filtered_too(result: Result, plans: dict[str, Any]) -> None:
     (found,) = result.candidates
     capacity = result.cluster.gpu.memory_bytes
-    everything = choosing.Filter().candidates(found, capacity, None)
-    fits = choosing.Filter(fits=True).candidates(found, capacity, None)
+    everything = choosing.PlanFilter().candidates(found, capacity, None)
+    fits = choosing.PlanFilter(fits=True).candidates(found, capacity, None)
     assert 0 < fits.sum() < everything.sum()
     assert (found.model_memory_bytes[fits] <= capacity).all()
     name = "self_attn.q_proj.weight"
-    differs = choosing.Filter(differs=(f"{found.block}:{name}",)).candidates(found, capacity, plans["megatron-lm"])
-    theirs = choosing.letters(found, plans["megatron-lm"])[name]
+    differs = choosing.PlanFilter(differs=(f"{found.block}:{name}",)).candidates(found, capacity, plans["megatron-lm"])
+    theirs = choosing.placement_choices(found, plans["megatron-lm"])[name]
     assert (found.choice[differs, found.weights.index(name)] != theirs).all()
     assert differs.sum() * 3 == everything.sum() * 2
 
@@ -90,23 +90,25 @@ def test_candidates_are_filtered_too(result: Result, plans: dict[str, Any]) -> N
 def test_marks_hold_every_candidate_once(result: Result) -> None:
     (found,) = result.candidates
     keep = np.isfinite(found.comm_s)
-    drawn = choosing.marks(found, keep)
+    drawn = choosing.group_by_cost(found, keep)
     assert drawn.count.sum() == keep.sum() and len(drawn.first) < keep.sum()
     for first, count in list(zip(drawn.first, drawn.count, strict=True))[:20]:
-        assert len(choosing.alike(found, int(first))) == count
-        assert first in choosing.alike(found, int(first))
+        assert len(choosing.find_equal_cost(found, int(first))) == count
+        assert first in choosing.find_equal_cost(found, int(first))
 
 
 def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
     (found,) = result.candidates
     for plan in result.plans:
-        index = choosing.of_plan(found, plan)
+        index = choosing.candidate_of_plan(found, plan)
         if plan.mesh.axis_sizes[-1] != found.axis_size:
             assert index is None
         elif index is not None:
-            chosen = choosing.letters(found, plan)
+            chosen = choosing.placement_choices(found, plan)
             assert [int(c) for c in found.choice[index]] == [chosen[w] for w in found.weights]
-    assert any(choosing.of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
+    assert any(
+        choosing.candidate_of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans
+    )
 
 
 def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: Result, plans: dict[str, Any]) -> None:
@@ -121,22 +123,24 @@ def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: 
         "200",
         "150",
     )  # few milliseconds: all of them split as Megatron-LM does
-    held = choosing.marked(found, np.isfinite(found.comm_s), region).tolist()
-    given = choosing.given(found, held)
+    held = choosing.find_marked(found, np.isfinite(found.comm_s), region).tolist()
+    given = choosing.placements_by_weight(found, held)
     for k, weight in enumerate(found.weights):
-        assert set(given[weight]) == {choosing.LETTERS[c] for c in found.choice[held, k]}
+        assert set(given[weight]) == {choosing.PLACEMENTS[c] for c in found.choice[held, k]}
     assert given["mlp.up_proj.weight"] == ("S(0)",) and given["mlp.down_proj.weight"] == ("S(1)",)
-    like = {n: choosing.placed_as(found, p) for n, p in plans.items()}
+    like = {n: choosing.candidate_placed_as(found, p) for n, p in plans.items()}
     assert like["megatron-lm"] in held and like["data-parallel"] == 0 and 0 not in held
     assert like["best"] is None and like["fsdp"] is None  # they gather weights, which no candidate does
 
 
 def test_marks_tell_how_one_weight_is_placed(result: Result) -> None:
     (found,) = result.candidates
-    drawn = choosing.marks(found, np.isfinite(found.comm_s), weight := found.weights.index("self_attn.q_proj.weight"))
+    drawn = choosing.group_by_cost(
+        found, np.isfinite(found.comm_s), weight := found.weights.index("self_attn.q_proj.weight")
+    )
     for first, placed in list(zip(drawn.first, drawn.placed, strict=True))[::40]:
-        ways = set(found.choice[choosing.alike(found, int(first)), weight].tolist())
-        assert ways == {placed} if placed != choosing.SEVERAL else len(ways) > 1
+        ways = set(found.choice[choosing.find_equal_cost(found, int(first)), weight].tolist())
+        assert ways == {placed} if placed != choosing.MIXED else len(ways) > 1
     figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT, by="self_attn.q_proj.weight")
     coloured = [t for t in figure.data if t.name.startswith("self_attn.q_proj ") or t.name.startswith("several")]
     assert sum(len(t.x) for t in coloured) == len(drawn.first) and len({t.marker.color for t in coloured}) == len(
@@ -156,29 +160,29 @@ def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
 
 def test_inside_a_box_and_a_star() -> None:
     x, y = np.array([0.5, 1.5, 0.5, -0.1]), np.array([0.5, 0.5, 2.0, 0.5])
-    box = choosing.corners({"box": [{"x": [0, 1], "y": [0, 1]}]})
-    assert choosing.inside(box, x, y).tolist() == [True, False, False, False]
+    box = choosing.selected_region({"box": [{"x": [0, 1], "y": [0, 1]}]})
+    assert choosing.points_inside(box, x, y).tolist() == [True, False, False, False]
     notched = ("0", "0", "4", "0", "4", "4", "2", "1", "0", "4")
     points = np.array([[1.0, 1.0], [2.0, 2.0], [3.5, 2.5], [2.0, 0.5]]).T
-    assert choosing.inside(notched, *points).tolist() == [True, False, True, True]
+    assert choosing.points_inside(notched, *points).tolist() == [True, False, True, True]
 
 
 def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
     turn = np.linspace(0, 2 * np.pi, 700)
-    region = choosing.corners({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
+    region = choosing.selected_region({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
     assert 6 <= len(region) <= 2 * parse.MAX_CORNERS
     assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
-    assert choosing.inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
+    assert choosing.points_inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
         True,
         True,
         False,
     ]
-    assert choosing.corners({"points": [1], "lasso": [], "box": []}) == ()
+    assert choosing.selected_region({"points": [1], "lasso": [], "box": []}) == ()
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4,5", "a,b,c,d,e,f", "1,2,3,4,5,nan", ",".join("1" * 100)])
 def test_a_region_that_is_none_is_told(text: str) -> None:
-    values, problems = settings.read({"lasso": text})
+    values, problems = settings.parse_query({"lasso": text})
     assert values["lasso"] == () and len(problems) == 1
 
 
@@ -186,18 +190,18 @@ def test_a_region_that_is_none_is_told(text: str) -> None:
 
 
 def test_ties_are_those_within_the_error_and_fit(plans: dict[str, Any]) -> None:
-    near = choosing.ties(plans)
+    near = choosing.find_ties(plans)
     best = min(p.cost.step_time_s for p in plans.values() if p.fits)
     assert set(near) == {n for n, p in plans.items() if p.fits and p.cost.step_time_s <= 1.05 * best}
-    assert choosing.ties({"a": plans[near[0]]}) == []
+    assert choosing.find_ties({"a": plans[near[0]]}) == []
 
 
 def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
-    figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT)
+    figure = scatter.plans_scatter(plans, "best", choosing.baseline_ids(plans), 80 * 2**30, LIGHT)
     ring = next(t for t in figure.data if "tie" in t.name)
-    assert len(ring.x) == len(choosing.ties(plans)) > 1
+    assert len(ring.x) == len(choosing.find_ties(plans)) > 1
     marked = ("fsdp", "megatron-lm")
-    figure = scatter.plans_scatter(plans, "best", choosing.baselines(plans), 80 * 2**30, LIGHT, marked=marked)
+    figure = scatter.plans_scatter(plans, "best", choosing.baseline_ids(plans), 80 * 2**30, LIGHT, marked=marked)
     sizes = {t.name: len(t.x) for t in figure.data if t.showlegend}
     assert sizes["marked"] == 2
 
@@ -206,20 +210,22 @@ def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
 
 
 def test_a_pin_holds_its_settings() -> None:
-    values, _ = settings.read({"batch": "32", "nodes": "4", "memory": "40.5", "show": "flops", "model": "gpt2-xl"})
-    text = pins.pin("fsdp", values)
+    values, _ = settings.parse_query(
+        {"batch": "32", "nodes": "4", "memory": "40.5", "show": "flops", "model": "gpt2-xl"}
+    )
+    text = pins.format_pin("fsdp", values)
     assert "," not in text and "show" not in text
-    name, found = pins.unpin(text, values)
-    assert name == "fsdp" and settings.request(found) == settings.request(values)
-    assert pins.changed(found, values) == ""
-    here, _ = settings.read({"model": "gpt2-xl", "recompute": "full"})
-    told = pins.changed(found, here)
+    name, found = pins.parse_pin(text, values)
+    assert name == "fsdp" and settings.build_request(found) == settings.build_request(values)
+    assert pins.describe_changes(found, values) == ""
+    here, _ = settings.parse_query({"model": "gpt2-xl", "recompute": "full"})
+    told = pins.describe_changes(found, here)
     assert "batch 32" in told and "4 nodes" in told and "recomputation as needed" in told
 
 
 def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> None:
     asked = {
-        k: settings.request(settings.read(a)[0])
+        k: settings.build_request(settings.parse_query(a)[0])
         for k, a in {
             "time": {},
             "tap": {"method": "tap"},
@@ -235,14 +241,16 @@ def test_only_a_search_for_time_chooses_micro_batches_and_recomputation() -> Non
 @pytest.mark.parametrize("text", ["best@model:gpt2-xl", "best@nonsense:1", "best@batch:-4", "best@show:flops"])
 def test_a_broken_pin_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
-        pins.unpin(text, settings.read({})[0])
+        pins.parse_pin(text, settings.parse_query({})[0])
 
 
 def test_changes_of_the_cluster_reach_the_request() -> None:
-    values, problems = settings.read({"nodes": "4", "inter": "62.5"})
+    values, problems = settings.parse_query({"nodes": "4", "inter": "62.5"})
     assert not problems
-    assert settings.request(values).cluster == "2x8-h100:nodes=4,inter=62.5"
-    assert hash(settings.request(values)) == hash(settings.request(settings.read(settings.write(values))[0]))
+    assert settings.build_request(values).cluster == "2x8-h100:nodes=4,inter=62.5"
+    assert hash(settings.build_request(values)) == hash(
+        settings.build_request(settings.parse_query(settings.to_query(values))[0])
+    )
 
 
 # --- the weight table ----------------------------------------------------------------------------------
@@ -301,7 +309,7 @@ def test_what_is_stopped_leaves_nothing_behind() -> None:
 def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
     found = planned(Request("llama-3-8b", recompute=recompute))
     for plan in found.plans:
-        work, waits = parts.work(plan, found.graph), parts.waits(plan, found.graph)
+        work, waits = parts.op_times(plan, found.graph), parts.exposed_waits(plan, found.graph)
         assert sum(w.total_s for w in work) == pytest.approx(plan.cost.compute_time_s)
         assert sum(w.seconds for w in waits) == pytest.approx(plan.cost.exposed_comm_time_s)
         memory = plan.cost.memory_bytes

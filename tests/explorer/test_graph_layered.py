@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.graph import scene_json as graph_json
-from explorer.graph.layered import Box, layered, ranks
-from explorer.graph.loads import loads, to_json
-from explorer.graph.pyvis_page import folded_html
-from explorer.graph.scene import Scene, choices, scene
+from explorer.graph.layered import Box, assign_ranks, layout_graph
+from explorer.graph.loads import node_loads, to_json
+from explorer.graph.pyvis_page import folded_page
+from explorer.graph.scene import Scene, build_scene, node_choices
 from planner_core.core.graph import TensorMeta
 from planner_core.cost.compute.roofline import op_work
 from planner_core.cost.memory.peak import block_memories
@@ -38,7 +38,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Box], list[tuple[str, str]]]:
 @given(graphs())
 def test_edges_point_down_and_boxes_stand_apart(graph: tuple[list[Box], list[tuple[str, str]]]) -> None:
     boxes, edges = graph
-    drawn = layered(boxes, edges)
+    drawn = layout_graph(boxes, edges)
     for src, dst in edges:
         assert drawn.centres[src][1] < drawn.centres[dst][1]
     size = {b.id: b for b in boxes}
@@ -52,7 +52,7 @@ def test_edges_point_down_and_boxes_stand_apart(graph: tuple[list[Box], list[tup
 @given(graphs())
 def test_routes_join_their_boxes_and_stay_inside(graph: tuple[list[Box], list[tuple[str, str]]]) -> None:
     boxes, edges = graph
-    drawn = layered(boxes, edges)
+    drawn = layout_graph(boxes, edges)
     size = {b.id: b for b in boxes}
     for (src, dst), route in zip(edges, drawn.routes, strict=True):
         for name, (x, y) in ((src, route[0]), (dst, route[-1])):
@@ -66,12 +66,12 @@ def test_routes_join_their_boxes_and_stay_inside(graph: tuple[list[Box], list[tu
 def test_equal_input_gives_an_equal_drawing() -> None:
     boxes = [Box(f"n{i}", 100, 34) for i in range(40)]
     edges = [(f"n{random.Random(i).randrange(i)}", f"n{i}") for i in range(1, 40)]
-    assert layered(boxes, edges) == layered(boxes, edges)
+    assert layout_graph(boxes, edges) == layout_graph(boxes, edges)
 
 
 def test_an_edge_that_points_up_is_refused() -> None:
     with pytest.raises(ValueError, match="points up"):
-        ranks(["a", "b"], [("b", "a")])
+        assign_ranks(["a", "b"], [("b", "a")])
 
 
 def test_three_thousand_nodes_are_laid_out_downwards() -> None:
@@ -79,18 +79,18 @@ def test_three_thousand_nodes_are_laid_out_downwards() -> None:
     pick = random.Random(1)
     boxes = [Box(f"n{i}", 100, 34) for i in range(3000)]
     edges = [(f"n{max(0, i - pick.randrange(1, 6))}", f"n{i}") for i in range(1, 3000)]
-    centres = layered(boxes, edges).centres
+    centres = layout_graph(boxes, edges).centres
     assert all(centres[a][1] < centres[b][1] for a, b in edges)
 
 
 def drawing(model: str) -> Scene:
-    return scene(coarsen(load_snapshot(model)))
+    return build_scene(coarsen(load_snapshot(model)))
 
 
 @pytest.mark.parametrize("model", ZOO)
 def test_every_model_of_the_zoo_is_drawn(model: str) -> None:
     graph = load_snapshot(model)
-    drawn = scene(coarsen(graph))
+    drawn = build_scene(coarsen(graph))
     assert set(drawn.scopes) == {"", *graph.blocks}
     ids = [p.node.id for s in drawn.scopes.values() for p in s.nodes]
     assert len(ids) == len(set(ids))
@@ -103,7 +103,7 @@ def test_every_model_of_the_zoo_is_drawn(model: str) -> None:
 @pytest.mark.parametrize("model", ZOO)
 def test_a_drawing_holds_every_operation_and_copy_once(model: str) -> None:
     graph = load_snapshot(model)
-    drawn = scene(coarsen(graph))
+    drawn = build_scene(coarsen(graph))
     for name, block in {"": graph.top, **graph.blocks}.items():
         ops = [op.name for p in drawn.scopes[name].nodes for op in p.node.ops]
         assert sorted(ops) == sorted(op.name for op in block.ops)
@@ -118,12 +118,12 @@ def test_residuals_of_a_decoder_run_in_lanes() -> None:
 
 def test_a_node_tells_its_shapes_work_and_choices() -> None:
     coarse = coarsen(load_snapshot("llama-3-8b", batch=2, seq=64))
-    node = scene(coarse).node("LlamaDecoderLayer:self_attn.q_proj/linear")
+    node = build_scene(coarse).node("LlamaDecoderLayer:self_attn.q_proj/linear")
     assert node is not None
     assert node.weights == (("self_attn.q_proj.weight", TensorMeta((4096, 4096), "bfloat16")),)
     assert node.flops == 2 * 2 * 64 * 4096 * 4096
     assert node.num_params == 4096 * 4096
-    names = [c[0] for c in choices(node, coarse)]
+    names = [c[0] for c in node_choices(node, coarse)]
     assert names == ["replicate", "split batch", "split tokens", "split output features", "split input features"]
 
 
@@ -142,9 +142,9 @@ def result() -> Result:
 @pytest.mark.slow
 def test_memory_and_work_of_the_nodes_add_up_to_one_gpu(recompute: str) -> None:
     found = planned(Request("llama-3-8b", recompute=recompute, layers=4))
-    drawn = scene(found.coarse)
+    drawn = build_scene(found.coarse)
     for plan in found.plans:
-        nodes = loads(plan, drawn, found.graph)
+        nodes = node_loads(plan, drawn, found.graph)
         assert set(nodes) == {p.node.id for s in drawn.scopes.values() for p in s.nodes if p.node.kind != "port"}
         top = [nodes[p.node.id] for p in drawn.scopes[""].nodes]
         made = block_memories(plan.blocks, found.graph, cost_model_of(plan))[""]
@@ -173,7 +173,7 @@ def test_parts_of_the_traffic_add_up_to_the_plans_totals(result: Result) -> None
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "t5-large", "resnet50-100k"])
 def test_stand_alone_page_asks_no_other_host(model: str) -> None:
-    page = folded_html(coarsen(load_snapshot(model)), "<script>alert(1)</script>")
+    page = folded_page(coarsen(load_snapshot(model)), "<script>alert(1)</script>")
     head = page[: page.index("<body")] if "<body" in page else page
     assert "cdn.jsdelivr" not in page
     assert "cdnjs.cloudflare.com/ajax" not in head or 'src="https://cdnjs' not in page

@@ -734,7 +734,7 @@ def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
     """Settings that the explorer can read, and a node or block that its model has."""
     learner = Learner(Request(model))
     found = recent.seen(lesson.number, learner, lesson.defaults())
-    values, problems = settings.read({"model": model, **found})
+    values, problems = settings.parse_query({"model": model, **found})
     assert not problems and set(found) <= set(settings.SETTINGS)
     there = Learner(Request(values["model"])).planner.coarse
     nodes = {f"{b}:{g.name}" for b, c in there.blocks.items() for g in c.groups} | {g.name for g in there.top.groups}

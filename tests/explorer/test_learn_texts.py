@@ -166,7 +166,7 @@ def test_21_ends_with_the_planners_own_choice() -> None:
     assert own is not None and own.fits
     assert own.cost.step_time_s == min(p.cost.step_time_s for p in found.plans if p.fits)
     last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
-    assert f"**{recipe.layout(own)}**" in last.says and "context parallel" in recipe.layout(own)
+    assert f"**{recipe.describe_layout(own)}**" in last.says and "context parallel" in recipe.describe_layout(own)
     assert last.picture.count("own choice<") == 1
     assert own.cost.step_time_s <= min(
         seconds for _, seconds, fits, texts in l21_long.priced(LLAMA, 131072, 4).values() if fits and texts == 4

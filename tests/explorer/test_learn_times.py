@@ -169,7 +169,7 @@ def test_the_link_carries_the_lessons_tokens(
 ) -> None:
     lesson = LESSONS[number - 1]
     assert lesson.focus
-    values, problems = settings.read(lesson.focus(LLAMA, {**lesson.defaults(), **controls}))
+    values, problems = settings.parse_query(lesson.focus(LLAMA, {**lesson.defaults(), **controls}))
     assert not problems and {k: values[k] for k in wanted} == wanted
 
 

@@ -7,7 +7,7 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from explorer.text.notebook import notebook
+from explorer.text.notebook import build_notebook
 from planner_core.planning import Request
 from tests.support.plans import planned
 
@@ -16,7 +16,7 @@ def test_its_cells_run_and_plan_what_the_page_planned(monkeypatch: pytest.Monkey
     shown: list[go.Figure] = []
     monkeypatch.setattr(go.Figure, "show", lambda figure: shown.append(figure))
     request = Request("gpt2-xl", cluster="1x8-h100", layers=2, batch=16, recompute="full", zero=None)
-    cells = json.loads(notebook(request))["cells"]
+    cells = json.loads(build_notebook(request))["cells"]
     assert [c["cell_type"] for c in cells] == ["markdown", "code", "code"]
     names: dict[str, object] = {}
     for cell in cells[1:]:
@@ -27,6 +27,8 @@ def test_its_cells_run_and_plan_what_the_page_planned(monkeypatch: pytest.Monkey
 
 
 def test_what_was_uploaded_stands_as_a_file_beside_it() -> None:
-    text = notebook(Request("own-0123456789abcdef", cluster="/tmp/shardscope-own-clusters/own-0123456789abcdef.json"))
+    text = build_notebook(
+        Request("own-0123456789abcdef", cluster="/tmp/shardscope-own-clusters/own-0123456789abcdef.json")
+    )
     assert "MODEL = 'config.json'" in text
     assert "'cluster': 'cluster.json'" in text

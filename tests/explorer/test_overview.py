@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from explorer.address import settings
-from explorer.address.amounts import batch_of
+from explorer.address.amounts import parse_batch
 from explorer.address.settings import Unreadable
-from explorer.analysis.differences import rows
-from explorer.analysis.shortlist import MOST, shortlist
+from explorer.analysis.differences import compare_weights
+from explorer.analysis.shortlist import MAX_LISTED, shortlist
 from explorer.figures.weight_picture import weight_picture
-from explorer.graph.modules import by_module
-from explorer.graph.scene import scene
-from explorer.graph.stripes import lie_of, stripes
+from explorer.graph.modules import group_by_module
+from explorer.graph.scene import build_scene
+from explorer.graph.stripes import node_stripes, split_of
 from explorer.jobs import upload
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe
@@ -35,19 +35,19 @@ def result() -> Result:
 )
 def test_a_drawing_by_modules_keeps_every_operation_and_every_weight_once(model: str) -> None:
     coarse = prepare(Request(model)).coarse
-    joined = by_module(coarse)
+    joined = group_by_module(coarse)
     for before, after in ((coarse.top, joined.top), *((coarse.blocks[n], joined.blocks[n]) for n in coarse.blocks)):
         items = [i for g in after.groups for i in g.items]
         assert sorted(items) == sorted(i for g in before.groups for i in g.items) and len(items) == len(set(items))
         assert len(after.groups) <= len(before.groups)
         assert {n for n in after.nodes if isinstance(n, int)} == {n for n in before.nodes if isinstance(n, int)}
-    drawn = scene(joined, brief=True)  # an edge that points up is refused there
+    drawn = build_scene(joined, brief=True)  # an edge that points up is refused there
     names = {p.node.name for s in drawn.scopes.values() for p in s.nodes}
     assert not {"mean", "rsqrt", "multiply", "to"} & names
 
 
 def test_a_norm_is_one_node_and_a_sum_a_sign() -> None:
-    drawn = scene(by_module(prepare(Request("llama-3-8b")).coarse), brief=True)
+    drawn = build_scene(group_by_module(prepare(Request("llama-3-8b")).coarse), brief=True)
     names = [p.node.name for p in drawn.scopes["LlamaDecoderLayer"].nodes if p.node.kind != "port"]
     assert sorted(names) == sorted(
         [
@@ -69,19 +69,19 @@ def test_a_norm_is_one_node_and_a_sum_a_sign() -> None:
 
 def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) -> None:
     plans = {p.name: p for p in result.plans}
-    drawn = scene(by_module(result.coarse), brief=True)
+    drawn = build_scene(group_by_module(result.coarse), brief=True)
     for name, kind, words in (
         ("FSDP", "sharded", "FSDP 16"),
         ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?(rows|columns) / \d+"),
         ("data parallel", "whole", "whole"),
     ):
-        found = stripes(plans[name], drawn)
+        found = node_stripes(plans[name], drawn)
         assert {s["kind"] for s in found.values()} == {kind}
         assert all(re.fullmatch(words, s["words"]) for s in found.values())
     for plan in result.plans:
         for block in plan.blocks.values():
             for p in block.params.values():
-                lie = lie_of(p, plan.mesh)
+                lie = split_of(p, plan.mesh)
                 assert plan.mesh.num_devices % lie.parts == 0
                 assert weight_picture(p, plan.mesh, (64, 64)).startswith("<svg xmlns")
 
@@ -89,23 +89,23 @@ def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) ->
 def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result) -> None:
     plans, found = plan_ids(result.plans), choice(result)
     listed = shortlist(plans, found, "")
-    assert 3 <= len(listed) <= MOST and plans[listed[0].name].name == found.recommended
-    assert len({recipe.short(plans[one.name]) for one in listed}) == len(listed)
+    assert 3 <= len(listed) <= MAX_LISTED and plans[listed[0].name].name == found.recommended
+    assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)
     assert any("Megatron-LM at its best" in one.what for one in listed)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
 
 
 def test_a_name_is_one_short_line(result: Result) -> None:
     for plan in (*result.plans, *planned(Request("mixtral-8x7b", cluster="8x8-h100", batch=64)).plans):
-        assert len(recipe.short(plan)) <= recipe.LONGEST and "over" not in recipe.short(plan)
-    names = {p.name: recipe.short(p) for p in result.plans}
+        assert len(recipe.layout_name(plan)) <= recipe.MAX_NAME_LENGTH and "over" not in recipe.layout_name(plan)
+    names = {p.name: recipe.layout_name(p) for p in result.plans}
     assert names["FSDP"] == "FSDP 16" and names["data parallel"] == "DP 16"
 
 
 def test_an_axis_of_all_gpus_is_the_same_under_every_name(result: Result) -> None:
     """FSDP's axis is called shard and data parallel's data: weights that both keep whole do not differ."""
     plans = {p.name: p for p in result.plans if p.name in ("FSDP", "data parallel")}
-    for row in rows(plans, dict.fromkeys(plans, result.graph)):
+    for row in compare_weights(plans, dict.fromkeys(plans, result.graph)):
         if row.placements and all(cell == "whole" for cell in row.placements.values()):
             assert row.same
 
@@ -121,31 +121,31 @@ def test_an_axis_of_all_gpus_is_the_same_under_every_name(result: Result) -> Non
     ],
 )
 def test_a_batch_is_samples_or_tokens(text: str, seq: int, gpus: int, batch: int) -> None:
-    assert batch_of(text, seq, gpus) == batch
+    assert parse_batch(text, seq, gpus) == batch
 
 
 @pytest.mark.parametrize("text", ["many", "0", "-4", "1.5", "1 token", "9e9 tokens"])
 def test_what_is_no_batch_is_refused(text: str) -> None:
     with pytest.raises(Unreadable):
-        batch_of(text, 4096, 16)
+        parse_batch(text, 4096, 16)
 
 
 def test_a_launch_line_has_the_cluster_and_the_allocators_setting() -> None:
     one, two = load_cluster("1x8-h100"), load_cluster("2x8-h100")
     for target in ("torchrun", "torchtitan", "megatron", "deepspeed", "accelerate", "fsdp2", "hf"):
-        assert commands.launch(target, two, "file").startswith("PYTORCH_ALLOC_CONF=expandable_segments:True ")
-    assert "--nnodes 2 --nproc-per-node 8" in commands.launch("torchtitan", two, "t.txt")
-    assert "--standalone --nproc-per-node 8 train.py" in commands.launch("fsdp2", one, "fsdp2.py")
+        assert commands.launch_command(target, two, "file").startswith("PYTORCH_ALLOC_CONF=expandable_segments:True ")
+    assert "--nnodes 2 --nproc-per-node 8" in commands.launch_command("torchtitan", two, "t.txt")
+    assert "--standalone --nproc-per-node 8 train.py" in commands.launch_command("fsdp2", one, "fsdp2.py")
 
 
 def test_an_exported_program_is_kept_under_a_name_that_says_its_sizes_are_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload, "FOLDER", tmp_path)
-    name = upload.keep(upload.ZIP + b"rest")
-    assert name.startswith(settings.EXPORTED) and upload.called(name) == "your .pt2 model"
-    asked = settings.request(settings.read({"model": name, "batch": "64"})[0])
+    name = upload.store_model(upload.ZIP + b"rest")
+    assert name.startswith(settings.EXPORTED_PREFIX) and upload.model_title(name) == "your .pt2 model"
+    asked = settings.build_request(settings.parse_query({"model": name, "batch": "64"})[0])
     assert (asked.batch, asked.seq, asked.dtype) == (None, None, None)
     monkeypatch.setattr(upload, "MAX_EXPORTED_BYTES", 4)
     with pytest.raises(InputError, match="at most 64 MB"):
-        upload.keep(upload.ZIP + b"rest")
+        upload.store_model(upload.ZIP + b"rest")

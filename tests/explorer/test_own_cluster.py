@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from explorer.address import own_cluster, settings
+from explorer.address import settings, uploaded_cluster
 from explorer.text import commands
 from planner_core.cli.main import main
 from planner_core.core import InputError, load_cluster
@@ -27,25 +27,25 @@ MINE = {
 
 @pytest.fixture
 def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(own_cluster, "FOLDER", tmp_path)
-    yield own_cluster.keep(json.dumps(MINE).encode())
+    monkeypatch.setattr(uploaded_cluster, "FOLDER", tmp_path)
+    yield uploaded_cluster.store_cluster(json.dumps(MINE).encode())
 
 
 def test_an_own_cluster_is_planned_on_by_its_name_in_the_address(name: str) -> None:
-    values, problems = settings.read({"cluster": name, "nodes": "3"})
+    values, problems = settings.parse_query({"cluster": name, "nodes": "3"})
     assert not problems
-    cluster = load_cluster(settings.request(values).cluster)
+    cluster = load_cluster(settings.build_request(values).cluster)
     assert [level.size for level in cluster.levels] == [4, 3]
     assert cluster.levels[1].unit_bytes_per_s == 12.5e9 and cluster.gpu.name == "A100-SXM 80 GB"
-    assert settings.write(values) == {"cluster": name, "nodes": "3"}
+    assert settings.to_query(values) == {"cluster": name, "nodes": "3"}
 
 
 def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) -> None:
-    here = load_cluster(own_cluster.path(name))
-    again = own_cluster.keep(json.dumps(here.to_json()).encode())
-    assert load_cluster(own_cluster.path(again)) == here
-    asked = settings.request(settings.read({"cluster": name, "nodes": "3"})[0])
-    assert "--cluster cluster.json:nodes=3 " in commands.plan(asked, "plan.json")
+    here = load_cluster(uploaded_cluster.cluster_path(name))
+    again = uploaded_cluster.store_cluster(json.dumps(here.to_json()).encode())
+    assert load_cluster(uploaded_cluster.cluster_path(again)) == here
+    asked = settings.build_request(settings.parse_query({"cluster": name, "nodes": "3"})[0])
+    assert "--cluster cluster.json:nodes=3 " in commands.plan_command(asked, "plan.json")
 
 
 @pytest.mark.parametrize(
@@ -61,15 +61,15 @@ def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) ->
 )
 def test_a_file_that_is_no_cluster_is_refused_with_a_sentence(content: bytes, said: str, name: str) -> None:
     with pytest.raises(InputError, match=said):
-        own_cluster.keep(content)
+        uploaded_cluster.store_cluster(content)
 
 
 def test_only_the_latest_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_cluster, "KEPT", 3)
+    monkeypatch.setattr(uploaded_cluster, "MAX_STORED", 3)
     for n in range(2, 8):
         levels: list[Any] = [{**MINE["levels"][0], "size": n}]  # type: ignore[index]
-        own_cluster.keep(json.dumps({**MINE, "levels": levels}).encode())
-    assert len(list(own_cluster.FOLDER.iterdir())) == 3
+        uploaded_cluster.store_cluster(json.dumps({**MINE, "levels": levels}).encode())
+    assert len(list(uploaded_cluster.FOLDER.iterdir())) == 3
 
 
 def test_the_page_plans_on_it_and_gives_its_file(name: str) -> None:
@@ -98,14 +98,18 @@ def hardware(tmp_path: Path) -> Path:
 
 def test_a_calibrated_gpu_takes_the_place_of_the_clusters(name: str, hardware: Path) -> None:
     here = load_cluster("2x8-h100")
-    kept = own_cluster.keep(hardware.read_bytes(), here)
-    assert load_cluster(own_cluster.path(kept)).levels == here.levels
-    assert load_cluster(own_cluster.path(kept)).gpu == load_cluster(f"2x8-h100:gpu={hardware}").gpu != here.gpu
-    (fit,) = own_cluster.fits(kept)
+    kept = uploaded_cluster.store_cluster(hardware.read_bytes(), here)
+    assert load_cluster(uploaded_cluster.cluster_path(kept)).levels == here.levels
+    assert (
+        load_cluster(uploaded_cluster.cluster_path(kept)).gpu
+        == load_cluster(f"2x8-h100:gpu={hardware}").gpu
+        != here.gpu
+    )
+    (fit,) = uploaded_cluster.calibration_fits(kept)
     assert (fit.group, fit.source, fit.before.rows) == ("products", "gemm.csv", 3)
     assert [t.measured for t in fit.timings] == pytest.approx([1.9e-3, 2.4e-4, 1.25e-4])
     assert fit.after.median < 0.05 < fit.before.median
-    assert own_cluster.fits(name) == () == own_cluster.fits("2x8-h100")
+    assert uploaded_cluster.calibration_fits(name) == () == uploaded_cluster.calibration_fits("2x8-h100")
 
 
 @pytest.mark.parametrize(
@@ -126,16 +130,16 @@ def test_a_calibrated_gpu_takes_the_place_of_the_clusters(name: str, hardware: P
 )
 def test_what_has_not_the_form_of_a_fit_is_left_out(sources: object, name: str, hardware: Path) -> None:
     data = json.dumps({**json.loads(hardware.read_text()), "sources": sources}).encode()
-    assert own_cluster.fits(own_cluster.keep(data, load_cluster("2x8-h100"))) == ()
+    assert uploaded_cluster.calibration_fits(uploaded_cluster.store_cluster(data, load_cluster("2x8-h100"))) == ()
 
 
 def test_a_gpu_that_is_none_is_refused_with_a_sentence(name: str) -> None:
     with pytest.raises(InputError, match="peak_flops"):
-        own_cluster.keep(b'{"schema": "shardscope.gpu/1"}', load_cluster("2x8-h100"))
+        uploaded_cluster.store_cluster(b'{"schema": "shardscope.gpu/1"}', load_cluster("2x8-h100"))
 
 
 def test_measured_shows_a_calibration_before_and_after(name: str, hardware: Path) -> None:
-    kept = own_cluster.keep(hardware.read_bytes(), load_cluster("2x8-h100"))
+    kept = uploaded_cluster.store_cluster(hardware.read_bytes(), load_cluster("2x8-h100"))
     at = open_page("measured", cluster=kept)
     assert not at.exception and "before and after its calibration" in words(at)
     (row,) = at.dataframe[0].value.to_dict("records")

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from explorer.analysis.answer import fastest, limit_bytes
+from explorer.analysis.step_parts import fastest_other, memory_limit_bytes
 from explorer.figures import report_page
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import commands, spending, units, words
@@ -47,7 +47,7 @@ def shown(result: Result) -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def page(shown: dict[str, Plan], result: Result) -> str:
-    return report_page.report(shown, result, NOW)
+    return report_page.build_report(shown, result, NOW)
 
 
 def test_it_is_well_formed_and_asks_no_host(page: str) -> None:
@@ -81,7 +81,7 @@ def test_it_holds_the_plans_numbers(page: str, shown: dict[str, Plan], result: R
         assert name in text
     assert "2026-11-21 12:30" in text
     assert "python -m planner_core plan llama-3-8b" in text
-    assert words.headline(first, shown[fastest(shown, "best")]) in text
+    assert words.compare_steps(first, shown[fastest_other(shown, "best")]) in text
 
 
 def test_the_memory_bars_and_the_timeline_are_to_scale(page: str, shown: dict[str, Plan], result: Result) -> None:
@@ -99,7 +99,7 @@ def test_the_memory_bars_and_the_timeline_are_to_scale(page: str, shown: dict[st
     held = [sum(p.cost.memory_bytes[k] for k in MEMORY_KINDS) for p in shown.values()]
     names = tuple(f"{n} " for n in MEMORY_NAMES.values())
     drawn = sum(w for k, ws in widths.items() if k.startswith(names) for w in ws)
-    capacity = limit_bytes(result)
+    capacity = memory_limit_bytes(result)
     assert drawn == pytest.approx(sum(held) / (max(capacity, *held) * 1.02) * (520 - 92 - 56), rel=1e-3)
 
 
@@ -116,7 +116,7 @@ def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Resu
     cluster = replace(result.cluster, description=evil)
     graph = replace(result.graph, name=evil, loss=evil, assumptions=(evil,))
     plan = replace(shown["best"], name=evil, notes=(evil,), model={**shown["best"].model, "name": evil})
-    text = report_page.report({"a": plan}, replace(result, cluster=cluster, graph=graph), NOW)
+    text = report_page.build_report({"a": plan}, replace(result, cluster=cluster, graph=graph), NOW)
     root = read(text)
     assert not [e for e in root.iter() if e.tag.endswith("script")]
     assert evil in all_text(root)
@@ -128,21 +128,21 @@ def test_what_comes_from_outside_is_escaped(shown: dict[str, Plan], result: Resu
 def test_other_models_and_one_plan(model: str) -> None:
     result = planned(Request(model, cluster="1x8-h100"))
     budget = Budget(1e12, 2.0)
-    root = read(report_page.report({"best": result.best}, result, NOW, budget=budget))
-    assert words.describe(result.best) in all_text(root)
-    days, cost = spending.cells(budget, speed_of(result.best, model_flops(result.graph), result.cluster), 8)
+    root = read(report_page.build_report({"best": result.best}, result, NOW, budget=budget))
+    assert words.describe_axes(result.best) in all_text(root)
+    days, cost = spending.budget_cells(budget, speed_of(result.best, model_flops(result.graph), result.cluster), 8)
     assert f"{days} {cost}" in all_text(root)
 
 
 def test_the_command_makes_the_same_plan(result: Result) -> None:
-    text = commands.plan(
+    text = commands.plan_command(
         Request("gpt2-xl", cluster="1x8-h100", batch=8, recompute="full", memory_gb=40.0), "my plan.json"
     )
     assert text == (
         "python -m planner_core plan gpt2-xl --cluster 1x8-h100 --batch 8 --accumulate 1 --recompute full --memory-gb 40.0 -o 'my plan.json'"
     )
-    assert "config.json" in commands.plan(Request("own-0123"), "x.json")
-    assert "; rm" not in commands.plan(Request("m; rm"), "x.json").replace("'m; rm'", "")
+    assert "config.json" in commands.plan_command(Request("own-0123"), "x.json")
+    assert "; rm" not in commands.plan_command(Request("m; rm"), "x.json").replace("'m; rm'", "")
 
 
 def test_it_says_how_far_predictions_of_published_runs_are_off(page: str) -> None:

@@ -17,11 +17,11 @@ from tests.support.plans import planned
 def test_every_method_stands_beside_the_exact_plan() -> None:
     found = {m: planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method=m)) for m in METHODS}
     sizes = {m: n for result in reversed(found.values()) for m, n in space_sizes(result).items()}
-    made = table_rows.compared(found, sizes)
+    made = table_rows.compare_methods(found, sizes)
     usual = [p.method for p in found["exact"].plans if p.method in BASELINES]
     assert [c.method.name for c in made] == [*METHODS, *usual] and len(usual) >= 2
     assert [c.minimises for c in made[:4]] == ["time", "volume", "communication", "communication"]
-    rows = table_rows.methods(made)
+    rows = table_rows.method_rows(made)
     best = found["exact"].fastest.cost.step_time_s
     for c, row in zip(made, rows, strict=True):
         home = found.get(c.method.name)
@@ -43,6 +43,6 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
 
 def test_a_method_without_a_plan_says_why() -> None:
     exact = planned(Request("gpt2-xl", cluster="1x8-h100", layers=4))
-    made = table_rows.compared({"exact": exact, "atp": "ATP suits no mesh here."}, {})
+    made = table_rows.compare_methods({"exact": exact, "atp": "ATP suits no mesh here."}, {})
     assert made[1].plan is None and made[1].above(exact.fastest) is None and made[1].proof == ""
-    assert table_rows.methods(made)[1]["why"] == "ATP suits no mesh here."
+    assert table_rows.method_rows(made)[1]["why"] == "ATP suits no mesh here."

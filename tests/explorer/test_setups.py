@@ -39,14 +39,14 @@ plain = st.builds(Layout, degrees, degrees, st.integers(2, 64), st.booleans(), z
 long = st.builds(replace, plain, cp=st.integers(2, 64), cp_type=st.sampled_from(list(CP_TYPES)))
 layouts = plain | long | st.builds(replace, plain | long, ep=degrees)
 setup = st.builds(
-    setups.Stated, layouts, st.none() | st.integers(1, 999), st.sampled_from([r for r in RECOMPUTE if r != "auto"])
+    setups.StatedSetup, layouts, st.none() | st.integers(1, 999), st.sampled_from([r for r in RECOMPUTE if r != "auto"])
 )
 
 
 @given(setup)
-def test_a_setup_is_read_back_from_the_address(stated: setups.Stated) -> None:
-    assert setups.read(stated.write()) == stated
-    values, problems = settings.read({"setup": ",".join(stated.write())})
+def test_a_setup_is_read_back_from_the_address(stated: setups.StatedSetup) -> None:
+    assert setups.parse_setup(stated.write()) == stated
+    values, problems = settings.parse_query({"setup": ",".join(stated.write())})
     assert not problems
     assert values["setup"] == stated.write()
 
@@ -54,19 +54,19 @@ def test_a_setup_is_read_back_from_the_address(stated: setups.Stated) -> None:
 @pytest.mark.parametrize("text", ["tp", "dp=0", "tp=2,accumulate=0", "dp=8,recompute=auto", "dp=8,recompute=some"])
 def test_what_is_no_setup_is_told(text: str) -> None:
     with pytest.raises(InputError):
-        setups.read(text.split(","))
-    values, problems = settings.read({"setup": text})
+        setups.parse_setup(text.split(","))
+    values, problems = settings.parse_query({"setup": text})
     assert values["setup"] == ()
     assert "is not a layout" in problems[0]
 
 
 def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
-    stated, work, notes = setups.of_file("run.toml", TOML, 16)
-    assert stated == setups.Stated(Layout(fsdp=8, tp=2, sp=True), 4, "full")
+    stated, work, notes = setups.parse_file("run.toml", TOML, 16)
+    assert stated == setups.StatedSetup(Layout(fsdp=8, tp=2, sp=True), 4, "full")
     assert work == {"batch": 64, "seq": 2048, "optimizer": "adamw"}
     assert "compiled" in notes[-1]
     with pytest.raises(InputError, match=r"run\.toml"):
-        setups.of_file("run.toml", b"[", 16)
+        setups.parse_file("run.toml", b"[", 16)
 
 
 def test_a_setup_that_cannot_be_is_told_in_place() -> None:
@@ -82,8 +82,8 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
     assert not at.exception
     (steps,) = (h.value for h in at.html if "class='steps'" in h.value)
     row = next(r for r in steps.split("<tr") if "<th scope='row'>Our current setup<" in r)
-    here = settings.request(settings.read(address)[0])
-    asked = replace(here, layout="fsdp=8", accumulate=2, recompute=setups.PLAIN)
+    here = settings.build_request(settings.parse_query(address)[0])
+    asked = replace(here, layout="fsdp=8", accumulate=2, recompute=setups.NO_RECOMPUTATION)
     (cost,) = (p.cost for p in planned(asked).plans if p.method == "layout")
     assert f"<b>{units.seconds(cost.step_time_s)}</b>" in row and units.memory(cost.memory_bytes["peak"]) in row
 
@@ -91,17 +91,17 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("line", "stated"),
     [
-        ("FSDP 8 x TP 8, mbs 1, selective", setups.Stated(Layout(fsdp=8, tp=8), 32, "selective")),
-        ("fsdp=8,tp=8", setups.Stated(Layout(fsdp=8, tp=8))),
-        ("HSDP 2x8, full", setups.Stated(Layout(dp=2, fsdp=8), None, "full")),
-        ("DDP 64", setups.Stated(Layout(dp=64))),
-        ("ZeRO-1 8 × TP 8, SP, 4 micro-batches", setups.Stated(Layout(dp=8, tp=8, sp=True, zero=1), 4)),
-        ("fsdp2 8 + cp 8, ulysses", setups.Stated(Layout(fsdp=8, cp=8, cp_type="ulysses"))),
+        ("FSDP 8 x TP 8, mbs 1, selective", setups.StatedSetup(Layout(fsdp=8, tp=8), 32, "selective")),
+        ("fsdp=8,tp=8", setups.StatedSetup(Layout(fsdp=8, tp=8))),
+        ("HSDP 2x8, full", setups.StatedSetup(Layout(dp=2, fsdp=8), None, "full")),
+        ("DDP 64", setups.StatedSetup(Layout(dp=64))),
+        ("ZeRO-1 8 × TP 8, SP, 4 micro-batches", setups.StatedSetup(Layout(dp=8, tp=8, sp=True, zero=1), 4)),
+        ("fsdp2 8 + cp 8, ulysses", setups.StatedSetup(Layout(fsdp=8, cp=8, cp_type="ulysses"))),
     ],
 )
-def test_a_setup_is_a_line_of_text(line: str, stated: setups.Stated) -> None:
-    assert setups.of_line(line, 256) == stated
-    assert setups.of_line(stated.line(256), 256) == stated
+def test_a_setup_is_a_line_of_text(line: str, stated: setups.StatedSetup) -> None:
+    assert setups.parse_line(line, 256) == stated
+    assert setups.parse_line(stated.line(256), 256) == stated
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_setup_is_a_line_of_text(line: str, stated: setups.Stated) -> None:
 )
 def test_a_line_that_states_no_setup_is_refused(line: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        setups.of_line(line, 256)
+        setups.parse_line(line, 256)
 
 
 def test_the_field_of_the_page_takes_it_and_checks_the_gpus() -> None:
@@ -127,7 +127,7 @@ def test_micro_batches_of_the_setup_share_the_batch_of_the_step() -> None:
     """The model's own batch is of a step: in two micro-batches each has half of it, and all that a step computes stays the same."""
     found = {}
     for times in (1, 2):
-        at = open_page("plans", layers="2", setup=f"fsdp=8,tp=2,accumulate={times}", plan=setups.NAME)
+        at = open_page("plans", layers="2", setup=f"fsdp=8,tp=2,accumulate={times}", plan=setups.PLAN_ID)
         assert not at.exception and not at.warning
         rows = at.dataframe[0].value
         found[times] = rows[rows["what"].str.startswith("Our current setup")].iloc[0]
@@ -140,9 +140,9 @@ OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,
 
 @pytest.mark.parametrize("page", ["overview", "plans", "compare"])
 def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
-    at = open_page(page, **OWN, plan=setups.NAME)
+    at = open_page(page, **OWN, plan=setups.PLAN_ID)
     assert not at.exception and not at.warning
-    assert at.session_state["values"]["plan"] == setups.NAME
+    assert at.session_state["values"]["plan"] == setups.PLAN_ID
     if page == "overview":
         assert any(m.value.startswith("ZeRO\\-1 8 takes ") for m in at.markdown)
     if page == "plans":
@@ -155,7 +155,7 @@ def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
 def test_the_setup_is_exported_and_its_command_makes_it_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
     monkeypatch.setattr(exporting, "export", lambda plan, *_, near: made.append(plan) or exporting.ExportedFile("", ()))
-    at = open_page("overview", **OWN, plan=setups.NAME)
+    at = open_page("overview", **OWN, plan=setups.PLAN_ID)
     at.button(key="export").click().run()
     assert not at.exception and [p.method for p in made] == ["layout"]
     command = next(c.value for c in at.code if c.value.startswith("python -m planner_core plan"))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from explorer.address import setups
-from explorer.analysis import answer, differences, rows, streams
+from explorer.analysis import differences, rows, step_parts, streams
 from explorer.figures import topology
 from explorer.figures.palette import WORK
-from explorer.graph.modules import by_module
-from explorer.graph.scene import scene
-from explorer.graph.stripes import stage_marks
+from explorer.graph.modules import group_by_module
+from explorer.graph.scene import build_scene
+from explorer.graph.stripes import node_stages
 from explorer.text import recipe, words
 from planner_core.core import InputError, Plan
 from planner_core.cost.communication import sent, sent_per_gpu
@@ -30,21 +30,21 @@ def test_a_name_says_the_stages_the_order_and_the_bubble(staged: tuple[Planner, 
     _, plan = staged
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    assert recipe.short(plan).startswith(f"PP {cut.ranks} × ")
-    assert len(recipe.short(plan)) <= recipe.LONGEST
+    assert recipe.layout_name(plan).startswith(f"PP {cut.ranks} × ")
+    assert len(recipe.layout_name(plan)) <= recipe.MAX_NAME_LENGTH
     share = 100 * cost.bubble_s / plan.cost.step_time_s
-    (told,) = [t for t in recipe.brief_work(plan).split("; ") if t.startswith("bubble ")]
+    (told,) = [t for t in recipe.describe_extra_work(plan).split("; ") if t.startswith("bubble ")]
     assert float(told.removeprefix("bubble ").removesuffix(" %")) == pytest.approx(share, rel=0.05)
-    assert "8 micro-batches" in recipe.brief_work(plan)
+    assert "8 micro-batches" in recipe.describe_extra_work(plan)
     if cut.virtual > 1:
-        assert recipe.brief_work(plan).startswith("interleaved 2, ")
+        assert recipe.describe_extra_work(plan).startswith("interleaved 2, ")
 
 
 def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) -> None:
     _, plan = staged
     cut, step = plan.pipeline, plan.cost.step_time_s
     assert cut
-    (drawn,) = streams.streams({}, {"plan": plan}, WORK)["plans"]
+    (drawn,) = streams.build_streams({}, {"plan": plan}, WORK)["plans"]
     assert len(drawn["lanes"]) == cut.ranks
     assert drawn["staged"]
     for rank in range(cut.ranks):
@@ -55,16 +55,16 @@ def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) 
     bubble = sum(w[4] for w in drawn["works"] if kinds[w[1]] == "bubble") / cut.ranks
     assert plan.cost.pipeline
     assert bubble == pytest.approx(plan.cost.pipeline.bubble_s, rel=1e-6)
-    made = rows.works({}, {"plan": plan})
+    made = rows.work_rows({}, {"plan": plan})
     assert sum(float(str(r["seconds"])) for r in made) == pytest.approx(sum(w[4] for w in drawn["works"]))
 
 
 def test_the_parts_of_a_step_add_up(staged: tuple[Planner, Plan]) -> None:
     planner, plan = staged
-    parts = answer.step_parts(plan, planner.graph)
+    parts = step_parts.split_step(plan, planner.graph)
     assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s)
-    assert parts[answer.BUBBLE] > 0
-    (*_, rest) = differences.rows({"plan": plan}, {"plan": planner.graph})
+    assert parts[step_parts.BUBBLE] > 0
+    (*_, rest) = differences.compare_weights({"plan": plan}, {"plan": planner.graph})
     assert rest.waits_s["plan"] == plan.cost.exposed_comm_time_s
 
 
@@ -72,7 +72,7 @@ def test_who_sends_to_whom_has_the_sends_between_stages(staged: tuple[Planner, P
     _, plan = staged
     cut, cost, n = plan.pipeline, plan.cost.pipeline, plan.mesh.num_devices
     assert cut and cost
-    matrix = topology.grid(plan).num_bytes
+    matrix = topology.traffic_grid(plan).num_bytes
     assert matrix.shape == (16, 16)
     first = cost.stages[0]
     assert first.send_bytes > 0
@@ -85,8 +85,8 @@ def test_who_sends_to_whom_has_the_sends_between_stages(staged: tuple[Planner, P
 def test_the_graph_says_where_the_model_is_cut(staged: tuple[Planner, Plan]) -> None:
     planner, plan = staged
     assert plan.pipeline
-    drawing = scene(by_module(planner.coarse), brief=True)
-    marks = stage_marks(plan, drawing)
+    drawing = build_scene(group_by_module(planner.coarse), brief=True)
+    marks = node_stages(plan, drawing)
     (run,) = [m for node, m in marks.items() if node.startswith("run:")]
     assert [tuple(m) for m in run] == list(enumerate(plan.pipeline.copies))
     first, *_, last = [p.node.id for p in sorted(drawing.scopes[""].nodes, key=lambda p: p.y) if p.node.id in marks]
@@ -100,14 +100,14 @@ def test_a_setup_with_stages_is_read_and_written() -> None:
         ("pp 4, dp 4, zero bubble", "schedule=zb"),
         ("pp 4, dp 4, zbv", "vp=2"),
     ):
-        stated = setups.of_line(line, 64)
+        stated = setups.parse_line(line, 64)
         assert words_ in stated.write()
-        assert setups.read(stated.write()) == setups.of_line(stated.line(64), 64) == stated
+        assert setups.parse_setup(stated.write()) == setups.parse_line(stated.line(64), 64) == stated
     with pytest.raises(InputError, match="interleaved"):
-        setups.of_line("PP 4 x DP 4, interleaved", 64)
+        setups.parse_line("PP 4 x DP 4, interleaved", 64)
 
 
 def test_plans_with_stages_have_a_title() -> None:
     asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout="dp=8,pp=2")
     (plan,) = prepare(asked).stated()
-    assert words.title(plan) == "Our current setup"
+    assert words.plan_title(plan) == "Our current setup"

@@ -16,10 +16,10 @@ from explorer.figures import name_placement
 from explorer.figures import scatter as scatters
 from explorer.figures.palette import DARK, LIGHT, Theme, device_colour
 from explorer.jobs import export as exporting
-from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, keep
+from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, store_model
 from explorer.text import commands, units, words
-from explorer.text.glossary import define
-from explorer.text.option_words import in_words
+from explorer.text.glossary import mark_terms
+from explorer.text.option_words import page_wording
 from planner_core.core import load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan_json import plan_from_json
@@ -75,24 +75,24 @@ def test_three_figures_are_within_half_a_percent(value: float) -> None:
     ],
 )
 def test_what_a_step_computes_in_and_keeps_is_told(dtype: str, precision: str, wanted: str) -> None:
-    assert words.numbers(settings.DTYPES[dtype], dtype, precision) == wanted
+    assert words.describe_precision(settings.DTYPES[dtype], dtype, precision) == wanted
 
 
 @pytest.mark.parametrize(
     ("address", "precision"), [({}, "mixed"), ({"precision": "mixed"}, "mixed"), ({"precision": "pure"}, "pure")]
 )
 def test_a_link_keeps_the_precision_that_it_states(address: dict[str, str], precision: str) -> None:
-    values, problems = settings.read(address)
-    assert not problems and settings.request(values).precision == precision
-    assert settings.write(values) == {k: v for k, v in address.items() if v != "mixed"}
+    values, problems = settings.parse_query(address)
+    assert not problems and settings.build_request(values).precision == precision
+    assert settings.to_query(values) == {k: v for k, v in address.items() if v != "mixed"}
     assert Request("gpt2-xl").precision == "mixed"
 
 
 @pytest.mark.parametrize("stage", ["auto", "0", "1", "2", "3"])
 def test_a_link_holds_every_stage_of_zero(stage: str) -> None:
-    values, problems = settings.read({"zero": stage})
-    assert not problems and settings.request(values).zero == (None if stage == "auto" else int(stage))
-    assert settings.read(settings.write(values))[0] == values and values["zero"] in settings.STAGE_NAMES
+    values, problems = settings.parse_query({"zero": stage})
+    assert not problems and settings.build_request(values).zero == (None if stage == "auto" else int(stage))
+    assert settings.parse_query(settings.to_query(values))[0] == values and values["zero"] in settings.STAGE_NAMES
 
 
 def test_settings_survive_the_address() -> None:
@@ -110,30 +110,30 @@ def test_settings_survive_the_address() -> None:
         "show": "memory",
         "tab": "block",
     }
-    again, problems = settings.read(settings.write(values))
+    again, problems = settings.parse_query(settings.to_query(values))
     assert again == values
     assert problems == []
 
 
 def test_defaults_leave_the_address_empty() -> None:
-    assert settings.write({k: s.default for k, s in settings.SETTINGS.items()}) == {}
+    assert settings.to_query({k: s.default for k, s in settings.SETTINGS.items()}) == {}
 
 
 def test_an_empty_list_of_open_blocks_is_not_the_default() -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {"open": ()}
-    assert settings.read(settings.write(values))[0]["open"] == ()
+    assert settings.parse_query(settings.to_query(values))[0]["open"] == ()
 
 
 @given(st.dictionaries(st.sampled_from(sorted(settings.SETTINGS)), st.text(max_size=60)))
 def test_any_address_can_be_read(address: dict[str, str]) -> None:
-    values, problems = settings.read(address)
+    values, problems = settings.parse_query(address)
     assert set(values) == set(settings.SETTINGS)
     assert len(problems) <= len(address)
-    settings.request(values)
+    settings.build_request(values)
 
 
 def test_plans_are_told_in_words(result: Result) -> None:
-    told = {p.name: words.describe(p) for p in result.plans}
+    told = {p.name: words.describe_axes(p) for p in result.plans}
     assert told["data parallel"] == "Batch split 16 ways"
     assert "gathered at use" in told["FSDP"]
     assert "all weights split" in told["Megatron-LM"]
@@ -142,11 +142,11 @@ def test_plans_are_told_in_words(result: Result) -> None:
 def test_headline_comes_from_the_numbers(result: Result) -> None:
     plans = {p.name: p for p in result.plans}
     a, b = plans["best"], plans["Megatron-LM"]
-    text = words.headline(a, b)
-    assert text == words.headline(b, a)
+    text = words.compare_steps(a, b)
+    assert text == words.compare_steps(b, a)
     assert units.seconds(a.cost.step_time_s) in text
     assert "less time than Megatron-LM" in text
-    assert "tie" in words.headline(a, a)
+    assert "tie" in words.compare_steps(a, a)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
@@ -200,7 +200,7 @@ def test_plan_file_is_the_plan(result: Result) -> None:
 )
 def test_an_upload_that_is_no_config_is_refused(content: bytes) -> None:
     with pytest.raises(InputError):
-        keep(content)
+        store_model(content)
 
 
 def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
@@ -211,7 +211,7 @@ def test_the_uploader_has_the_limit_that_the_reader_has() -> None:
 @given(st.lists(st.tuples(st.floats(0, 480), st.floats(0, 300)), min_size=1, max_size=6))
 def test_names_of_a_few_points_do_not_overlap(points: list[tuple[float, float]]) -> None:
     names = [f"plan {i}" for i in range(len(points))]
-    offsets = name_placement.place(points, names, 480, 300)
+    offsets = name_placement.place_names(points, names, 480, 300)
     boxes = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, offsets, strict=True)]
     for i, (ax, ay) in enumerate(boxes):
         assert all(abs(ay - by) > 15 or abs(ax - bx) > 30 for bx, by in boxes[:i])
@@ -240,7 +240,7 @@ def test_the_torchrun_script_is_python(result: Result) -> None:
 
 
 def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> None:
-    text = define(
+    text = mark_terms(
         '<td title="a ring">ring of all_gather, all_gather</td><span class="chip S" title="ring">world S(1)</span> rings'
     )
     assert text.count('class="term"') == 2
@@ -249,13 +249,13 @@ def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> N
 
 
 def test_memory_that_would_do_is_told_in_gib_and_rounded_up() -> None:
-    assert in_words("no plan fits; use --memory-gb 35") == "No plan fits; use memory per GPU of 32.6 GiB."
+    assert page_wording("no plan fits; use --memory-gb 35") == "No plan fits; use memory per GPU of 32.6 GiB."
     for gigabytes in range(1, 200):
-        said = in_words(f"use --memory-gb {gigabytes}").split(" of ")[1].split(" ")[0]
+        said = page_wording(f"use --memory-gb {gigabytes}").split(" of ")[1].split(" ")[0]
         assert float(said) * 2**30 >= gigabytes * 1e9 > (float(said) - 0.11) * 2**30
 
 
 def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> None:
     """The file begins with a line about the plan, which must not become an argument."""
-    line = commands.launch("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
+    line = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
     assert line.endswith("-m torchtitan.train $(grep -v '^#' torchtitan.txt)")

@@ -13,7 +13,7 @@ from explorer.analysis import sweep
 from explorer.analysis import what_if as whatif
 from explorer.figures import scaling
 from explorer.figures.palette import LIGHT
-from explorer.jobs.malloc_trim import give_back
+from explorer.jobs.malloc_trim import trim_memory
 from explorer.session import state
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
@@ -26,37 +26,37 @@ from tests.pages.test_app import open_page, words
 @pytest.mark.slow
 def test_the_best_plan_alone_is_the_planners() -> None:
     for request in (Request("llama-3-8b", batch=64), Request("gpt2-xl", cluster="2x8-h100:nodes=4,inter=25")):
-        assert whatif.best(request) == plan_model(request).best
+        assert whatif.best_plan(request) == plan_model(request).best
 
 
 def test_what_planning_freed_is_given_back() -> None:
     """Forty megabytes in blocks too small to be mapped singly, freed but for one at the end that pins the heap: glibc keeps
     them until it is asked."""
-    give_back()
+    trim_memory()
     held = [bytearray(64_000) for _ in range(640)]
     pin = bytearray(64_000)
     del held
     before = resident_mb()
-    give_back()
+    trim_memory()
     assert resident_mb() < before - 20 and len(pin) == 64_000
 
 
 def test_changes_stand_in_the_address() -> None:
     changes = {"batch": 32, "inter": 50.0, "recompute": "full"}
-    assert whatif.read(whatif.write(changes)) == changes
-    text = ",".join(whatif.write(changes))
-    assert settings.read({"whatif": text})[0]["whatif"] == whatif.write(changes)
+    assert whatif.parse_changes(whatif.format_changes(changes)) == changes
+    text = ",".join(whatif.format_changes(changes))
+    assert settings.parse_query({"whatif": text})[0]["whatif"] == whatif.format_changes(changes)
     nonsense = ("batch:x", "model:gpt2-xl", "nonsense", "seq:128")
-    assert whatif.read(nonsense) == {"seq": 128}
-    assert whatif.unreadable(nonsense) == list(nonsense[:3])
-    values, _ = settings.read({"mesh": "2x8", "optimizer": "sgd"})
-    asked = whatif.request(values, {"nodes": 4})
+    assert whatif.parse_changes(nonsense) == {"seq": 128}
+    assert whatif.unreadable_changes(nonsense) == list(nonsense[:3])
+    values, _ = settings.parse_query({"mesh": "2x8", "optimizer": "sgd"})
+    asked = whatif.changed_request(values, {"nodes": 4})
     assert asked.mesh is None and asked.optimizer == "sgd" and asked.cluster == "2x8-h100:nodes=4"
-    assert whatif.request(values, {"batch": 4}).mesh == "2x8"
+    assert whatif.changed_request(values, {"batch": 4}).mesh == "2x8"
 
 
 def test_what_stands_is_read_off_the_cluster() -> None:
-    assert whatif.standing(load_cluster("2x8-h100"), 16, 4096) == {
+    assert whatif.current_numbers(load_cluster("2x8-h100"), 16, 4096) == {
         "batch": 16,
         "seq": 4096,
         "nodes": 2,
@@ -64,42 +64,46 @@ def test_what_stands_is_read_off_the_cluster() -> None:
         "intra": 450.0,
         "inter": 400.0,
     }
-    assert "inter" not in whatif.standing(load_cluster("1x4-a100-pcie"), 16, 1)
-    assert whatif.options((1, 2, 4), 3) == [1, 2, 3, 4]
+    assert "inter" not in whatif.current_numbers(load_cluster("1x4-a100-pcie"), 16, 1)
+    assert whatif.slider_stops((1, 2, 4), 3) == [1, 2, 3, 4]
 
 
 def test_the_answer_is_told_against_what_there_is() -> None:
-    before = whatif.best(Request("llama-3-8b"))
-    slow = whatif.best(Request("llama-3-8b", cluster="2x8-h100:inter=8"))
-    step, comm, memory = whatif.figures(before, slow)
+    before = whatif.best_plan(Request("llama-3-8b"))
+    slow = whatif.best_plan(Request("llama-3-8b", cluster="2x8-h100:inter=8"))
+    step, comm, memory = whatif.metric_changes(before, slow)
     assert step.change.startswith("+") and step.better is False and "ms" in step.change
-    assert whatif.figures(slow, before)[0].change.startswith("-") and whatif.figures(slow, before)[0].better
-    assert all(f.change == "as before" and f.better is None for f in whatif.figures(before, before))
-    assert whatif.moved(before, before) == [] and whatif.moved(before, slow)
-    assert whatif.per_sample(before, slow) == ""
-    assert "samples a second" in whatif.per_sample(before, whatif.best(Request("llama-3-8b", batch=32)))
+    assert (
+        whatif.metric_changes(slow, before)[0].change.startswith("-") and whatif.metric_changes(slow, before)[0].better
+    )
+    assert all(f.change == "as before" and f.better is None for f in whatif.metric_changes(before, before))
+    assert whatif.moved_weights(before, before) == [] and whatif.moved_weights(before, slow)
+    assert whatif.compare_sample_rates(before, slow) == ""
+    assert "samples a second" in whatif.compare_sample_rates(before, whatif.best_plan(Request("llama-3-8b", batch=32)))
     assert {comm.name, memory.name} == {"communication", "memory per GPU"}
 
 
 @pytest.mark.parametrize("changes", [{"batch": 128}, {"seq": 8192}, {"recompute": "full"}, {"optimizer": "sgd"}])
 def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
     asked = Request("llama-3-8b", recompute="auto", accumulate=None)
-    before = whatif.best(asked)
-    early, best = (find(replace(asked, **changes)) for find in (lambda r: whatif.first(r, before), whatif.best))
+    before = whatif.best_plan(asked)
+    early, best = (
+        find(replace(asked, **changes)) for find in (lambda r: whatif.quick_plan(r, before), whatif.best_plan)
+    )
     assert early is not None and early.fits
     assert early.workload == best.workload and early.mesh == best.mesh
     assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s < 1.01 * best.cost.step_time_s
 
 
 def test_on_another_cluster_or_where_nothing_of_the_kind_fits_only_the_best_plan_can_tell() -> None:
-    before = whatif.best(Request("llama-3-8b", mesh="2x8"))
-    assert whatif.first(Request("llama-3-8b", "4x8-h100"), before) is None
-    assert whatif.first(Request("llama-3-8b", batch=16, accumulate=1, seq=65_536), before) is None
+    before = whatif.best_plan(Request("llama-3-8b", mesh="2x8"))
+    assert whatif.quick_plan(Request("llama-3-8b", "4x8-h100"), before) is None
+    assert whatif.quick_plan(Request("llama-3-8b", batch=16, accumulate=1, seq=65_536), before) is None
 
 
 def test_what_cannot_be_planned_is_said() -> None:
     with pytest.raises(PlannerError):
-        whatif.best(Request("llama-3-8b", memory_gb=2.0))
+        whatif.best_plan(Request("llama-3-8b", memory_gb=2.0))
 
 
 def test_a_slider_plans_again_and_the_settings_stay() -> None:
@@ -134,7 +138,7 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
     """The panel bounds the work of a proof; a plan in full may look further."""
     asked = Request("llama-3-8b", batch=32, zero=0)
     monkeypatch.setattr(whatif, "EFFORT", whatif.NO_PROOF)
-    found = whatif.best(asked)
+    found = whatif.best_plan(asked)
     assert found.fits and not found.optimal
     assert "above the best there is" in found.notes[0]
 
@@ -142,11 +146,11 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
 def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whatif, "PATIENCE_S", 0.3)
     said: list[str] = []
-    with whatif._turn(said.append):
+    with whatif._queue(said.append):
         assert not said
-        with whatif._turn(said.append):
+        with whatif._queue(said.append):
             assert said
-    with whatif._turn(lambda text: said.clear()):  # the turn was given back, once
+    with whatif._queue(lambda text: said.clear()):  # the turn was given back, once
         pass
     assert said
 
@@ -155,9 +159,9 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
     def leave(text: str) -> None:
         raise InterruptedError(text)
 
-    with whatif._turn(print), pytest.raises(InterruptedError), whatif._turn(leave):
+    with whatif._queue(print), pytest.raises(InterruptedError), whatif._queue(leave):
         raise AssertionError("not reached")
-    with whatif._turn(leave):
+    with whatif._queue(leave):
         pass
 
 
@@ -171,47 +175,50 @@ def small() -> Result:
 
 @pytest.mark.parametrize("name", sweep.QUANTITIES)
 def test_what_stands_is_among_the_values_of_a_sweep(name: str, small: Result) -> None:
-    assert name in sweep.offered(small) and name in settings.ALONE
-    found = sweep.values(name, small)
-    assert sweep.here(name, small) in [shown for shown, _ in found]
+    assert name in sweep.available_quantities(small) and name in settings.SWEEP_QUANTITIES
+    found = sweep.quantity_values(name, small)
+    assert sweep.current_value(name, small) in [shown for shown, _ in found]
     assert len({shown for shown, _ in found}) == len(found) > 3
 
 
 def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_changes(small: Result) -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {"model": "gpt2-xl", "layers": 2}
     points = []
-    for shown, changes in sweep.values("nodes", small)[:3]:
-        plan = whatif.best(whatif.request(values, changes))
+    for shown, changes in sweep.quantity_values("nodes", small)[:3]:
+        plan = whatif.best_plan(whatif.changed_request(values, changes))
         assert plan.mesh.num_devices == 8 * int(shown)
-        points.append(sweep.Point(shown, changes, plan))
-    points.append(sweep.Point("64", {"nodes": 64}, None, "not found within 30 s"))
-    assert "64: nothing fits." in sweep.told(points) and sweep.told(points).startswith("1")
-    rows = sweep.rows(["nodes"], {"": points})
+        points.append(sweep.SweepPoint(shown, changes, plan))
+    points.append(sweep.SweepPoint("64", {"nodes": 64}, None, "not found within 30 s"))
+    assert "64: nothing fits." in sweep.describe_layouts(points) and sweep.describe_layouts(points).startswith("1")
+    rows = sweep.sweep_rows(["nodes"], {"": points})
     assert [r["gpus"] for r in rows[:3]] == [8, 16, 32] and rows[3]["why"] == "not found within 30 s"
-    limits = {p.name: sweep.limit_bytes(p.plan, small.request) for p in points if p.plan}
-    figures = scaling.sweep("nodes", points, limits, "2", LIGHT)
+    limits = {p.name: sweep.memory_limit_bytes(p.plan, small.request) for p in points if p.plan}
+    figures = scaling.sweep_figures("nodes", points, limits, "2", LIGHT)
     ring = figures["Tokens a second"].data[1]
     assert list(ring.x) == ["2"] and ring.y[0] == pytest.approx(points[1].tokens_per_s)
     assert len(figures["Memory per GPU, GiB"].data[2].y) == 3
 
 
 def test_a_sweep_of_two_quantities_is_drawn_as_small_multiples_with_the_same_axes(small: Result) -> None:
-    asked = sweep.panels(["batch", "model"], small)
+    asked = sweep.sweep_panels(["batch", "model"], small)
     assert list(asked) == list(settings.MODELS.values())
-    assert [n for n, _ in asked["Mixtral-8x7B"]] == [n for n, _ in sweep.values("batch", small)]
+    assert [n for n, _ in asked["Mixtral-8x7B"]] == [n for n, _ in sweep.quantity_values("batch", small)]
     # a model lets go of the batch of another one, and not of the batch that is swept, in whatever order they are named
-    least, batch = sweep.values("batch", small)[0]
-    for changes in (asked["Mixtral-8x7B"][0][1], sweep.panels(["model", "batch"], small)[least][3][1]):
+    least, batch = sweep.quantity_values("batch", small)[0]
+    for changes in (asked["Mixtral-8x7B"][0][1], sweep.sweep_panels(["model", "batch"], small)[least][3][1]):
         assert changes["batch"] == batch["batch"] and changes["layers"] is None and changes["model"]
-    panels = {"A": [sweep.Point("4", {}, small.best), sweep.Point("8", {}, None, sweep.LEFT)], "B": []}
-    panels["B"] = [sweep.Point("4", {}, small.plans[1]), sweep.Point("8", {}, small.plans[-1])]
+    panels = {
+        "A": [sweep.SweepPoint("4", {}, small.best), sweep.SweepPoint("8", {}, None, sweep.NOT_COMPUTED)],
+        "B": [],
+    }
+    panels["B"] = [sweep.SweepPoint("4", {}, small.plans[1]), sweep.SweepPoint("8", {}, small.plans[-1])]
     figures = scaling.small_multiples("batch", panels, "step", ("4", "B"), LIGHT)
     assert figures["A"].layout.yaxis.range == figures["B"].layout.yaxis.range
     assert figures["A"].layout.xaxis.categoryarray == figures["B"].layout.xaxis.categoryarray
     assert [len(figures[n].data[1].x) for n in "AB"] == [0, 1], "the ring is at what stands"
-    rows = sweep.rows(["batch", "model"], panels)
+    rows = sweep.sweep_rows(["batch", "model"], panels)
     assert [(r["value"], r["at"]) for r in rows] == [("4", "A"), ("8", "A"), ("4", "B"), ("8", "B")]
-    assert f"8: {sweep.LEFT}" in sweep.told(panels["A"])
+    assert f"8: {sweep.NOT_COMPUTED}" in sweep.describe_layouts(panels["A"])
 
 
 def test_a_sweep_on_the_page_takes_a_value_over() -> None:
@@ -224,8 +231,8 @@ def test_a_sweep_on_the_page_takes_a_value_over() -> None:
 
 def test_a_sweep_of_two_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
     at = open_page("whatif", model="gpt2-xl", layers="2", sweep="batch")
-    here = state.plan(settings.request(at.session_state["values"]))
-    panels = len(sweep.values("nodes", here))
+    here = state.plan_request(settings.build_request(at.session_state["values"]))
+    panels = len(sweep.quantity_values("nodes", here))
     at.session_state["sweep_stopped"] = (("batch", "nodes"), here.request)
     at.session_state["values"] = at.session_state["values"] | {"sweep": ("batch", "nodes")}
     at.session_state["changed"] = True

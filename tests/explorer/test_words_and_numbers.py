@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from explorer.analysis import answer, filters
-from explorer.session.state import in_words, plan_ids
+from explorer.analysis import filters, step_parts
+from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
 from planner_core.core import NoPlanFits, Plan, Shard, cluster_names
 from planner_core.models import ZOO
@@ -49,9 +49,9 @@ def result(request: pytest.FixtureRequest) -> Result:
 def test_what_a_sentence_calls_split_gathered_or_whole_is(result: Result) -> None:
     for plan in result.plans:
         for axis in range(len(plan.mesh.axis_sizes)):
-            said = {way: words.named(plan, axis, way) for way in words.WAYS}
+            said = {way: words.name_weights(plan, axis, way) for way in words.PLACEMENT_KINDS}
             for family, ways in placed(plan, axis).items():
-                assert all(family not in said[way] or set(ways) == {way} for way in words.WAYS), (
+                assert all(family not in said[way] or set(ways) == {way} for way in words.PLACEMENT_KINDS), (
                     plan.name,
                     axis,
                     family,
@@ -84,24 +84,26 @@ def test_degrees_of_a_recipe_make_up_all_gpus(result: Result) -> None:
     """Experts are dealt out over GPUs that another degree counts."""
     for plan in result.plans:
         axes = (
-            recipe.layout(plan).partition(" with ")[0] if "sequence" not in recipe.layout(plan) else recipe.layout(plan)
+            recipe.describe_layout(plan).partition(" with ")[0]
+            if "sequence" not in recipe.describe_layout(plan)
+            else recipe.describe_layout(plan)
         )
         axes = axes.replace(" with sequence parallelism", "").partition(" with ")[0]
         experts = EXPERTS.findall(axes)
         assert all(plan.mesh.num_devices % int(n) == 0 for n in experts) and len(experts) <= 1
         axes = EXPERTS.sub("", axes)
-        assert math.prod(int(n) for n in DEGREES.findall(axes)) == plan.mesh.num_devices, recipe.layout(plan)
+        assert math.prod(int(n) for n in DEGREES.findall(axes)) == plan.mesh.num_devices, recipe.describe_layout(plan)
 
 
 def test_fits_is_what_the_drawn_line_says(result: Result) -> None:
     for plan in result.plans:
         assert plan.fits == (plan.cost.memory_bytes["peak"] <= result.cluster.gpu.memory_bytes * 0.92)
-        assert plan.fits == (plan.cost.memory_bytes["peak"] <= answer.limit_bytes(result))
+        assert plan.fits == (plan.cost.memory_bytes["peak"] <= step_parts.memory_limit_bytes(result))
 
 
 def test_parts_of_a_step_are_no_more_than_it_and_add_up(result: Result) -> None:
     for plan in result.plans:
-        parts = answer.step_parts(plan, result.graph, result.coarse)
+        parts = step_parts.split_step(plan, result.graph, result.coarse)
         assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s, rel=1e-9)
         assert max(parts.values()) <= plan.cost.step_time_s and min(parts.values()) > -1e-9
 
@@ -111,13 +113,13 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
     for name, plan in plans.items():
         for other in plans.values():
             a, b = plan.cost.step_time_s, other.cost.step_time_s
-            text = words.headline(plan, other)
-            assert ("tie in time" in text) == (max(a, b) <= min(a, b) * (1 + words.doubt(plan, other)))
+            text = words.compare_steps(plan, other)
+            assert ("tie in time" in text) == (max(a, b) <= min(a, b) * (1 + words.time_doubt(plan, other)))
             if "tie in time" not in text:
-                assert text.startswith(f"{words.title(plan if a < b else other)} takes")
+                assert text.startswith(f"{words.plan_title(plan if a < b else other)} takes")
             assert ("not fit" in text) == (not plan.fits or not other.fits)
         if len(plans) > 1:
-            against = plans[answer.fastest(plans, name)]
+            against = plans[step_parts.fastest_other(plans, name)]
             assert all(
                 against.cost.step_time_s <= p.cost.step_time_s
                 for n, p in plans.items()
@@ -128,7 +130,7 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
 def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Result) -> None:
     for found in result.candidates:
         for plan in result.plans:
-            if filters.of_plan(found, plan) is not None:
+            if filters.candidate_of_plan(found, plan) is not None:
                 blocks = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
                 assert not any(b.params[w].gathered for b in blocks for w in found.weights if w in b.params)
 
@@ -136,8 +138,8 @@ def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Re
 def test_memory_is_told_in_one_unit(result: Result) -> None:
     for plan in result.plans:
         for note in plan.notes:
-            assert not re.search(r"\d GB(?!/)", in_words(note)), in_words(note)
-    assert in_words("the least memory that any plan needs is 93.7 GB per GPU; use 50 GB/s") == (
+            assert not re.search(r"\d GB(?!/)", page_wording(note)), page_wording(note)
+    assert page_wording("the least memory that any plan needs is 93.7 GB per GPU; use 50 GB/s") == (
         "The least memory that any plan needs is 87.3 GiB per GPU; use 50 GB/s."
     )
 
@@ -154,13 +156,13 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
 )
 def test_no_part_of_a_methods_price_is_larger_than_the_whole(model: str, cluster: str, method: str) -> None:
     found = list(ablation_steps(prepare(Request(model, cluster=cluster, layers=4)), method))
-    text = words.verdict(method, [(r.says, r.plan) for r in found])
+    text = words.describe_restrictions(method, [(r.says, r.plan) for r in found])
     known = [r.plan for r in found if r.plan is not None]
     whole = known[-1].cost.step_time_s - known[0].cost.step_time_s
     part = re.search(r"because it .*\(([\d.]+) (s|ms|µs) a step\)", text)
     if part is not None:
         assert float(part[1]) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[part[2]] <= whole * 1.01
-    unsure = words.doubt(known[0], known[-1]) * known[0].cost.step_time_s
+    unsure = words.time_doubt(known[0], known[-1]) * known[0].cost.step_time_s
     falls = any(b.cost.step_time_s < a.cost.step_time_s - unsure for a, b in pairwise(known) if a.fits and b.fits)
     assert ("may be shorter than in the row above" in text) == falls
     assert ("needs least of it" in text) == any(not p.fits for p in known)

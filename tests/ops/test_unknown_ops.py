@@ -9,9 +9,9 @@ import torch
 from playwright.sync_api import expect
 from torch import nn
 
-from explorer.graph.overlay import without_rule
-from explorer.graph.scene import scene
-from explorer.jobs.upload import keep
+from explorer.graph.overlay import nodes_without_rule
+from explorer.graph.scene import build_scene
+from explorer.jobs.upload import store_model
 from planner_core.core.placement import R
 from planner_core.models.capture.module import capture_module
 from planner_core.planning.analysis.reporting import report, text, unknown_ops
@@ -52,8 +52,8 @@ def test_named_counted_and_whole() -> None:
         and "renorm ×3 (first at /renorm of Layer)" in said
     )
     assert said in text(result)
-    drawn = scene(result.coarse)
-    (node,) = without_rule(drawn, result.unknown_ops)
+    drawn = build_scene(result.coarse)
+    (node,) = nodes_without_rule(drawn, result.unknown_ops)
     assert node.startswith("Layer:") and "renorm" in [op.fn for op in drawn.node(node).ops]  # type: ignore[union-attr]
     block = result.best.blocks["Layer"]
     assert {forward for edge in block.sites["/renorm"].inputs for forward in edge.dst.forward} == {R}
@@ -68,7 +68,7 @@ def test_nothing_is_said_where_all_have_rules() -> None:
 
 @pytest.mark.slow
 def test_the_graph_marks_it(visit: Visit) -> None:
-    model = keep(json.dumps(LONGFORMER).encode())
+    model = store_model(json.dumps(LONGFORMER).encode())
     visit.open(f"/?open=run:0&model={model}&batch=16&seq=64&dtype=float32&cluster=1x8-h100")
     page = visit.page
     marked = page.locator("g.node").filter(has=page.locator(".bare"))
@@ -86,7 +86,7 @@ def test_the_page_tells_it() -> None:
 
     at = open_page(
         "overview",
-        model=keep(json.dumps(LONGFORMER).encode()),
+        model=store_model(json.dumps(LONGFORMER).encode()),
         batch="16",
         seq="64",
         dtype="float32",

@@ -78,7 +78,7 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     rows = table(at)
     assert 3 <= len(rows) <= 5 and rows[0]["name"] == "FSDP 16" and rows[0]["what"].startswith("recommended")
     assert rows[1]["what"].startswith("the exact optimum") and len({r["name"] for r in rows}) == len(rows)
-    plans = {p.name: p for p in planned(settings.request(settings.read({})[0])).plans}
+    plans = {p.name: p for p in planned(settings.build_request(settings.parse_query({})[0])).plans}
     for row, plan in ((rows[0], plans["FSDP"]), (rows[1], plans["best"])):
         assert row["step"] == units.seconds(plan.cost.step_time_s) and row["memory"] == units.memory(
             plan.cost.memory_bytes["peak"]

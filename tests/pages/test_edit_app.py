@@ -21,7 +21,7 @@ def test_edits_stand_in_the_address() -> None:
     asked = edits.Edits("best").put(UP, (R, Shard(0)), ((R, R),)).put(HEAD, (Shard(1), R), ((R, R),))
     text = ",".join(asked.write())
     assert text == f"best:keep,{UP}:R.S(0),{HEAD}:S(1).R"
-    assert edits.read(settings.read({"edit": text})[0]["edit"]) == asked
+    assert edits.parse_edits(settings.parse_query({"edit": text})[0]["edit"]) == asked
     assert asked.put(UP, (R, R), ((R, R),)).put(HEAD, (R, R), ((R, R),)).write() == ()
     for bad in (
         "best",
@@ -32,18 +32,18 @@ def test_edits_stand_in_the_address() -> None:
         "best:keep,<b>:R",
         "best:keep" + ",a:R" * 41,
     ):
-        values, told = settings.read({"edit": bad})
+        values, told = settings.parse_query({"edit": bad})
         assert values["edit"] == () and len(told) == 1
 
 
 def test_a_pin_of_an_edited_plan_holds_its_edits() -> None:
-    values, _ = settings.read({"edit": f"best:keep,{UP}:S(1)", "batch": "32"})
-    text = pins.pin("edited", values)
+    values, _ = settings.parse_query({"edit": f"best:keep,{UP}:S(1)", "batch": "32"})
+    text = pins.format_pin("edited", values)
     assert "," not in text
-    name, back = pins.unpin(text, values)
+    name, back = pins.parse_pin(text, values)
     assert name == "edited" and back["edit"] == values["edit"] and back["batch"] == 32
-    assert pins.changed(back, {**values, "edit": ()}) == "edits mlp.up_proj.weight S(1)"
-    assert pins.pin("best", values) == "best@batch:32"
+    assert pins.describe_changes(back, {**values, "edit": ()}) == "edits mlp.up_proj.weight S(1)"
+    assert pins.format_pin("best", values) == "best@batch:32"
 
 
 def test_an_edit_is_told_at_once_and_joins_the_plans() -> None:

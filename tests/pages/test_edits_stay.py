@@ -12,10 +12,10 @@ from tests.support.app_test import AppTest
 from tests.support.visiting import Visit
 
 SCRIPT = """
-from explorer.components.asking import sentence
+from explorer.components.request_form import sentence
 from explorer.session import state
-state.begin("plans")
-sentence.sentence()
+state.begin_page("plans")
+sentence.show_sentence()
 """
 AT_ONCE = {
     "model": ("llama-3-8b", "gpt2-xl", "bert-large", "t5-large", "vit-large"),
@@ -103,7 +103,7 @@ def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
 def test_the_rule_of_an_edit_keeps_every_setting_that_it_can(seed: int) -> None:
     """The same for the rule alone, with many more edits: a step keeps its tokens, and what goes is told."""
     draw = random.Random(seed)
-    values, _ = settings.read({"batch": "64", "seq": "2048", "mesh": "2x8", "memory": "60"})
+    values, _ = settings.parse_query({"batch": "64", "seq": "2048", "mesh": "2x8", "memory": "60"})
     for _ in range(30):
         key = draw.choice(("model", "cluster", "nodes", "batch", "seq", "dtype", "mesh", "tool"))
         new = {
@@ -118,35 +118,38 @@ def test_the_rule_of_an_edit_keeps_every_setting_that_it_can(seed: int) -> None:
                 }[key]
             )
         }
-        after, told = carry.change(values, new)
+        after, told = carry.apply_edit(values, new)
         gone = {k for k in settings.REQUEST_KEYS if k not in new and after[k] != values[k]}
         own = set(settings.CLUSTER_KEYS) if key == "cluster" else {"layers"} if key == "model" else set()
         assert not (gone - own) or told, (new, gone)
         if (
             key == "model"
             and values["batch"]
-            and settings.most_tokens(after["model"]) != 1
-            and settings.work(values)[1] != 1
+            and settings.max_tokens(after["model"]) != 1
+            and settings.batch_and_tokens(values)[1] != 1
         ):
-            (b, s), (c, t) = settings.work(values), settings.work(after)
-            assert c * t <= b * s < (c + 1) * t or (b, s) == (c, t) or c == settings.MOST_SAMPLES
-        assert settings.read(settings.write(after))[0] == after
+            (b, s), (c, t) = settings.batch_and_tokens(values), settings.batch_and_tokens(after)
+            assert c * t <= b * s < (c + 1) * t or (b, s) == (c, t) or c == settings.MAX_SAMPLES
+        assert settings.parse_query(settings.to_query(after))[0] == after
         values = after
 
 
 def test_a_changed_model_says_what_became_of_the_tokens() -> None:
-    values, _ = settings.read({"batch": "64", "seq": "8192"})
-    after, told = carry.change(values, {"model": "gpt2-xl"})
-    assert settings.work(after) == (512, 1024) and "1\u202f024 positions" in told[0]
-    after, told = carry.change(values, {"model": "llama-3-70b"})
-    assert settings.work(after) == (64, 8192) and not told
+    values, _ = settings.parse_query({"batch": "64", "seq": "8192"})
+    after, told = carry.apply_edit(values, {"model": "gpt2-xl"})
+    assert settings.batch_and_tokens(after) == (512, 1024) and "1\u202f024 positions" in told[0]
+    after, told = carry.apply_edit(values, {"model": "llama-3-70b"})
+    assert settings.batch_and_tokens(after) == (64, 8192) and not told
 
 
 def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
-    values, _ = settings.read({})
-    after, told = carry.change(values, {"cluster": "8x8-h100"})
-    assert (settings.work(values)[0], settings.work(after)[0]) == (16, 64) and "goes with the GPUs" in told[0]
-    assert settings.request(values).batch is None and settings.request(after).batch == 64
+    values, _ = settings.parse_query({})
+    after, told = carry.apply_edit(values, {"cluster": "8x8-h100"})
+    assert (settings.batch_and_tokens(values)[0], settings.batch_and_tokens(after)[0]) == (
+        16,
+        64,
+    ) and "goes with the GPUs" in told[0]
+    assert settings.build_request(values).batch is None and settings.build_request(after).batch == 64
 
 
 def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:
@@ -160,7 +163,7 @@ def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:
     field(at, "cluster", "w").set_value("1x4-a100-pcie").run()
     field(at, "nodes").set_value(2)
     plan(at, "cluster")
-    assert load_cluster(settings.cluster(at.session_state["values"])).num_gpus == 8
+    assert load_cluster(settings.cluster_spec(at.session_state["values"])).num_gpus == 8
 
 
 def test_in_the_browser_an_edit_does_not_undo_another(visit: Visit) -> None:

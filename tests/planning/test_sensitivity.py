@@ -146,7 +146,7 @@ def test_a_search_can_be_stopped_inside() -> None:
     """Between eliminations the search says that it goes on; what is said may raise to stop it there."""
     request = Request("t5-large", cluster="1x8-h100", layers=3, memory_gb=1.4, precision="pure")
     said: list[str] = []
-    whatif.best(request, say=said.append)
+    whatif.best_plan(request, say=said.append)
     searches = [s for s in said if s.startswith("search on ")]
     assert len(searches) > 3 * len(set(searches)), "more often than once for each search"
 
@@ -157,7 +157,7 @@ def test_a_search_can_be_stopped_inside() -> None:
 
     said.clear()
     with pytest.raises(TimeoutError):
-        whatif.best(request, say=stop)
+        whatif.best_plan(request, say=stop)
 
 
 def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
@@ -173,7 +173,7 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
     """Llama-3-8B on two nodes: with slow links between them another mesh is best than with fast ones."""
 
     def plan(gb_per_s: float) -> Plan:
-        return whatif.best(
+        return whatif.best_plan(
             Request(
                 "llama-3-8b",
                 cluster=f"2x8-h100:inter={gb_per_s:.6g}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.analysis.answer import step_parts
 from explorer.analysis.shortlist import shortlist
+from explorer.analysis.step_parts import split_step
 from explorer.components.overview import table
 from explorer.session.state import plan_ids
 from explorer.text import recipe, units, words
@@ -74,7 +74,7 @@ def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
 
 def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
-    assert [words.title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
+    assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
     plans = plan_ids(result.plans)
     (run, fastest), found = list(plans)[:2], choice(result)
     listed = shortlist(plans, found, "")
@@ -83,9 +83,9 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
         (run, "recommended"),
         (fastest, f"the exact optimum; {gain} faster is less than the doubt"),
     ]
-    parts = {one.name: step_parts(plans[one.name], result.graph, result.coarse) for one in listed}
-    told = table.sentence(plans, listed, fastest, parts)
-    assert f"less than {recipe.short(plans[run])}: it " in told
+    parts = {one.name: split_step(plans[one.name], result.graph, result.coarse) for one in listed}
+    told = table.explain_choice(plans, listed, fastest, parts)
+    assert f"less than {recipe.layout_name(plans[run])}: it " in told
     assert told.endswith(" The prediction cannot tell the two apart.")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from explorer.analysis.what_if import best
+from explorer.analysis.what_if import best_plan
 from planner_core.planning import Request
 
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -59,7 +59,7 @@ def soak(people: int, replans: int, think_s: float) -> dict[str, object]:
             time.sleep(think_s * chance.uniform(0.5, 1.5))
             start = time.perf_counter()
             try:
-                best(request)
+                best_plan(request)
             except Exception as error:  # one failure must be seen, not end the thread silently
                 errors.append(repr(error))
             with lock:
@@ -67,7 +67,7 @@ def soak(people: int, replans: int, think_s: float) -> dict[str, object]:
                 if len(taken) % 50 == 0:
                     memory.append((len(taken), round(resident_mb(), 1)))
 
-    best(cases[0])
+    best_plan(cases[0])
     threads = [threading.Thread(target=person, args=(k,)) for k in range(people)]
     start = time.perf_counter()
     for t in threads:

@@ -37,25 +37,25 @@ DEPTHS = (
 )
 
 
-def outcomes(name: str) -> dict[str, dict[str, Any]]:
+def stored_outcomes(name: str) -> dict[str, dict[str, Any]]:
     """What verification found about this plan in this session, by depth."""
     found: dict[tuple[Request, str], dict[str, dict[str, Any]]] = st.session_state.setdefault("verified", {})
-    return found.setdefault((state.request(), f"{name} {state.edit_of(name)} {state.value('setup')}"), {})
+    return found.setdefault((state.current_request(), f"{name} {state.edit_of(name)} {state.value('setup')}"), {})
 
 
-def panel(plan: Plan, name: str, graph: Graph) -> None:
+def show_verification(plan: Plan, name: str, graph: Graph) -> None:
     """The verification state of this plan, with the buttons that run it."""
-    found = outcomes(name)
+    found = stored_outcomes(name)
     for key, title, options, how in DEPTHS:
         left, right = st.columns([5, 1], vertical_alignment="center")
-        left.markdown(f"{title}: {_verdict(found.get(key))}  \n:gray[{how}]")
+        left.markdown(f"{title}: {_describe_outcome(found.get(key))}  \n:gray[{how}]")
         stop = "Takes a moment" if key == "rules" else "Runs in a process of its own; Stop at the top right ends it"
         if right.button("Run", key=f"verify_{key}", help=stop):
-            found[key] = _run(plan, list(options)) if options else _rules(plan, graph)
+            found[key] = _run(plan, list(options)) if options else _check_rules(plan, graph)
             st.rerun()
 
 
-def _rules(plan: Plan, graph: Graph) -> dict[str, Any]:
+def _check_rules(plan: Plan, graph: Graph) -> dict[str, Any]:
     findings = check_rules(plan, graph)
     return {"ok": not findings, "findings": findings}
 
@@ -67,20 +67,20 @@ def _run(plan: Plan, options: list[str]) -> dict[str, Any]:
         place.caption(f"running, {waited:.0f} s")
 
     try:
-        return exporting.outcome(plan, *options, tick=tick)
+        return exporting.run_verification(plan, *options, tick=tick)
     except PlannerError as error:
         return {"ok": False, "problem": str(error)}
 
 
-def _verdict(outcome: dict[str, Any] | None) -> str:
+def _describe_outcome(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return "not run yet"
     if "problem" in outcome:
-        return f"could not run: {frame.text(str(outcome['problem']))}"
+        return f"could not run: {frame.escape(str(outcome['problem']))}"
     if "findings" in outcome:
         told = outcome["findings"]
         more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-        return f"**broken**: {frame.text(told[0])}{more}" if told else "**confirmed**"
+        return f"**broken**: {frame.escape(told[0])}{more}" if told else "**confirmed**"
     parts = ["**confirmed**" if outcome.get("ok") else "**differs**"]
     if outcome.get("loss"):
         parts.append(f"loss differs by {outcome['loss']['abs_error']:.2g}")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 
 import streamlit as st
 
-from explorer.analysis import answer, rows
 from explorer.analysis import filters as choosing
-from explorer.analysis.filters import LETTERS
+from explorer.analysis import rows, step_parts
+from explorer.analysis.filters import PLACEMENTS
 from explorer.components import frame
-from explorer.components.plans.choice import CHOOSING, current, data_of, figure, generation, unmark
+from explorer.components.plans.choice import (
+    CHART_OPTIONS,
+    chart_generation,
+    clear_marks,
+    current_filter,
+    point_data,
+    round_figures,
+)
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
@@ -23,32 +31,32 @@ ROWS_SHOWN = 500
 """Rows of the table of what is marked."""
 
 
-def section(result: Result, plan: Plan, reference: Plan | None) -> None:
+def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     """Every assignment of one unique block."""
-    one = chosen_block(result)
+    one = current_block(result)
     if one is None:
         st.caption(
             "No block of this model repeats, so there is no block to enumerate; the search covers the whole graph."
         )
         return
     names = [c.block for c in result.candidates]
-    frame.absent("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.text(one.block)}")
-    by = _head(result, one, names)
-    keep = current().candidates(one, limit := answer.limit_bytes(result), reference)
-    index = picked(one)
+    frame.warn_missing("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.escape(one.block)}")
+    by = _show_head(result, one, names)
+    keep = current_filter().candidates(one, limit := step_parts.memory_limit_bytes(result), reference)
+    index = current_candidate(one)
     if index is None and state.value("candidate") is not None:
         st.warning(
             f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen."
         )
-    key = f"candidates_{one.block}_{generation()}"
+    key = f"candidates_{one.block}_{chart_generation()}"
 
     def pick() -> None:
         selection = st.session_state[key]["selection"]
-        region = choosing.corners(selection)
+        region = choosing.selected_region(selection)
         if region:
             state.change(lasso=region, block=one.block)
         elif selection["points"]:
-            state.change(candidate=int(data_of(selection["points"][0])), block=one.block)
+            state.change(candidate=int(point_data(selection["points"][0])), block=one.block)
 
     st.plotly_chart(
         scatter.candidates_scatter(
@@ -58,32 +66,32 @@ def section(result: Result, plan: Plan, reference: Plan | None) -> None:
             frame.theme(),
             keep=keep,
             region=state.value("lasso"),
-            same=choosing.of_plan(one, plan),
+            same=choosing.candidate_of_plan(one, plan),
             by=by,
         ),
         key=key,
         theme=None,
         on_select=pick,
         selection_mode=("points", "box", "lasso"),
-        config=CHOOSING,
+        config=CHART_OPTIONS,
         alt=f"All candidates of {one.block} by communication and memory",
     )
-    front_choice(one, keep, index)
-    frame.data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidates(one))
-    candidate_words(one, index, index is None or bool(keep[index]))
-    candidates_table(one, keep, index, limit)
+    choose_from_front(one, keep, index)
+    frame.offer_data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidate_rows(one))
+    describe_candidate(one, index, index is None or bool(keep[index]))
+    show_candidate_table(one, keep, index, limit)
 
 
-def _head(result: Result, one: Candidates, names: list[str]) -> str:
+def _show_head(result: Result, one: Candidates, names: list[str]) -> str:
     """What the chart shows, with the list of blocks; returns the weight that colours it, or nothing."""
-    titles = state.drawing(result.request).titles
+    titles = state.model_drawing(result.request).titles
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
         st.markdown(
-            "**Every candidate of** " + frame.text("" if len(names) > 1 else titles.get(one.block, one.block)),
+            "**Every candidate of** " + frame.escape("" if len(names) > 1 else titles.get(one.block, one.block)),
             width="content",
         )
         if len(names) > 1:
-            widget = state.shown("w_block", one.block)
+            widget = state.widget_key("w_block", one.block)
             st.selectbox(
                 "Block",
                 names,
@@ -91,13 +99,13 @@ def _head(result: Result, one: Candidates, names: list[str]) -> str:
                 key=widget,
                 format_func=lambda n: titles.get(n, n),
                 width=150,
-                on_change=lambda: unmark(block=st.session_state[widget], candidate=None, lasso=()),
+                on_change=lambda: clear_marks(block=st.session_state[widget], candidate=None, lasso=()),
                 label_visibility="collapsed",
             )
-        return coloured(one)
+        return choose_colour(one)
 
 
-def coloured(found: Candidates) -> str:
+def choose_colour(found: Candidates) -> str:
     """The control that colours candidates by one weight; returns the weight or nothing."""
     return (
         st.selectbox(
@@ -105,7 +113,7 @@ def coloured(found: Candidates) -> str:
             list(found.weights),
             key=f"coloured_{found.block}",
             index=None,
-            format_func=choosing.short,
+            format_func=choosing.short_weight_name,
             width=190,
             label_visibility="collapsed",
             placeholder="coloured by a weight",
@@ -115,25 +123,29 @@ def coloured(found: Candidates) -> str:
     )
 
 
-def common(found: Candidates, marked: Sequence[int]) -> str:
+def describe_common(found: Candidates, marked: Sequence[int]) -> str:
     """The placements that all marked candidates have in common: `all place q_proj R, up_proj S(1)`."""
-    alike = [f"{choosing.short(w)} {ways[0]}" for w, ways in choosing.given(found, marked).items() if len(ways) == 1]
+    alike = [
+        f"{choosing.short_weight_name(w)} {ways[0]}"
+        for w, ways in choosing.placements_by_weight(found, marked).items()
+        if len(ways) == 1
+    ]
     return f"All place {', '.join(alike)}." if alike else "They place no weight all alike."
 
 
-def chosen_block(result: Result) -> Candidates | None:
+def current_block(result: Result) -> Candidates | None:
     """The block in the address, else the first."""
     found = {c.block: c for c in result.candidates}
     return found.get(state.value("block")) or next(iter(found.values()), None)
 
 
-def picked(found: Candidates) -> int | None:
+def current_candidate(found: Candidates) -> int | None:
     """The candidate in the address."""
     index = state.value("candidate")
     return index if index is not None and index < found.space else None
 
 
-def front_choice(found: Candidates, keep: choosing.Bools, index: int | None) -> None:
+def choose_from_front(found: Candidates, keep: choosing.BoolArray, index: int | None) -> None:
     """The candidates of the front in a list, for those who use no mouse."""
     front = sorted((found.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(found.model_comm_s[i]))
     options = [*front, *([index] if index is not None and index not in front else [])]
@@ -158,7 +170,7 @@ def _front_name(found: Candidates, i: int) -> str:
     return f"{units.seconds(float(found.model_comm_s[i]))}, {units.memory(float(found.model_memory_bytes[i]))}"
 
 
-def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
+def describe_candidate(found: Candidates, index: int | None, shown: bool) -> None:
     """Which point was clicked, and whether the filter leaves it `shown`; or what the points are."""
     if index is None:
         st.caption(
@@ -169,15 +181,19 @@ def candidate_words(found: Candidates, index: int | None, shown: bool) -> None:
         )
         return
     chips = zip(found.weights, found.choice[index], strict=True)
-    st.html(" ".join(f"{frame.escape(choosing.short(w))} {frame.chip(LETTERS[int(c)])}" for w, c in chips))
+    st.html(
+        " ".join(f"{html.escape(choosing.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}" for w, c in chips)
+    )
     st.caption(_cost_words(found, index, shown))
-    st.button("Let go of this candidate", on_click=unmark, kwargs={"candidate": None}, key="unpick", type="tertiary")
+    st.button(
+        "Let go of this candidate", on_click=clear_marks, kwargs={"candidate": None}, key="unpick", type="tertiary"
+    )
 
 
 def _cost_words(found: Candidates, index: int, shown: bool) -> str:
     if not math.isfinite(float(found.comm_s[index])):
         return f"It would split unevenly over {found.axis_size} GPUs, so it cannot run and has no cost."
-    alike = len(choosing.alike(found, index))
+    alike = len(choosing.find_equal_cost(found, index))
     return (
         f"{units.seconds(float(found.model_comm_s[index]))} of communication = {found.repeats} × "
         f"{units.seconds(float(found.comm_s[index]))} in the copies + {units.seconds(found.rest_comm_s)} in the rest; "
@@ -188,13 +204,13 @@ def _cost_words(found: Candidates, index: int, shown: bool) -> str:
     )
 
 
-def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None, capacity: int) -> None:
+def show_candidate_table(found: Candidates, keep: choosing.BoolArray, index: int | None, capacity: int) -> None:
     """What the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
     region = state.value("lasso")
     if region:
-        rows = choosing.marked(found, keep, region)
+        rows = choosing.find_marked(found, keep, region)
     elif index is not None and math.isfinite(float(found.comm_s[index])):
-        rows = choosing.alike(found, index)
+        rows = choosing.find_equal_cost(found, index)
     else:
         return
     if len(rows) < 2 and not region:
@@ -205,17 +221,20 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
         what = "marked" if region else "of equal cost"
         st.caption(f"{units.whole(len(rows))} candidate{'s' * (len(rows) != 1)} {what}{more}", width="content")
         if region and len(rows):
-            st.caption(frame.text(common(found, rows.tolist())), width="content")
+            st.caption(frame.escape(describe_common(found, rows.tolist())), width="content")
         if region:
-            st.button("Clear the mark", on_click=unmark, kwargs={"lasso": ()}, key="unmark", type="tertiary")
+            st.button("Clear the mark", on_click=clear_marks, kwargs={"lasso": ()}, key="unmark", type="tertiary")
     rows = rows[:ROWS_SHOWN]
     if not len(rows):
         return
     table = {
-        "communication, ms": [figure(float(v) * 1e3) for v in found.model_comm_s[rows]],
-        "memory, GiB": [figure(float(v) / units.GIB) for v in found.model_memory_bytes[rows]],
+        "communication, ms": [round_figures(float(v) * 1e3) for v in found.model_comm_s[rows]],
+        "memory, GiB": [round_figures(float(v) / units.GIB) for v in found.model_memory_bytes[rows]],
         "fits": ["yes" if v <= capacity else "no" for v in found.model_memory_bytes[rows]],
-        **{choosing.short(w): [LETTERS[int(c)] for c in found.choice[rows, k]] for k, w in enumerate(found.weights)},
+        **{
+            choosing.short_weight_name(w): [PLACEMENTS[int(c)] for c in found.choice[rows, k]]
+            for k, w in enumerate(found.weights)
+        },
     }
     key = f"candidate_rows_{found.block}_{hash(region)}_{'' if region else index}"
 
@@ -235,7 +254,7 @@ def candidates_table(found: Candidates, keep: choosing.Bools, index: int | None,
     )
 
 
-def dropped(result: Result) -> None:
+def describe_dropped(result: Result) -> None:
     """How many candidates there were, and why most are not shown as choices."""
     space = sum(c.space for c in result.candidates)
     d = result.dropped
@@ -252,10 +271,14 @@ def dropped(result: Result) -> None:
         st.caption(
             f"{units.whole(space)} candidates, which keep every weight where it is used; of them "
             f"{', '.join(why) or 'none were dropped'}."
-            + (" The chosen plan gathers weights at use, so it is not one of them." if gathers(result.best) else "")
+            + (
+                " The chosen plan gathers weights at use, so it is not one of them."
+                if gathers_weights(result.best)
+                else ""
+            )
         )
 
 
-def gathers(plan: Plan) -> bool:
+def gathers_weights(plan: Plan) -> bool:
     """Whether a plan gathers weights of repeated blocks at use, which no candidate does."""
     return any(p.gathered for label, block in plan.blocks.items() if label for p in block.params.values())

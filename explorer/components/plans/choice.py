@@ -7,38 +7,42 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import pins, settings, setups
-from explorer.analysis import answer
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
+from explorer.analysis import step_parts
 from explorer.components import frame
 from explorer.figures import scatter
-from explorer.session import state, stated
+from explorer.session import current_setup, state
 from explorer.text import glossary, recipe, units, words
-from explorer.text.notebook import notebook
+from explorer.text.notebook import build_notebook
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
 from planner_core.planning.pricing import Speed, model_flops, speed_of
 
-CHOOSING = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
-AXES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
-METHOD_NAMES = {**{m.name: m.shown for m in ALL.values()}, edit.NAME: "by hand", answer.OWN: "what is run now"}
+CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
+AXIS_NAMES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
+METHOD_NAMES = {
+    **{m.name: m.shown for m in ALL.values()},
+    edit.NAME: "by hand",
+    step_parts.STATED_METHOD: "what is run now",
+}
 
 Plans = dict[str, Plan]
 
 
-def current() -> choosing.Filter:
+def current_filter() -> choosing.PlanFilter:
     """The filter in the address."""
     v = state.values()
-    return choosing.Filter(v["fits"] == "only", v["meshes"], v["methods"], v["differs"])
+    return choosing.PlanFilter(v["fits"] == "only", v["meshes"], v["methods"], v["differs"])
 
 
 def _many(label: str, key: str, options: list[str], names: Any, placeholder: str, help: str | None = None) -> None:
     what = {"meshes": "mesh", "methods": "method"}.get(key, "weight")
-    frame.absent(what, state.value(key), options, "“Show all” takes it out of the filter")
+    frame.warn_missing(what, state.value(key), options, "“Show all” takes it out of the filter")
     now = [x for x in state.value(key) if x in options]
-    widget = state.shown(f"w_{key}", now)
+    widget = state.widget_key(f"w_{key}", now)
     st.multiselect(
         label,
         options,
@@ -51,14 +55,14 @@ def _many(label: str, key: str, options: list[str], names: Any, placeholder: str
     )
 
 
-def filters(plans: Plans, shown: Plans) -> None:
+def show_filters(plans: Plans, shown: Plans) -> None:
     """The controls: only what fits, meshes, methods, weights placed otherwise than by Megatron-LM."""
-    other = sorted(set().union(*choosing.differing(plans).values()))
-    on = current()
+    other = sorted(set().union(*choosing.weights_unlike_reference(plans).values()))
+    on = current_filter()
     with st.expander(
         f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on), key=f"filter_{bool(on)}"
     ):
-        widget = state.shown("w_fits", state.value("fits") == "only")
+        widget = state.widget_key("w_fits", state.value("fits") == "only")
         st.checkbox(
             "Only what fits the memory",
             value=state.value("fits") == "only",
@@ -67,7 +71,7 @@ def filters(plans: Plans, shown: Plans) -> None:
         )
         left, middle, right = st.columns(3)
         with left:
-            meshes = {choosing.mesh_text(p): words.mesh_words(p.mesh) for p in plans.values()}
+            meshes = {choosing.format_mesh(p): words.mesh_words(p.mesh) for p in plans.values()}
             _many("Mesh", "meshes", list(meshes), lambda m: meshes.get(m, m), "any")
         with middle:
             methods = list(dict.fromkeys(p.method for p in plans.values()))
@@ -89,38 +93,38 @@ def _clear() -> None:
 # --- whole-model plans ----------------------------------------------------------------------------------
 
 
-def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
+def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
     """Whole-model plans; a click chooses one, a lasso or box marks several here and in the table."""
-    widget = state.shown("w_axis", state.value("axis"))
+    widget = state.widget_key("w_axis", state.value("axis"))
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
         st.markdown("**Plans for the whole model** by", width="content")
         st.selectbox(
             "Across",
-            list(AXES),
-            index=list(AXES).index(state.value("axis")),
-            format_func=lambda a: AXES[a],
+            list(AXIS_NAMES),
+            index=list(AXIS_NAMES).index(state.value("axis")),
+            format_func=lambda a: AXIS_NAMES[a],
             key=widget,
             width=230,
-            on_change=state.from_widget,
+            on_change=state.take_widget_value,
             args=("axis", widget),
             label_visibility="collapsed",
         )
-    limit = answer.limit_bytes(result)
+    limit = step_parts.memory_limit_bytes(result)
     figure = scatter.plans_scatter(
         shown,
         chosen,
-        choosing.baselines(plans),
+        choosing.baseline_ids(plans),
         limit,
         frame.theme(),
         state.value("axis"),
         plans,
         state.value("among"),
     )
-    key = f"plans_chart{generation()}"
+    key = f"plans_chart{chart_generation()}"
 
     def pick() -> None:
         selection = st.session_state[key]["selection"]
-        names = [n for n in dict.fromkeys(data_of(p) for p in selection["points"]) if n in plans]
+        names = [n for n in dict.fromkeys(point_data(p) for p in selection["points"]) if n in plans]
         if selection.get("lasso") or selection.get("box"):
             state.change(among=tuple(names))
         elif names:
@@ -132,58 +136,58 @@ def plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         theme=None,
         on_select=pick,
         selection_mode=("points", "box", "lasso"),
-        config=CHOOSING,
-        alt=f"Plans by {AXES[state.value('axis')]} per step and memory per GPU",
+        config=CHART_OPTIONS,
+        alt=f"Plans by {AXIS_NAMES[state.value('axis')]} per step and memory per GPU",
     )
 
 
-def data_of(point: Any) -> Any:
+def point_data(point: Any) -> Any:
     """What a figure wrote to a point of its own."""
     data = point.get("customdata")
     return data[0] if isinstance(data, list) else data
 
 
-def generation() -> int:
+def chart_generation() -> int:
     """Part of the charts' keys, so that the browser forgets what was marked in them when the page does."""
     return int(st.session_state.get("marked_generation", 0))
 
 
-def unmark(**changes: Any) -> None:
+def clear_marks(**changes: Any) -> None:
     """Change settings, and forget what is marked in the charts."""
-    st.session_state["marked_generation"] = generation() + 1
+    st.session_state["marked_generation"] = chart_generation() + 1
     state.change(**changes)
 
 
-def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
+def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
     """Every plan a row, its figures before the long words, which a narrow window cuts off; a click chooses."""
-    frame.absent("plan", state.value("among"), list(plans), "It is left out of what is marked")
+    frame.warn_missing("plan", state.value("among"), list(plans), "It is left out of what is marked")
     among = [n for n in state.value("among") if n in shown]
     listed = {n: shown[n] for n in among} if among else shown
     if among:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.caption(f"{len(among)} plans marked in the chart", width="content")
-            st.button("Show all plans", on_click=unmark, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
+            st.button("Show all plans", on_click=clear_marks, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
     if not listed:
         st.info("No plan passes the filter.")
         return
-    tied = choosing.ties(plans)
-    homes = {n: stated.home(n, result) for n in listed}
+    tied = choosing.find_ties(plans)
+    homes = {n: current_setup.result_of(n, result) for n in listed}
     speeds = {n: speed_of(p, model_flops(homes[n].graph), result.cluster) for n, p in listed.items()}
     unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {
-            "plan": recipe.short(p),
-            "what": words.title(p) + (f", {work}" if (work := recipe.brief_work(p)) else ""),
-            f"step, {unit}": figure(p.cost.step_time_s * size),
-            f"communication, {unit}": figure(p.cost.comm_time_s * size),
-            f"of it exposed, {unit}": figure(p.cost.exposed_comm_time_s * size),
-            "memory, GiB": figure(p.cost.memory_bytes["peak"] / units.GIB),
+            "plan": recipe.layout_name(p),
+            "what": words.plan_title(p) + (f", {work}" if (work := recipe.describe_extra_work(p)) else ""),
+            f"step, {unit}": round_figures(p.cost.step_time_s * size),
+            f"communication, {unit}": round_figures(p.cost.comm_time_s * size),
+            f"of it exposed, {unit}": round_figures(p.cost.exposed_comm_time_s * size),
+            "memory, GiB": round_figures(p.cost.memory_bytes["peak"] / units.GIB),
             "fits": "yes" if p.fits else "no",
-            "sent, GB": figure(sent_per_gpu(p) / 1e9),
-            "minimises": minimises(p),
-            "tokens/s per GPU": figure(speeds[n].tokens_per_s_per_gpu),
-            "MFU, %": figure(100 * speeds[n].mfu),
-            **_money(speeds[n], result),
+            "sent, GB": round_figures(sent_per_gpu(p) / 1e9),
+            "minimises": objective_of(p),
+            "tokens/s per GPU": round_figures(speeds[n].tokens_per_s_per_gpu),
+            "MFU, %": round_figures(100 * speeds[n].mfu),
+            **_budget_columns(speeds[n], result),
             "tie": "ties" if n in tied else "",
         }
         for n, p in listed.items()
@@ -206,10 +210,10 @@ def plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None
         column_config=_columns(unit),
         alt="The plans as a table",
     )
-    _take_along(result, listed, homes)
+    _offer_files(result, listed, homes)
 
 
-def minimises(plan: Plan) -> str:
+def objective_of(plan: Plan) -> str:
     """What the search of a plan made least: the papers' methods do not count seconds of a step."""
     method = ALL.get(plan.method)
     if method is not None and method.by_volume:
@@ -217,20 +221,20 @@ def minimises(plan: Plan) -> str:
     return {"time": "step", "communication": "communication"}.get(plan.objective, plan.objective)
 
 
-def _money(speed: Speed, result: Result) -> dict[str, float]:
+def _budget_columns(speed: Speed, result: Result) -> dict[str, float]:
     """Days and money for all tokens, where the address says how many, and what a GPU hour costs."""
-    asked = state.budget()
+    asked = state.training_budget()
     run = asked.to_json(speed, result.cluster.num_gpus) if asked else {}
-    return {name: figure(amount) for name in ("days", "cost") if (amount := run.get(name)) is not None}
+    return {name: round_figures(amount) for name in ("days", "cost") if (amount := run.get(name)) is not None}
 
 
-def _take_along(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
+def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
     """The rows as data, and a notebook that makes them. These files are made when there is no session to read any more."""
     with st.container(horizontal=True):
-        frame.data("the plans", "plans", lambda: table_rows.plans(listed, homes))
+        frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(listed, homes))
         st.download_button(
             "Notebook",
-            lambda: notebook(result.request),
+            lambda: build_notebook(result.request),
             file_name="plans.ipynb",
             mime="application/x-ipynb+json",
             on_click="ignore",
@@ -261,7 +265,7 @@ def _columns(unit: str) -> dict[str, Any]:
     }
 
 
-def figure(value: float) -> float:
+def round_figures(value: float) -> float:
     """Three significant figures, still a number so that the column sorts."""
     return float(f"{value:.3g}")
 
@@ -269,18 +273,18 @@ def figure(value: float) -> float:
 # --- pins ------------------------------------------------------------------------------------------------
 
 
-def pinned(plans: Plans, chosen: str) -> None:
+def show_pins(plans: Plans, chosen: str) -> None:
     """Up to four plans to compare, kept while settings of this model change."""
     held = list(state.value("compare"))
     everything = state.with_pinned(plans)
-    mine = chosen if chosen == setups.NAME else pins.pin(chosen, state.values())  # a setup is of no settings
+    mine = chosen if chosen == setups.PLAN_ID else pins.format_pin(chosen, state.values())  # a setup is of no settings
     is_held = mine in held or chosen in held
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if is_held:
             st.button(
                 "Unpin this plan",
                 icon=":material/keep_off:",
-                on_click=_hold,
+                on_click=_set_pins,
                 key="pin",
                 args=([p for p in held if p not in (mine, chosen)],),
             )
@@ -288,7 +292,7 @@ def pinned(plans: Plans, chosen: str) -> None:
             st.button(
                 "Pin this plan",
                 icon=":material/keep:",
-                on_click=_hold,
+                on_click=_set_pins,
                 args=([*held, mine],),
                 key="pin",
                 disabled=len(held) >= settings.MAX_COMPARED,
@@ -296,18 +300,18 @@ def pinned(plans: Plans, chosen: str) -> None:
             )
         for k, text in enumerate(held):
             if text in everything:
-                label = frame.text(words.title(everything[text]))
+                label = frame.escape(words.plan_title(everything[text]))
                 st.button(
                     f"{label} ✕",
                     key=f"unpin_{k}",
                     type="tertiary",
                     help="Unpin",
-                    on_click=_hold,
+                    on_click=_set_pins,
                     args=([p for p in held if p != text],),
                 )
         if len(held) > 1:
             st.page_link("explorer/pages/compare.py", label="Compare them", icon=":material/compare_arrows:")
 
 
-def _hold(held: list[str]) -> None:
+def _set_pins(held: list[str]) -> None:
     state.change(compare=tuple(held))

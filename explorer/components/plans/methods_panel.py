@@ -13,73 +13,73 @@ from planner_core.core import Plan, PlannerError
 from planner_core.planning import METHODS, Request, Result
 from planner_core.planning.analysis import space_sizes
 
-FAIR = (
+FAIRNESS_NOTE = (
     "TAP, TAPS and ATP make bytes or communication least, not the step, and choose neither micro-batches nor recomputation. TAP gives "
     "the batch no axis: where its plan sends nothing, all GPUs do the same work."
 )
 
 
-def _asked() -> dict[str, Request]:
+def _requests() -> dict[str, Request]:
     names = [m for m in METHODS if m != state.value("method")]
     # the quicker searches first, which try fewer meshes
-    return {m: settings.request(_values(m)) for m in reversed(names)}
+    return {m: settings.build_request(_values(m)) for m in reversed(names)}
 
 
 def _values(method: str) -> dict[str, object]:
     return {**state.values(), "method": method, "objective": "time", "tool": ""}
 
 
-def _wanted() -> bool:
-    return bool(st.session_state.get("methods_wanted") == state.request())
+def _is_wanted() -> bool:
+    return bool(st.session_state.get("methods_wanted") == state.current_request())
 
 
-def found() -> dict[str, Plan]:
+def known_plans() -> dict[str, Plan]:
     """The best plan of every other method that is known by now, by the text of its pin; none until they are asked for."""
-    if not _wanted():
+    if not _is_wanted():
         return {}
-    known = {name: state.known(request) for name, request in _asked().items()}
-    return {pins.pin("best", _values(name)): ready.fastest for name, ready in known.items() if ready}
+    known = {name: state.known_result(request) for name, request in _requests().items()}
+    return {pins.format_pin("best", _values(name)): ready.fastest for name, ready in known.items() if ready}
 
 
-def rest() -> None:
+def plan_next() -> None:
     """Plan by the next method that is not known, and show its row before the one after it; call once the page stands."""
-    if not _wanted():
+    if not _is_wanted():
         return
     failed: dict[Request, str] = st.session_state.setdefault("methods_failed", {})
-    for name, request in _asked().items():
+    for name, request in _requests().items():
         if request in failed:
-            st.caption(f"{settings.METHODS[name]}: {frame.text(failed[request])}")
+            st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
             continue
-        if state.known(request):
+        if state.known_result(request):
             continue
         with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
             try:
-                state.plan(request)
+                state.plan_request(request)
             except PlannerError as error:
-                failed[request] = state.in_words(str(error))
+                failed[request] = state.page_wording(str(error))
         st.rerun()
 
 
-def panel(result: Result) -> None:
+def show_methods(result: Result) -> None:
     """The button that adds them, and what makes the comparison fair."""
-    if not _wanted():
+    if not _is_wanted():
         st.button(
             "Add the plans of TAP, TAPS, ATP and Alpa-like",
             key="plan_methods",
-            on_click=lambda: st.session_state.update(methods_wanted=state.request()),
+            on_click=lambda: st.session_state.update(methods_wanted=state.current_request()),
         )
         return
-    st.caption(FAIR)
-    asked = _asked()
-    frame.data("the methods", "methods", lambda: _rows(result, asked))
+    st.caption(FAIRNESS_NOTE)
+    asked = _requests()
+    frame.offer_data("the methods", "methods", lambda: _rows(result, asked))
 
 
 def _rows(result: Result, asked: dict[str, Request]) -> list[Row]:
     results: dict[str, Result | str] = {result.request.method: result}
     for name, request in asked.items():
         try:
-            results[name] = state.plan(request)
+            results[name] = state.plan_request(request)
         except PlannerError as error:
-            results[name] = state.in_words(str(error))
+            results[name] = state.page_wording(str(error))
     sizes = {m: n for one in results.values() if isinstance(one, Result) for m, n in space_sizes(one).items()}
-    return list(rows.methods(rows.compared(results, sizes)))
+    return list(rows.method_rows(rows.compare_methods(results, sizes)))

@@ -20,7 +20,7 @@ def box(lesson: Lesson) -> None:
     names, given = place.assigned()
     if not names:
         return
-    here, there, everywhere = place.exercise(lesson), task.known(), settings.write(state.values())
+    here, there, everywhere = place.exercise(lesson), task.known(), settings.to_query(state.values())
     with st.container(border=True, key="assignment", gap="xsmall"):
         st.markdown(f"**Assignment**: {len(given)} of {len(names)} answered")
         with st.container(horizontal=True, gap="small"):
@@ -66,7 +66,7 @@ def form() -> None:
         if names:
             first = there[names[0]]
             query = {
-                **settings.write(state.values()),
+                **settings.to_query(state.values()),
                 **address.write(first.lesson, first.values, 0),
                 **task.written(names, {}),
             }
@@ -82,4 +82,4 @@ def _settings(name: str) -> str:
     changed = [
         f"{c.label} {c.name(case.values[c.key])}" for c in case.lesson.controls if case.values[c.key] != c.default
     ]
-    return f" ({frame.text(', '.join(changed))})" if changed else ""
+    return f" ({frame.escape(', '.join(changed))})" if changed else ""

@@ -22,7 +22,7 @@ def contents(go: Callable[[int], None]) -> None:
     to_contents()
     for problem in st.session_state.pop("learn_problems", []):
         st.warning(problem)
-    everywhere, mine = settings.write(state.values()), done()
+    everywhere, mine = settings.to_query(state.values()), done()
     begun = next((x for x in LESSONS if x not in mine), LESSONS[0])
     with st.container(key="lesson_head", gap="xxsmall"):
         st.markdown("## Learn how a model is split over GPUs")
@@ -65,7 +65,7 @@ def map_of_progress(lesson: Lesson) -> None:
             st.caption(f"Not yet: {', '.join(left)}.")
         with st.container(horizontal=True, vertical_alignment="center"):
             keys = progress.write(x.key for x in mine)
-            query = {**settings.write(state.values()), "lesson": lesson.key, "done": keys}
+            query = {**settings.to_query(state.values()), "lesson": lesson.key, "done": keys}
             here, icon = PAGE.format("learn"), ":material/link:"
             st.page_link(here, label="Link with my progress", icon=icon, query_params=query, width="content")
             st.button("Start over", key="w_start_over", type="tertiary", on_click=start_over)

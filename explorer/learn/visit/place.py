@@ -16,8 +16,8 @@ from explorer.session import state
 
 
 def begin() -> Lesson | None:
-    """Bring the address and the session together, as `state.begin` does for the settings; returns the lesson, None for the contents."""
-    state.begin("learn")
+    """Bring the address and the session together, as `state.begin_page` does for the settings; returns the lesson, None for the contents."""
+    state.begin_page("learn")
     s = st.session_state
     if "learn" not in s:
         s["learn"] = {}
@@ -111,7 +111,7 @@ def to_address(lesson: Lesson) -> None:
     wanted = {**address.write(lesson, here["values"], here["step"]), **task.written(*assigned())}
     now = st.query_params.to_dict()
     # a page just turned to has a bare address, so the settings are written along
-    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.write(state.values()), **wanted}
+    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.to_query(state.values()), **wanted}
     if new != now:
         st.query_params.from_dict(new)  # at once: one entry in the browser's history
     st.session_state["learn_written"] = wanted
@@ -127,4 +127,4 @@ def to_contents() -> None:
 def learner() -> Learner:
     """The model and cluster of the settings."""
     request = state.plain_request()
-    return Learner(request, state.own_graph if request.model.startswith("own-") else None)
+    return Learner(request, state.uploaded_graph if request.model.startswith("own-") else None)

@@ -234,7 +234,7 @@ def _prices(learner: Learner, tokens: int, n: int) -> tuple[dict[str, Any], str]
         rows.append(
             _row("the planner's own choice", cost.memory_bytes["peak"], cost.step_time_s, free.fits, texts, tokens)
         )
-        facts["own"] = {"fits": free.fits, "layout": recipe.layout(free)}
+        facts["own"] = {"fits": free.fits, "layout": recipe.describe_layout(free)}
     took = {name.rpartition(", ")[2]: way[1] for name, way in ways.items()}
     facts["ring_merges"] = took.get("keys in a ring", 0.0) > took.get("heads exchanged", float("inf"))
     fits = {row[-1] == "fits" for row in rows}

@@ -10,11 +10,11 @@ _WORKER = ThreadPoolExecutor(1, "ahead")
 """One at a time: the pages' own runs come first, and several searches at once all end late."""
 
 
-class GivenUp(Exception):
+class Cancelled(Exception):
     """Nobody waits for this work any more."""
 
 
-class Job:
+class BackgroundJob:
     """Work under way. It calls the `say` that it is given now and then, which keeps what is done, and ends work that was given up."""
 
     def __init__(self, work: Callable[[Callable[[str], None]], object]) -> None:
@@ -25,7 +25,7 @@ class Job:
     def _say(self, text: str) -> None:
         self.said = text
         if self._left.is_set():
-            raise GivenUp
+            raise Cancelled
 
     def give_up(self) -> None:
         """End it at the next thing that it says; it does not begin if it has not."""

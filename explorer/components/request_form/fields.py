@@ -25,19 +25,21 @@ class Form:
 
     def __enter__(self) -> Form:
         # after any change of the settings every field begins anew, from what then stands
-        self._form = st.form(f"form_{self.name}~{state.stamp()}", border=False)
+        self._form = st.form(f"form_{self.name}~{state.version()}", border=False)
         self._form.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         if raised[0] is None:
-            st.form_submit_button("Plan", type="primary", on_click=self._take, key=f"plan_{self.name}~{state.stamp()}")
+            st.form_submit_button(
+                "Plan", type="primary", on_click=self._take, key=f"plan_{self.name}~{state.version()}"
+            )
             if problem := st.session_state.get(f"problem_{self.name}"):
                 st.warning(problem)
         self._form.__exit__(*raised)
 
     def _key(self, field: str, value: Any, take: Take | None) -> str:
-        key = f"f_{field}~{state.stamp()}"
+        key = f"f_{field}~{state.version()}"
         self._shown.append((key, value, take or (lambda new: {field: new})))
         return key
 
@@ -105,6 +107,6 @@ class Form:
                 if (given := st.session_state[key]) != value:
                     new.update(take(given))
         except (Unreadable, PlannerError) as why:
-            st.session_state[f"problem_{self.name}"] = state.in_words(str(why))
+            st.session_state[f"problem_{self.name}"] = state.page_wording(str(why))
             return
         state.change(**self._then(new))

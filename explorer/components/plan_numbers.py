@@ -28,12 +28,12 @@ MEMORY_FORMULAS = {
 }
 
 
-def opened(result: Result, plan: Plan) -> None:
+def show_numbers(result: Result, plan: Plan) -> None:
     """The numbers of the chosen plan, each with its parts and formula, worked out when they are asked for."""
     shows = (
-        (_step_title(plan) + ": how it adds up", "step", _step),
-        (_sent_title(plan) + ": by phase, collective and axis", "sent", _sent),
-        (_memory_title(plan) + ": by kind and tensor", "memory", _memory),
+        (_step_title(plan) + ": how it adds up", "step", _show_step),
+        (_sent_title(plan) + ": by phase, collective and axis", "sent", _show_traffic),
+        (_memory_title(plan) + ": by kind and tensor", "memory", _show_memory),
     )
     for title, key, show in shows:
         box = st.expander(title, key=f"opened_{key}", on_change="rerun")
@@ -42,7 +42,7 @@ def opened(result: Result, plan: Plan) -> None:
                 show(plan, result)
 
 
-def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
+def show_numbers_of(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
     """The same for the plans of a page in one place: which plan, which number."""
     box = st.expander("Open the numbers: formula and parts", key="opened_numbers", on_change="rerun")
     if not box.open:
@@ -53,7 +53,7 @@ def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
             name = st.segmented_control(
                 "Numbers of",
                 list(plans),
-                format_func=lambda n: words.title(plans[n]),
+                format_func=lambda n: words.plan_title(plans[n]),
                 default=name,
                 required=True,
                 key=f"opened_plan_{'-'.join(plans)}",
@@ -61,7 +61,9 @@ def elsewhere(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
             )
         plan, result = plans[name], homes[name]
         for tab, show in zip(
-            st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]), (_step, _sent, _memory), strict=True
+            st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]),
+            (_show_step, _show_traffic, _show_memory),
+            strict=True,
         ):
             with tab:
                 show(plan, result)
@@ -79,7 +81,7 @@ def _memory_title(plan: Plan) -> str:
     return f"Memory {units.memory(plan.cost.memory_bytes['peak'])} per GPU at its peak"
 
 
-def _stages(plan: Plan) -> None:
+def _show_stages(plan: Plan) -> None:
     """A row for each stage, and how they add up."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut is not None and cost is not None
@@ -94,12 +96,12 @@ def _stages(plan: Plan) -> None:
         sent = f"{units.traffic(s.send_bytes)}, {units.seconds(s.send_s)}" if s.send_bytes else ""
         rows.append([str(k), str(cut.rank_of(k)), str(cut.copies[k]), *times_s, sent, units.memory(s.peak_bytes)])
     head = ["stage", "rank", "copies", "forward", "backward", "once a step", "handed on", "memory of its rank"]
-    frame.table(head, rows, "stages, a micro-batch each")
+    frame.show_table(head, rows, "stages, a micro-batch each")
 
 
-def _step(plan: Plan, result: Result) -> None:
+def _show_step(plan: Plan, result: Result) -> None:
     if plan.pipeline:
-        _stages(plan)
+        _show_stages(plan)
         return
     c = plan.cost
     outside = f" + {units.seconds(c.outside_time_s)} without work for the GPU" if c.outside_time_s else ""
@@ -112,7 +114,7 @@ def _step(plan: Plan, result: Result) -> None:
         "bandwidth, and the time to launch a kernel."
     )
     st.markdown("**Every operation**, compute on one GPU, longest first")
-    work = sorted(parts.work(plan, result.graph), key=lambda w: -w.total_s)
+    work = sorted(parts.op_times(plan, result.graph), key=lambda w: -w.total_s)
     st.dataframe(
         [
             {
@@ -131,7 +133,7 @@ def _step(plan: Plan, result: Result) -> None:
         alt="Compute of every operation",
         column_config=_ms("forward", "backward", "padding", "all copies"),
     )
-    waits = parts.waits(plan, result.graph)
+    waits = parts.exposed_waits(plan, result.graph)
     if waits:
         st.markdown("**What the step waits for**, all copies, longest first")
         st.dataframe(
@@ -147,7 +149,7 @@ def _ms(*names: str) -> dict[str, Any]:
     return {f"{n}, ms": st.column_config.NumberColumn(format="%.3g") for n in names}
 
 
-def _sent(plan: Plan, result: Result) -> None:
+def _show_traffic(plan: Plan, result: Result) -> None:
     """Traffic, down to every collective and the line that its time lies on."""
     rows = [
         [
@@ -162,7 +164,7 @@ def _sent(plan: Plan, result: Result) -> None:
         ]
         for t in plan.cost.traffic
     ]
-    frame.table(
+    frame.show_table(
         ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic"
     )
     if plan.pipeline:
@@ -190,7 +192,7 @@ def _sent(plan: Plan, result: Result) -> None:
                 "calls": s.message.count,
                 "all, ms": s.message.count * s.each_s * 1e3,
             }
-            for s in parts.collectives(plan, result.graph)
+            for s in parts.collective_times(plan, result.graph)
         ],
         hide_index=True,
         height=260,
@@ -203,7 +205,7 @@ def _sent(plan: Plan, result: Result) -> None:
     )
 
 
-def _reserved(found: Reserved) -> str:
+def _describe_reserved(found: Reserved) -> str:
     """What a tool that asks the allocator or the driver will show."""
     if found.short:
         return (
@@ -217,17 +219,17 @@ def _reserved(found: Reserved) -> str:
     )
 
 
-def _memory(plan: Plan, result: Result) -> None:
+def _show_memory(plan: Plan, result: Result) -> None:
     memory = plan.cost.memory_bytes
     rows = [
         [MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0)), MEMORY_FORMULAS[k]]
         for k in MEMORY_KINDS
     ]
     rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
-    frame.table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
+    frame.show_table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
     if plan.fits:
-        st.markdown(_reserved(reserved_of(plan, result.cluster)))
+        st.markdown(_describe_reserved(reserved_of(plan, result.cluster)))
     if plan.pipeline:  # the walk below is that of a whole model, and a rank holds some stages of it
         return
     st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")

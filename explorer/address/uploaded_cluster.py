@@ -14,14 +14,14 @@ from planner_core.planning.pricing.calibration import Fit, fits_of
 from planner_core.planning.pricing.calibration import with_gpu as with_constants
 
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own-clusters"
-NAME = re.compile(r"own-[0-9a-f]{16}")
+NAME_PATTERN = re.compile(r"own-[0-9a-f]{16}")
 MAX_BYTES = 2**16
 GPU_SCHEMA = "shardscope.gpu/1"
-KEPT = 50
+MAX_STORED = 50
 """Files that are kept, the latest."""
 
 
-def keep(content: bytes, here: Cluster | None = None) -> str:
+def store_cluster(content: bytes, here: Cluster | None = None) -> str:
     """Store a cluster file; returns its name. Raises InputError with the first fault of a file that does not describe a cluster.
 
     The hardware file of a GPU, as `calibrate` writes it, becomes the cluster `here` with this GPU.
@@ -35,18 +35,18 @@ def keep(content: bytes, here: Cluster | None = None) -> str:
             f"the file is not JSON ({error}); give a file of the form of those in assets/clusters"
         ) from None
     if here is not None and isinstance(data, dict) and data.get("schema") == GPU_SCHEMA:
-        data = _on(here, data)
+        data = _with_gpu(here, data)
         content = json.dumps(data).encode()
     Cluster.from_json(data, where="the file")
     name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path(name).write_bytes(content)
-    for old in sorted(FOLDER.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)[KEPT:]:
+    cluster_path(name).write_bytes(content)
+    for old in sorted(FOLDER.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)[MAX_STORED:]:
         old.unlink(missing_ok=True)
     return name
 
 
-def _on(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
+def _with_gpu(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
     """The cluster's data with another GPU, whose sources are kept."""
     there = Cluster.from_json({"gpu": gpu, "levels": here.to_json()["levels"]}, where="the file").gpu
     data = with_constants(here, there).to_json()
@@ -54,24 +54,24 @@ def _on(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
     return {**data, "gpu": {**data["gpu"], "sources": gpu.get("sources", {})}, "description": about[:200]}
 
 
-def fits(name: str) -> tuple[Fit, ...]:
+def calibration_fits(name: str) -> tuple[Fit, ...]:
     """The fits of a cluster that was calibrated; none of any other."""
-    if not (is_own(name) and path(name).is_file()):
+    if not (is_uploaded(name) and cluster_path(name).is_file()):
         return ()
-    gpu = json.loads(path(name).read_bytes()).get("gpu")
+    gpu = json.loads(cluster_path(name).read_bytes()).get("gpu")
     return fits_of(gpu) if isinstance(gpu, dict) else ()
 
 
-def text(cluster: Cluster) -> str:
-    """The cluster as a file that `keep` reads."""
+def cluster_json(cluster: Cluster) -> str:
+    """The cluster as a file that `store_cluster` reads."""
     return json.dumps(cluster.to_json(), indent=1)
 
 
-def path(name: str) -> Path:
+def cluster_path(name: str) -> Path:
     """The path of the file of this cluster."""
     return FOLDER / f"{name}.json"
 
 
-def is_own(name: str) -> bool:
+def is_uploaded(name: str) -> bool:
     """Whether a name is that of an uploaded cluster, there or not."""
-    return NAME.fullmatch(name) is not None
+    return NAME_PATTERN.fullmatch(name) is not None

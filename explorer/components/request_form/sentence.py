@@ -8,16 +8,16 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.address import amounts, own_cluster, settings
+from explorer.address import amounts, settings, uploaded_cluster
 from explorer.address.amounts import Unreadable
-from explorer.components import address
-from explorer.components.asking.fields import Form
-from explorer.components.asking.setup import setup_chip
-from explorer.jobs.upload import TIME_LIMIT_S, called, keep, told, understood
+from explorer.components import complete_address
+from explorer.components.request_form.fields import Form
+from explorer.components.request_form.setup import show_setup_chip
+from explorer.jobs.upload import TIME_LIMIT_S, describe_capture, describe_config, model_title, store_model
 from explorer.session import state
 from explorer.text import units
 from explorer.text.words import cluster_words
-from explorer.text.words import text as plain
+from explorer.text.words import escape as plain
 from planner_core.core import (
     CHUNKS,
     OPTIMIZERS,
@@ -49,34 +49,34 @@ MESH_HELP = "GPUs as a grid; neighbours on the last axis are neighbours in a nod
 TOOL_HELP = "Only what this tool can be told is searched, and it is exported to it"
 
 
-def sentence(*, brief: bool = False) -> None:
+def show_sentence(*, brief: bool = False) -> None:
     """Draw the chips. Problems with the address stand above them, what an edit changed beside itself below. `brief`: without the tool and
     what is run now, of which lessons know nothing."""
-    for problem in state.problems():
+    for problem in state.address_problems():
         st.warning(problem)
     v = state.values()
-    cluster = cluster_of(v)
+    cluster = current_cluster(v)
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="sentence"):
         _word("Train")
         with _chip(model_name(v["model"]), "model"):
-            _model(v)
+            _model_fields(v)
         _word("on")
-        with _chip(cluster_words_of(v), "cluster"):
-            _cluster(v, cluster)
+        with _chip(describe_cluster(v), "cluster"):
+            _cluster_fields(v, cluster)
         _word("with")
-        with _chip(load_words(v), "batch"):
-            _load(v, cluster)
+        with _chip(describe_workload(v), "batch"):
+            _workload_fields(v, cluster)
         if not brief:
             _word("run with")
-            with _chip(tool_words(v), "tool"):
-                _tool(v)
+            with _chip(describe_tool(v), "tool"):
+                _tool_fields(v)
         _word("in")
-        with _chip(numbers_words(v), "numbers"):
-            _numbers(v)
+        with _chip(describe_numbers(v), "numbers"):
+            _number_fields(v)
         if not brief:
-            setup_chip(v, cluster)
-        address(*state.completion())
-    for one in state.told():
+            show_setup_chip(v, cluster)
+        complete_address(*state.query_to_add())
+    for one in state.edit_notes():
         st.caption(plain(one))
 
 
@@ -86,16 +86,16 @@ def _word(text: str) -> None:
 
 def _chip(words: str, name: str) -> Any:
     return st.popover(
-        words, type="tertiary", key=f"chip_{name}~{state.stamp()}"
+        words, type="tertiary", key=f"chip_{name}~{state.version()}"
     )  # another key closes it: the edit is made
 
 
-def cluster_of(v: dict[str, Any]) -> Cluster:
+def current_cluster(v: dict[str, Any]) -> Cluster:
     """The cluster of the settings; where its changes contradict each other, the one without them."""
     try:
-        return load_cluster(settings.cluster(v))
+        return load_cluster(settings.cluster_spec(v))
     except InputError:
-        return load_cluster(settings.cluster({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
+        return load_cluster(settings.cluster_spec({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
 
 
 # --- the chips in words ----------------------------------------------------------------------------
@@ -103,31 +103,31 @@ def cluster_of(v: dict[str, Any]) -> Cluster:
 
 def model_name(name: str) -> str:
     """The model as people call it."""
-    return called(name) if name.startswith("own-") else settings.model_words(name)
+    return model_title(name) if name.startswith("own-") else settings.model_title(name)
 
 
 def cluster_name(name: str) -> str:
     """`2 × 8 H100`: a cluster of the list as people call it."""
-    return cluster_words(load_cluster(settings.cluster({**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name})))
+    return cluster_words(load_cluster(settings.cluster_spec({**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name})))
 
 
-def cluster_words_of(v: dict[str, Any]) -> str:
+def describe_cluster(v: dict[str, Any]) -> str:
     """The cluster with its limit of memory."""
     budget = f" within {units.memory(v['memory'] * 1e9)}" if v["memory"] else ""
     mesh = f", mesh {v['mesh'].replace('x', ' × ')}" if v["mesh"] else ""
-    return cluster_words(cluster_of(v)) + mesh + budget
+    return cluster_words(current_cluster(v)) + mesh + budget
 
 
-def load_words(v: dict[str, Any]) -> str:
+def describe_workload(v: dict[str, Any]) -> str:
     """`256 × 8 192 tokens`, and the micro-batches where they are set."""
-    if v["model"].startswith(settings.EXPORTED):
+    if v["model"].startswith(settings.EXPORTED_PREFIX):
         return "the file’s own inputs"
-    batch, seq = settings.work(v)
+    batch, seq = settings.batch_and_tokens(v)
     size = f"{units.whole(batch)} × {units.whole(seq)} tokens" if seq != 1 else f"{units.whole(batch)} samples"
     return size + (f" in {units.whole(v['accumulate'])}" if v["accumulate"] else "")
 
 
-def tool_words(v: dict[str, Any]) -> str:
+def describe_tool(v: dict[str, Any]) -> str:
     """The tool that runs the plan; the method where another than the exact search is asked for, which no tool bounds."""
     if v["method"] != "exact":
         return f"{settings.METHODS[v['method']]}’s own search"
@@ -136,7 +136,7 @@ def tool_words(v: dict[str, Any]) -> str:
     return settings.TOOLS[v["tool"]]
 
 
-def numbers_words(v: dict[str, Any]) -> str:
+def describe_numbers(v: dict[str, Any]) -> str:
     """`bf16, AdamW`, and what differs from the usual."""
     parts = [settings.DTYPES[v["dtype"]], settings.OPTIMIZER_NAMES[v["optimizer"]]]
     parts += ["pure"] if v["precision"] == "pure" and v["dtype"] != "float32" else []
@@ -148,10 +148,10 @@ def numbers_words(v: dict[str, Any]) -> str:
 # --- what they open ----------------------------------------------------------------------------------
 
 
-def choose(label: str, key: str, options: list[Any], names: Any, help: str | None = None) -> None:
+def choose_at_once(label: str, key: str, options: list[Any], names: Any, help: str | None = None) -> None:
     """A setting that is taken at once."""
     now = state.value(key)
-    widget = state.shown(f"w_{key}", now)
+    widget = state.widget_key(f"w_{key}", now)
     options = options if now in options else [*options, now]
     st.selectbox(
         label,
@@ -159,24 +159,24 @@ def choose(label: str, key: str, options: list[Any], names: Any, help: str | Non
         index=options.index(now),
         format_func=names,
         key=widget,
-        on_change=state.from_widget,
+        on_change=state.take_widget_value,
         args=(key, widget),
         help=help,
     )
 
 
-def _model(v: dict[str, Any]) -> None:
-    choose("Model", "model", [*ZOO], model_name)
+def _model_fields(v: dict[str, Any]) -> None:
+    choose_at_once("Model", "model", [*ZOO], model_name)
     known = ZOO.get(v["model"])
-    if about := known.description if known else told(v["model"]):
+    if about := known.description if known else describe_capture(v["model"]):
         st.caption(plain(about))
     if known and known.depth:
         with Form("layers") as form:
             form.whole("Layers", "layers", v["layers"], 1000, empty="as published", help="Copies of the repeated block")
-    _upload()
+    _model_upload()
 
 
-def _upload() -> None:
+def _model_upload() -> None:
     file = st.file_uploader(
         "Your own model: a Hugging Face config.json, or a .pt2 file of torch.export",
         type=["json", "pt2"],
@@ -197,22 +197,22 @@ def _upload() -> None:
     if file is None and not pasted:
         return
     try:
-        name = keep(file.getvalue() if file is not None else pasted.encode())
+        name = store_model(file.getvalue() if file is not None else pasted.encode())
     except InputError as error:
         st.error(str(error))
         return
-    st.caption(f"{plain(understood(name))}. Reading it takes some ten seconds, at most {TIME_LIMIT_S}.")
+    st.caption(f"{plain(describe_config(name))}. Reading it takes some ten seconds, at most {TIME_LIMIT_S}.")
     if state.value("model") != name:
         st.button("Plan this model", on_click=state.change, kwargs={"model": name}, type="primary", key="plan_own")
 
 
-def _cluster(v: dict[str, Any], cluster: Cluster) -> None:
-    mine = [v["cluster"]] if own_cluster.is_own(v["cluster"]) else []
-    choose(
+def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
+    mine = [v["cluster"]] if uploaded_cluster.is_uploaded(v["cluster"]) else []
+    choose_at_once(
         "Start from",
         "cluster",
         [*_by_size(), *mine],
-        lambda n: f"{cluster_name(n)} ({'yours' if own_cluster.is_own(n) else n})",
+        lambda n: f"{cluster_name(n)} ({'yours' if uploaded_cluster.is_uploaded(n) else n})",
     )
     gpus, levels = cluster.levels[0].size, cluster.levels
     with Form("cluster") as form:
@@ -222,7 +222,7 @@ def _cluster(v: dict[str, Any], cluster: Cluster) -> None:
                 form.whole("Nodes", "nodes", cluster.num_gpus // gpus, 10_000)
             now = next((g for g in gpu_names() if load_gpu(g).name == cluster.gpu.name), None)
             form.pick("GPU", "gpu", now, list(gpu_names()), lambda g: load_gpu(g).name if g else cluster.gpu.name)
-            limit = usable_bytes(cluster.gpu.memory_bytes, state.request())
+            limit = usable_bytes(cluster.gpu.memory_bytes, state.current_request())
             now_gb = v["memory"] * 1e9 if v["memory"] else limit
             form.amount(
                 "Memory that a plan may take, GiB",
@@ -242,8 +242,8 @@ def _cluster(v: dict[str, Any], cluster: Cluster) -> None:
                 form.amount(
                     "Link between nodes, GB/s per GPU",
                     "inter",
-                    _inter(cluster),
-                    _take_inter(cluster),
+                    _inter_gb_per_s(cluster),
+                    _parse_inter(cluster),
                     help=_link_help(levels[-1].efficiency),
                 )
         form.pick(
@@ -255,7 +255,7 @@ def _cluster(v: dict[str, Any], cluster: Cluster) -> None:
             MESH_HELP,
         )
         form.then(_keep_links(cluster))
-    _own_cluster(cluster)
+    _cluster_upload(cluster)
 
 
 def _by_size() -> list[str]:
@@ -270,13 +270,13 @@ DEFAULT_INTER = 50.0
 """GB/s per GPU between nodes, where a cluster of one node is given several: 400 Gb/s."""
 
 
-def _inter(cluster: Cluster) -> float:
+def _inter_gb_per_s(cluster: Cluster) -> float:
     """GB/s per GPU between nodes."""
     levels = cluster.levels
     return levels[1].unit_bytes_per_s / 1e9 / levels[0].size if len(levels) > 1 else DEFAULT_INTER
 
 
-def _take_inter(cluster: Cluster) -> Any:
+def _parse_inter(cluster: Cluster) -> Any:
     """The address has it out of a node."""
     return lambda given: {"inter": given and given * cluster.levels[0].size}
 
@@ -287,7 +287,7 @@ def _keep_links(cluster: Cluster) -> Any:
     def after(new: dict[str, Any]) -> dict[str, Any]:
         size, several = cluster.levels[0].size, len(cluster.levels) > 1
         gpus = new.get("gpus") or size
-        rate = (new["inter"] / size if new.get("inter") else _inter(cluster)) * gpus
+        rate = (new["inter"] / size if new.get("inter") else _inter_gb_per_s(cluster)) * gpus
         if "inter" in new or ("gpus" in new and several) or (not several and (new.get("nodes") or 1) > 1):
             return {**new, "inter": rate}
         return new
@@ -295,7 +295,7 @@ def _keep_links(cluster: Cluster) -> Any:
     return after
 
 
-def _own_cluster(cluster: Cluster) -> None:
+def _cluster_upload(cluster: Cluster) -> None:
     """A cluster file of the visitor's, and this one as a file."""
     file = st.file_uploader(
         "Or your own cluster’s file (JSON)",
@@ -305,9 +305,9 @@ def _own_cluster(cluster: Cluster) -> None:
     )
     if file is not None:
         try:
-            name = own_cluster.keep(file.getvalue(), cluster)
+            name = uploaded_cluster.store_cluster(file.getvalue(), cluster)
         except InputError as error:
-            st.error(state.in_words(str(error)))
+            st.error(state.page_wording(str(error)))
         else:
             if state.value("cluster") != name:
                 taken = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
@@ -316,7 +316,7 @@ def _own_cluster(cluster: Cluster) -> None:
                 )
     st.download_button(
         "This cluster as a file",
-        own_cluster.text(cluster),
+        uploaded_cluster.cluster_json(cluster),
         file_name="cluster.json",
         mime="application/json",
         on_click="ignore",
@@ -326,13 +326,13 @@ def _own_cluster(cluster: Cluster) -> None:
     )
 
 
-def _load(v: dict[str, Any], cluster: Cluster) -> None:
-    batch, seq = settings.work(v)
-    fixed = v["model"].startswith(settings.EXPORTED)  # by the example inputs of the file
+def _workload_fields(v: dict[str, Any], cluster: Cluster) -> None:
+    batch, seq = settings.batch_and_tokens(v)
+    fixed = v["model"].startswith(settings.EXPORTED_PREFIX)  # by the example inputs of the file
     with Form("batch") as form:
 
         def take_batch(text: str) -> dict[str, Any]:
-            return {"batch": amounts.batch_of(text, seq, cluster.num_gpus) if text.strip() else None}
+            return {"batch": amounts.parse_batch(text, seq, cluster.num_gpus) if text.strip() else None}
 
         if not fixed:
             form.line("Batch of a step", "batch", str(batch), take_batch, help=BATCH_HELP)
@@ -346,26 +346,26 @@ def _load(v: dict[str, Any], cluster: Cluster) -> None:
             empty="as many as are best",
             help=MICRO_HELP,
         )
-        tokens = "" if v["tokens"] is None else settings.tokens_text(v["tokens"])
-        form.line("Tokens of the whole run", "tokens", tokens, _take_tokens, empty="such as 15T, for days and cost")
+        tokens = "" if v["tokens"] is None else settings.format_tokens(v["tokens"])
+        form.line("Tokens of the whole run", "tokens", tokens, _parse_tokens, empty="such as 15T, for days and cost")
         form.amount("Price of a GPU hour", "price", v["price"], empty="in any currency")
 
 
-def _take_tokens(text: str) -> dict[str, Any]:
+def _parse_tokens(text: str) -> dict[str, Any]:
     try:
-        return {"tokens": settings.tokens_of(text) if text.strip() else None}
+        return {"tokens": settings.parse_tokens(text) if text.strip() else None}
     except Unreadable as why:
         raise Unreadable(f"“{text[:40]}” {why}.") from None
 
 
-def _tool(v: dict[str, Any]) -> None:
-    choose("Run with", "tool", list(settings.TOOLS), lambda t: settings.TOOLS[t], TOOL_HELP)
+def _tool_fields(v: dict[str, Any]) -> None:
+    choose_at_once("Run with", "tool", list(settings.TOOLS), lambda t: settings.TOOLS[t], TOOL_HELP)
     with Form("method") as form:
         form.pick("Search", "method", v["method"], list(settings.METHODS), lambda m: settings.METHODS[m], METHOD_HELP)
         form.pick("Least", "objective", v["objective"], list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o])
 
 
-def _numbers(v: dict[str, Any]) -> None:
+def _number_fields(v: dict[str, Any]) -> None:
     with Form("numbers") as form:
 
         def named(label: str, key: str, names: Mapping[Any, str], help: str | None = None) -> None:
@@ -374,7 +374,7 @@ def _numbers(v: dict[str, Any]) -> None:
         named("Computes in", "dtype", settings.DTYPES)
         named("Optimizer", "optimizer", {o: settings.OPTIMIZER_NAMES.get(o, o) for o in OPTIMIZERS})
         named("Recomputation", "recompute", {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE})
-        with st.expander("Advanced", key=f"advanced~{state.stamp()}"):
+        with st.expander("Advanced", key=f"advanced~{state.version()}"):
             named("Precision", "precision", {p: settings.PRECISION_NAMES[p] for p in PRECISIONS}, PRECISION_HELP)
             named("Products", "chunks", {n: "at once" if n == 1 else f"in {n} chunks" for n in CHUNKS}, CHUNKS_HELP)
             named("Optimizer’s moments", "moments", settings.MOMENTS_NAMES, MOMENTS_HELP)

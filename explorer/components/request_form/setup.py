@@ -7,9 +7,9 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import settings, setups
-from explorer.components.asking.fields import Form
+from explorer.components.request_form.fields import Form
 from explorer.session import state
-from explorer.text.words import text as plain
+from explorer.text.words import escape as plain
 from planner_core.core import Cluster, InputError
 from planner_core.planning.methods import check_layout
 
@@ -20,18 +20,18 @@ LINE_HELP = (
 )
 
 
-def setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
+def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
     """The chip that says what is run now, and opens the field that sets it."""
-    batch, _ = settings.work(v)
-    now = setups.read(v["setup"]).line(batch) if v["setup"] else ""
+    batch, _ = settings.batch_and_tokens(v)
+    now = setups.parse_setup(v["setup"]).line(batch) if v["setup"] else ""
     st.markdown("instead of" if now else "·", width="content")
-    with st.popover(now or "what you run now", type="tertiary", key=f"chip_setup~{state.stamp()}"):
+    with st.popover(now or "what you run now", type="tertiary", key=f"chip_setup~{state.version()}"):
 
         def take(text: str) -> dict[str, Any]:
             st.session_state["setup_notes"] = ()
             if not text.strip():
                 return {"setup": ()}
-            stated = setups.of_line(text, batch)
+            stated = setups.parse_line(text, batch)
             _check(stated, cluster)
             return {"setup": stated.write()}
 
@@ -44,12 +44,12 @@ def setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
                 empty="FSDP 8 x TP 8, mbs 1, selective",
                 help=LINE_HELP,
             )
-        _file(v, cluster)
+        _setup_upload(v, cluster)
         for note in st.session_state.get("setup_notes", ()):
             st.caption(plain(note))
 
 
-def _check(stated: setups.Stated, cluster: Cluster) -> None:
+def _check(stated: setups.StatedSetup, cluster: Cluster) -> None:
     """Raise InputError unless the layout takes all GPUs of the cluster; the words are those of the page."""
     if stated.layout.num_gpus != cluster.num_gpus:
         x = stated.layout
@@ -58,7 +58,7 @@ def _check(stated: setups.Stated, cluster: Cluster) -> None:
     check_layout(stated.layout, cluster)
 
 
-def _file(v: dict[str, Any], cluster: Cluster) -> None:
+def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
     file = st.file_uploader(
         "Or your tool’s own file",
         type=FILES,
@@ -75,10 +75,10 @@ def _file(v: dict[str, Any], cluster: Cluster) -> None:
 def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -> None:
     """Callback: the setup is what the file says, and so is the work of a step in the sentence."""
     try:
-        stated, work, notes = setups.of_file(name, content, cluster.num_gpus)
+        stated, work, notes = setups.parse_file(name, content, cluster.num_gpus)
         _check(stated, cluster)
     except InputError as error:
-        st.session_state["setup_problem"] = state.in_words(str(error))
+        st.session_state["setup_problem"] = state.page_wording(str(error))
         return
     if v["model"].startswith("own-"):
         work = {k: value for k, value in work.items() if k != "seq"}

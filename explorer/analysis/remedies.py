@@ -21,64 +21,73 @@ from planner_core.core import (
 from planner_core.models import DEFAULT_BATCH, ZOO
 from planner_core.planning import USABLE_MEMORY
 
-MOST_TRIED = 3
+MAX_TRIED = 3
 """Rungs of a ladder that are planned."""
-MOST_NODES = 64
-FIRST = 2.0
+MAX_NODES = 64
+UNKNOWN_NEED = 2.0
 """How much too large a model is taken to be where the planner could not say."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Remedy:
     """One change: in words, and as settings."""
 
     words: str
     changes: Mapping[str, Any]
 
 
-def ladders(values: Mapping[str, Any], cluster: Cluster, need: float | None) -> list[list[Way]]:
+def remedy_ladders(values: Mapping[str, Any], cluster: Cluster, need: float | None) -> list[list[Remedy]]:
     """Changes of each kind, the smallest first that may do; `need` is the least memory that a plan takes, over what there is.
 
     Halving the batch, or doubling the GPUs, at most halves the memory of a GPU, so what is less than `need` is left out.
     """
-    times = 2 ** math.ceil(math.log2(max(need or FIRST, 1.01)))
-    kinds = (_budget, _micro_batches, _recomputation, _moments, _batches, _gpus, _nodes, _both)
-    found = [list(kind(values, cluster, times, need or FIRST)) for kind in kinds]
-    return [ladder[:MOST_TRIED] for ladder in found if ladder]
+    times = 2 ** math.ceil(math.log2(max(need or UNKNOWN_NEED, 1.01)))
+    kinds = (
+        _lift_memory_limit,
+        _choose_micro_batches,
+        _allow_recomputation,
+        _move_moments_to_host,
+        _smaller_batches,
+        _larger_gpus,
+        _more_nodes,
+        _recomputation_and_nodes,
+    )
+    found = [list(kind(values, cluster, times, need or UNKNOWN_NEED)) for kind in kinds]
+    return [ladder[:MAX_TRIED] for ladder in found if ladder]
 
 
-def _budget(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
-    own = load_cluster(settings.cluster(values)).gpu.memory_bytes
+def _lift_memory_limit(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
+    own = load_cluster(settings.cluster_spec(values)).gpu.memory_bytes
     if values["memory"] is not None and values["memory"] * 1e9 < own * USABLE_MEMORY:
-        yield Way("Let a plan fill the GPU’s memory", {"memory": None})
+        yield Remedy("Let a plan fill the GPU’s memory", {"memory": None})
 
 
-def _micro_batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _choose_micro_batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     if values["accumulate"] is not None:
-        yield Way("Let the search choose the number of micro-batches", {"accumulate": None})
+        yield Remedy("Let the search choose the number of micro-batches", {"accumulate": None})
 
 
-def _recomputation(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _allow_recomputation(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     if values["recompute"] == "none":
-        yield Way(*_recomputed())
+        yield Remedy(*_recomputation_change())
 
 
-def _recomputed() -> tuple[str, Mapping[str, Any]]:
+def _recomputation_change() -> tuple[str, Mapping[str, Any]]:
     if "auto" in RECOMPUTE:
         return "Let the search choose what to recompute", {"recompute": "auto"}
     return "Recompute every block in backward", {"recompute": "full"}
 
 
-def _moments(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _move_moments_to_host(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     if values["moments"] == "gpu" and OPTIMIZERS[values["optimizer"]] and cluster.gpu.host is not None:
-        yield Way("Keep the optimizer’s moments in the host’s memory", {"moments": "host"})
+        yield Remedy("Keep the optimizer’s moments in the host’s memory", {"moments": "host"})
 
 
-def _batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _smaller_batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     batch = batch_of(values)
     while values["accumulate"] is not None and times <= batch:  # else the search tried smaller parts of it
         if batch % times == 0:
-            yield Way(
+            yield Remedy(
                 f"Batch {batch // times:,} instead of {batch:,}".replace(",", "\u202f"), {"batch": batch // times}
             )
         times *= 2
@@ -90,7 +99,7 @@ def batch_of(values: Mapping[str, Any]) -> int:
     return int(values["batch"] or (model.batch if model else DEFAULT_BATCH))
 
 
-def _gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _larger_gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     """GPUs of this or a later kind that hold enough, the smallest first."""
     if values["memory"] is not None:
         return
@@ -102,24 +111,24 @@ def _gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) 
             and size >= here * min(need, 1e3)
             and load_gpu(name).flops_per_s("bfloat16") >= cluster.gpu.flops_per_s("bfloat16")
         ):
-            yield Way(f"{load_gpu(name).name} instead of {cluster.gpu.name}", {"gpu": name})
+            yield Remedy(f"{load_gpu(name).name} instead of {cluster.gpu.name}", {"gpu": name})
 
 
-def _nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _more_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     node = cluster.levels[0].size
     now = cluster.num_gpus // node
-    base = _base(values, cluster)
-    while base is not None and now * times <= MOST_NODES:
+    base = _networked_cluster(values, cluster)
+    while base is not None and now * times <= MAX_NODES:
         changes = {**base, "nodes": now * times}
         try:
-            load_cluster(settings.cluster({**values, **changes}))
+            load_cluster(settings.cluster_spec({**values, **changes}))
         except InputError:
             return
-        yield Way(f"{now * times * node} GPUs instead of {cluster.num_gpus}", changes)
+        yield Remedy(f"{now * times * node} GPUs instead of {cluster.num_gpus}", changes)
         times *= 2
 
 
-def _base(values: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any] | None:
+def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any] | None:
     """Settings of a cluster of the same nodes with a network between them; None where none is known."""
     if len(cluster.levels) > 1 or values["inter"] is not None:
         return {}
@@ -130,9 +139,9 @@ def _base(values: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any] | No
     return None
 
 
-def _both(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Way]:
+def _recomputation_and_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     """Recomputation and more GPUs together, for what neither does alone."""
     if values["recompute"] == "none":
-        words, changes = _recomputed()
-        for way in _nodes(values, cluster, 2, need):
-            yield Way(f"{words}, and {way.words}", {**changes, **way.changes})
+        words, changes = _recomputation_change()
+        for way in _more_nodes(values, cluster, 2, need):
+            yield Remedy(f"{words}, and {way.words}", {**changes, **way.changes})

@@ -13,18 +13,18 @@ from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pricing import stage_parts
 
-OWN = "layout"
+STATED_METHOD = "layout"
 """The method of a plan whose layout somebody stated."""
-COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
+COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 BUBBLE = "bubble"
 """Seconds in which a rank of a pipeline waits for others, in the mean over all ranks."""
 OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are a part of a step, and the same in all plans, so they are no reason."""
-REASONS = (COMPUTE, AGAIN, WAITS, WEIGHTS, OPTIMIZER, BUBBLE)
+REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE)
 PARTS = (*REASONS, OUTSIDE)
-LESS = {
+CAUSE_PHRASES = {
     COMPUTE: ("computes {} less", "computes {} longer"),
-    AGAIN: ("recomputes {} less", "recomputes {} longer"),
+    RECOMPUTATION: ("recomputes {} less", "recomputes {} longer"),
     WAITS: (
         "waits {} less for data that the next operation needs",
         "waits {} longer for data that the next operation needs",
@@ -37,37 +37,39 @@ LESS = {
     BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
 }
 """The cause in a plan why a part of its step is shorter, or longer."""
-FIGURES = 3
-TOLD = 0.2
+SIGNIFICANT_FIGURES = 3
+MIN_CAUSE_SHARE = 0.2
 """A part whose difference is less than this share of the largest one is left to the table."""
 
 
-def limit_bytes(result: Result) -> int:
+def memory_limit_bytes(result: Result) -> int:
     """Bytes per GPU that a plan may take to fit."""
     return int(usable_bytes(result.cluster.gpu.memory_bytes, result.request))
 
 
-def rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
+def rank_rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
     """The setup that the visitor runs now, then usual layouts by name: those that fit first, the fastest first."""
-    others = [n for n, p in plans.items() if n != chosen and p.method in (OWN, *BASELINES)]
-    return sorted(others, key=lambda n: (plans[n].method != OWN, not plans[n].fits, plans[n].cost.step_time_s))
+    others = [n for n, p in plans.items() if n != chosen and p.method in (STATED_METHOD, *BASELINES)]
+    return sorted(
+        others, key=lambda n: (plans[n].method != STATED_METHOD, not plans[n].fits, plans[n].cost.step_time_s)
+    )
 
 
-def fastest(shown: Mapping[str, Plan], first: str) -> str:
+def fastest_other(shown: Mapping[str, Plan], first: str) -> str:
     """The shown plan that the first one is measured against: the fastest of the others that fits, else the fastest."""
     return min((n for n in shown if n != first), key=lambda n: (not shown[n].fits, shown[n].cost.step_time_s))
 
 
-def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
+def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
     """Seconds of a step by what they go to; they add up to the step's time."""
     if plan.pipeline:  # of the rank that works longest; what it computes again counts as compute
         return dict.fromkeys(PARTS, 0.0) | stage_parts(plan)
-    again = _recomputed_s(plan, graph)
+    again = _recomputation_s(plan, graph)
     shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s - again,
-        AGAIN: again,
+        RECOMPUTATION: again,
         WAITS: waits,
         WEIGHTS: sum(e.seconds for e in shown) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s,
@@ -76,7 +78,7 @@ def step_parts(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     }
 
 
-def _recomputed_s(plan: Plan, graph: Graph) -> float:
+def _recomputation_s(plan: Plan, graph: Graph) -> float:
     """Seconds of a step that compute what was computed before."""
     model, total = cost_model_of(plan), 0.0
     for label, bp in plan.blocks.items():
@@ -89,7 +91,7 @@ def _recomputed_s(plan: Plan, graph: Graph) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RoundedSteps:
     """The parts of several steps as whole numbers of one unit (`name`, with `places` after the point): each plan's parts add up to
     its total, and so do differences."""
 
@@ -113,21 +115,21 @@ class Shown:
         return f"{mark}{number} {name}"
 
 
-def shown(parts: Mapping[str, Mapping[str, float]], chosen: str) -> Shown:
+def round_steps(parts: Mapping[str, Mapping[str, float]], chosen: str) -> RoundedSteps:
     """Seconds rounded so that what is read adds up. The unit has three figures of the chosen step, one more where the closest
     rival differs by less than ten of them."""
     totals = {name: sum(p.values()) for name, p in parts.items()}
     step = totals[chosen]
     size, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
-    places = max(0, FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / size)))
+    places = max(0, SIGNIFICANT_FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / size)))
     near = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
     if near < 10 * size / 10**places:
         places += 1
     quantum = size / 10**places
-    return Shown(name, places, {n: apportioned(p, quantum) for n, p in parts.items()})
+    return RoundedSteps(name, places, {n: apportion(p, quantum) for n, p in parts.items()})
 
 
-def apportioned(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
+def apportion(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
     """Numbers of quanta, each rounded up or down so that together they are the rounded sum (the largest remainders go up)."""
     down = {name: math.floor(value / quantum) for name, value in parts.items()}
     missing = round(sum(parts.values()) / quantum) - sum(down.values())
@@ -135,7 +137,7 @@ def apportioned(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
     return {name: n + (name in order[:missing]) for name, n in down.items()}
 
 
-def causes(found: Shown, chosen: str, rival: str) -> str:
+def explain_difference(found: RoundedSteps, chosen: str, rival: str) -> str:
     """Why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
     differences = {k: found.parts[rival][k] - found.parts[chosen][k] for k in REASONS}
     most = max(map(abs, differences.values()))
@@ -143,21 +145,21 @@ def causes(found: Shown, chosen: str, rival: str) -> str:
     for_it = [
         k
         for k in REASONS
-        if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) == faster
+        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) == faster
     ]
     against = [
         k
         for k in REASONS
-        if abs(differences[k]) >= TOLD * most and differences[k] != 0 and (differences[k] > 0) != faster
+        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) != faster
     ]
-    text = _and([_phrase(found, k, differences[k]) for k in sorted(for_it, key=lambda k: -abs(differences[k]))])
-    but = _and([_phrase(found, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))])
+    text = _join([_phrase(found, k, differences[k]) for k in sorted(for_it, key=lambda k: -abs(differences[k]))])
+    but = _join([_phrase(found, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))])
     return ", but ".join(filter(None, (text, but)))
 
 
-def _phrase(found: Shown, part: str, difference: int) -> str:
-    return LESS[part][difference < 0].format(found.text(abs(difference)))
+def _phrase(found: RoundedSteps, part: str, difference: int) -> str:
+    return CAUSE_PHRASES[part][difference < 0].format(found.text(abs(difference)))
 
 
-def _and(texts: Sequence[str]) -> str:
+def _join(texts: Sequence[str]) -> str:
     return ", ".join(texts[:-1]) + (" and " if len(texts) > 1 else "") + texts[-1] if texts else ""
