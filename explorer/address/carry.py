@@ -63,10 +63,8 @@ def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], t
     after.update(batch=batch, seq=seq)
     if most is not None and seq > most:
         after.update(batch=min(settings.MAX_SAMPLES, max(1, batch * seq // most)), seq=most)
-        name = settings.model_title(after["model"])
-        told.append(
-            f"{name} has {units.whole(most)} positions: {_describe_batch(*settings.batch_and_tokens(after))}, it was {_describe_batch(batch, seq)}."
-        )
+        name, new_size = settings.model_title(after["model"]), _describe_batch(*settings.batch_and_tokens(after))
+        told.append(f"{name} has {units.whole(most)} positions: {new_size}, it was {_describe_batch(batch, seq)}.")
 
 
 def _drop_unfit_mesh_and_limit(after: dict[str, Any], told: list[str]) -> None:

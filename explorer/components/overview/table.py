@@ -128,7 +128,8 @@ def explain_choice(
     usual = [n for n in fit if chosen != run or plans[n].method != EXACT.name]
     other = setups.PLAN_ID if setups.PLAN_ID in names else run if run in names else next(iter(usual or fit), None)
     if not plans[chosen].fits:
-        return f"{recipe.layout_name(plans[chosen])} does not fit: a GPU would need {units.memory(plans[chosen].cost.memory_bytes['peak'])}."
+        needed = units.memory(plans[chosen].cost.memory_bytes["peak"])
+        return f"{recipe.layout_name(plans[chosen])} does not fit: a GPU would need {needed}."
     if other is None:
         return f"{recipe.layout_name(plans[chosen])} is the only plan here that fits."
     found = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
