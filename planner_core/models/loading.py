@@ -132,14 +132,16 @@ def _captured_config(
     rows), the model is captured again with as many tokens as there are positions. `asked`: whether `seq` is what the user gave.
     """
     from planner_core.models.capture.checks.refusals import TooManyPositions
-    from planner_core.models.capture.constants import LIMIT
+    from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
     from planner_core.models.capture.module import capture_module
     from planner_core.models.sandbox.memory_limit import limited_memory
     from planner_core.models.snapshots.widened import widened
     from planner_core.models.sources.positions import stretched, too_long
     from planner_core.models.sources.resolve import resolve
 
-    if batch * (seq or DEFAULT_SEQ) > LIMIT:  # the ids of so many tokens are a table too large to be computed
+    if (
+        batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS
+    ):  # the ids of so many tokens are a table too large to be computed
         graph = widened(lambda b: _captured_config(source, b, seq, dtype, layers, flat), batch)
         if graph is not None:
             return graph

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Placements, Plan, Replicate, Shard, leading
-from planner_core.models.hooks import makes_cache
+from planner_core.models.hooks import makes_kv_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
 from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
@@ -91,7 +91,7 @@ class Parallel:
         self.programs: dict[tuple[Any, int], BoundCall] = {}
         self.recorded = self.changes = 0
         self.last: Any = None
-        self.caches = makes_cache(model, self.frozen.twin.forward)
+        self.caches = makes_kv_cache(model, self.frozen.twin.forward)
 
     def planned_forward(self) -> PlannedForward:
         """The model's forward pass under the plan."""

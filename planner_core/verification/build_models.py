@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError
-from planner_core.models.capture import own_loss, standin_loss
-from planner_core.models.hooks import DROPOUTS, canonical, drops, without_masks
+from planner_core.models.capture import returned_loss, standin_loss
+from planner_core.models.hooks import DROPOUTS, canonical_name, draws_dropout_mask, without_dropout_masks
 from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
 from planner_core.runtime import Init, Parallel, PlanMismatch, initializer, map_marked_leaves
 from planner_core.runtime.training import has_hooks, position_along
@@ -180,7 +180,7 @@ def single_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.T
 
 def loss_of(out: Any) -> torch.Tensor:
     """The loss of what a model returned; outside of it the stand-in, if it returned none."""
-    own = own_loss(out)
+    own = returned_loss(out)
     return standin_loss(out) if own is None else own
 
 
@@ -215,13 +215,13 @@ class DropNothing(TorchFunctionMode):
             self.seen |= bool(given.arguments["dropout_p"] and given.arguments.get("training", True))
             given.arguments["training"] = False  # which it asks for its dropout alone
             return func(*given.args, **given.kwargs)
-        fn = canonical(func, kwargs)
-        dropped = drops(fn, args, kwargs)
+        fn = canonical_name(func, kwargs)
+        dropped = draws_dropout_mask(fn, args, kwargs)
         self.seen |= dropped
         if fn in DROPOUTS:
             return args[0] if args else kwargs["input"]
         if dropped:
-            args, kwargs = without_masks(fn, args, kwargs)
+            args, kwargs = without_dropout_masks(fn, args, kwargs)
         return func(*args, **kwargs)
 
     def around(self, forward: Callable[..., Any]) -> Callable[..., Any]:

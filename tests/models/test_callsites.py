@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from planner_core.models.hooks import plain_form
-from planner_core.models.hooks.callsites import Scopes, canonical, is_inplace, outputs, tensors
+from planner_core.models.hooks import normalize_call
+from planner_core.models.hooks.callsites import Scopes, canonical_name, is_inplace, recorded_results, tensors
 
 
 class Recorder(TorchFunctionMode):
@@ -17,10 +17,10 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        func, args, kwargs = plain_form(func, args, kwargs)
-        fn = canonical(func, kwargs)
+        func, args, kwargs = normalize_call(func, args, kwargs)
+        fn = canonical_name(func, kwargs)
         out = func(*args, **kwargs)
-        if fn is not None and tensors((args, kwargs)) and outputs(fn, args, out):
+        if fn is not None and tensors((args, kwargs)) and recorded_results(fn, args, out):
             self.sites.append(self.scopes.site(fn))
         return out
 

@@ -21,7 +21,7 @@ from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.callsites import parts_of, weights_of
+from planner_core.models.hooks.callsites import list_modules, list_parameters
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
@@ -943,11 +943,11 @@ class Tracker(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__iter__:
             return iter(self.__torch_function__(torch.Tensor.unbind, types, args, kwargs))
-        fn = sites.canonical(func, kwargs)
+        fn = sites.canonical_name(func, kwargs)
         out = func(*args, **kwargs)
         if fn is None or not any(id(t) in self.tracked for t in sites.tensors((args, kwargs))):
             return out
-        results = sites.outputs(fn, args, out)
+        results = sites.recorded_results(fn, args, out)
         if results:
             self.sites.append(self.scopes.site(fn))
             self.keep += results
@@ -988,6 +988,6 @@ def test_parts_and_weights_are_those_that_torch_names() -> None:
     model = nn.ModuleDict({"a": inner, "b": nn.ModuleList([inner, nn.Linear(2, 2)]), "c": nn.Sequential()})
     model["b"][1].weight = inner[0].weight
     model["b"].register_module("gone", None)
-    assert parts_of(model) == list(model.named_modules())
-    for (name, weight), (wanted, same) in zip(weights_of(model), model.named_parameters(), strict=True):
+    assert list_modules(model) == list(model.named_modules())
+    for (name, weight), (wanted, same) in zip(list_parameters(model), model.named_parameters(), strict=True):
         assert name == wanted and weight is same

@@ -12,8 +12,8 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import CaptureError
 from planner_core.models.capture.module import capture_module
-from planner_core.models.hooks import Replacement
-from planner_core.models.hooks.wrappers import attention_by_samples
+from planner_core.models.hooks import TensorReplacement
+from planner_core.models.hooks.wrappers import batch_first_attention
 from planner_core.models.loading import capture_graph
 
 LAYERS, WIDTH = 4, 16
@@ -156,7 +156,7 @@ def test_attention_by_samples_gives_the_same(
     )
     options = {**MASKS[mask], "need_weights": weights != "none", "average_attn_weights": weights == "mean"}
     wanted, scores = layer(*given, **options)
-    monkeypatch.setattr(F, "multi_head_attention_forward", attention_by_samples(_never))
+    monkeypatch.setattr(F, "multi_head_attention_forward", batch_first_attention(_never))
     got, own = layer(*given, **options)
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(own, scores)
@@ -166,7 +166,7 @@ def test_causal_attention_of_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     layer, x = nn.MultiheadAttention(WIDTH, 2, batch_first=True), torch.randn(3, 5, WIDTH)
     mask = nn.Transformer.generate_square_subsequent_mask(5)
     wanted = layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
-    monkeypatch.setattr(F, "multi_head_attention_forward", attention_by_samples(_never))
+    monkeypatch.setattr(F, "multi_head_attention_forward", batch_first_attention(_never))
     got = layer(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
     with pytest.raises(RuntimeError, match="is_causal is a hint"):
         layer(x, x, x, is_causal=True, need_weights=False)
@@ -187,7 +187,7 @@ def test_other_tensors_are_put_wherever_a_module_holds_them() -> None:
     for _ in range(2000):
         chain = [chain]
     module.kept, module.beside = chain, old
-    Replacement(module, {id(old): new})
+    TensorReplacement(module, {id(old): new})
     while isinstance(chain, list):
         (chain,) = chain
     assert isinstance(chain, dict) and chain["last"][1][0] is new and module.beside is new

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner_core.models.capture.loss import FIRST_LOSS, ONLY_LOSS, OWN_LOSS, named_loss, own_loss, standin_loss
+from planner_core.models.capture.loss import FIRST_LOSS, ONLY_LOSS, OWN_LOSS, named_loss, returned_loss, standin_loss
 
 W, V = (torch.linspace(-1, 1, 6).view(2, 3).requires_grad_() for _ in range(2))
 H, TEMPERATURE = W * 2, torch.zeros((), requires_grad=True)
@@ -36,7 +36,7 @@ def test_the_loss_is_found(made: Callable[[], Any], name: str, wanted: Callable[
     found = named_loss(out)
     assert found[1] is wanted(out) and (found[1] is None or found[0] == name)
     with torch.no_grad():
-        assert own_loss(out) is not None or found[1] is None
+        assert returned_loss(out) is not None or found[1] is None
 
 
 def test_a_stand_in_reads_all_results() -> None:

@@ -79,7 +79,7 @@ def test_torchs_functions_are_recognised() -> None:
                     continue
                 if not callable(func) or inspect.isclass(func) or isinstance(func, torch.dtype):
                     continue
-                fn = callsites.canonical(func)
+                fn = callsites.canonical_name(func)
                 assert fn is None or operator(fn) is one, (owner, name, fn)
                 seen += fn is not None
     assert seen > 300

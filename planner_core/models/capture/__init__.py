@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.capture.attributes import describe
-    from planner_core.models.capture.checks.writes import memory
-    from planner_core.models.capture.constants import with_picks
+    from planner_core.models.capture.checks.writes import storage_id
+    from planner_core.models.capture.constants import with_picked_indices
     from planner_core.models.capture.fused_kernels import FlashAttention
-    from planner_core.models.capture.loss import own_loss, standin_loss
+    from planner_core.models.capture.loss import returned_loss, standin_loss
     from planner_core.models.capture.module import capture_module
     from planner_core.models.capture.recorder import Recorder
 
@@ -19,20 +19,20 @@ __all__ = [
     "Recorder",
     "capture_module",
     "describe",
-    "memory",
-    "own_loss",
+    "returned_loss",
     "standin_loss",
-    "with_picks",
+    "storage_id",
+    "with_picked_indices",
 ]
 _HOME = {
     "FlashAttention": "planner_core.models.capture.fused_kernels",
     "describe": "planner_core.models.capture.attributes",
-    "with_picks": "planner_core.models.capture.constants",
-    "own_loss": "planner_core.models.capture.loss",
+    "with_picked_indices": "planner_core.models.capture.constants",
+    "returned_loss": "planner_core.models.capture.loss",
     "standin_loss": "planner_core.models.capture.loss",
     "capture_module": "planner_core.models.capture.module",
     "Recorder": "planner_core.models.capture.recorder",
-    "memory": "planner_core.models.capture.checks.writes",
+    "storage_id": "planner_core.models.capture.checks.writes",
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from planner_core.core import Attr
 from planner_core.ops import Described, Kind, Operator, operator
 
-_JUNK = frozenset(
+_IGNORED = frozenset(
     {
         "_stacklevel",
         "memory_format",
@@ -48,18 +48,18 @@ def describe(
         return {"index": _index(args[1], first)}
     bound = _bind(fn, func, args, kwargs)
     names = [n for n, v in bound.items() for _ in _tensor_leaves(v)]
-    ignored = {*_JUNK, *one.ignored}
+    ignored = {*_IGNORED, *one.ignored}
     attrs = {n: _literal(v) for n, v in bound.items() if not _tensor_leaves(v) and n not in ignored and v is not None}
     if len(names) > len(set(names)):  # a list of tensors has one name
         names = []
     if len(names) > 1:
         attrs["arg_names"] = tuple(names)
-    return _normal(one, attrs, bound, first, outs)
+    return _normalize(one, attrs, bound, first, outs)
 
 
 def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     if fn == "to":
-        return _target(func, args, kwargs)
+        return _bind_cast(func, args, kwargs)
     if fn == "einsum":
         return {"equation": args[0], "operands": args[1:]}
     patches = fn == "unfold" and inspect.isfunction(func)  # not the method of this name
@@ -76,7 +76,7 @@ def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return {**bound, **kwargs}
 
 
-def _target(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind_cast(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     dtypes = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)]
     name = getattr(func, "__name__", "")
     if not dtypes and isinstance(getattr(torch, name, None), torch.dtype):
@@ -107,7 +107,7 @@ def _literal(value: Any) -> Attr:
     return type(value).__qualname__
 
 
-def _normal(
+def _normalize(
     one: Operator, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
     ndim = first.dim() if first is not None else (_tensor_leaves(bound.get("tensors")) or outs)[0].dim()
@@ -118,13 +118,13 @@ def _normal(
         return {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
     if one.described is Described.BY_NEW_DIM:
         return {"dim": _dim(bound.get("dim", 0), ndim + 1)}
-    _normal_dims(one, attrs, ndim)
+    _normalize_dims(one, attrs, ndim)
     if one.described is Described.BY_SCALAR:
         for name in ("other", "exponent", "arg1"):
             if name in attrs:
                 attrs["scalar"] = attrs.pop(name)
     if one.kind is Kind.CONVOLUTION:
-        _normal_convolution(one, attrs)
+        _normalize_convolution(one, attrs)
     if one.name == "as_strided" and first is not None:
         attrs["input_stride"] = tuple(first.stride())
     for name, value in one.defaults.items():
@@ -132,7 +132,7 @@ def _normal(
     return attrs
 
 
-def _normal_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
+def _normalize_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
     """Non-negative `dims` for reductions, `dim` for the rest."""
     if "axis" in attrs:
         attrs["dim"] = attrs.pop("axis")
@@ -145,7 +145,7 @@ def _normal_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
         attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
 
 
-def _normal_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
+def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
     """One number for each spatial dim."""
     num_spatial = int(one.name[-2])
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
@@ -174,7 +174,7 @@ def _permutation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
     items = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(_consumes(i) for i in items)
+    taken = sum(_dims_consumed(i) for i in items)
     found: list[Attr] = []
     dim = 0
     if not any(i is Ellipsis for i in items):
@@ -188,7 +188,7 @@ def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
             found.append(("none",))
         elif isinstance(item, torch.Tensor):
             found.append(("tensor", "mask") if item.dtype in (torch.bool, torch.uint8) else ("tensor",))
-            dim += _consumes(item)
+            dim += _dims_consumed(item)
         elif isinstance(item, slice):
             bounds = [int(i) if isinstance(i, torch.Tensor) else i for i in (item.start, item.stop, item.step)]
             found.append(("slice", *slice(*bounds).indices(source.shape[dim])))
@@ -198,11 +198,11 @@ def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
             dim += 1
         else:
             found.append(("other", _literal(item)))
-            dim += _consumes(item)
+            dim += _dims_consumed(item)
     return tuple(found)
 
 
-def _consumes(item: Any) -> int:
+def _dims_consumed(item: Any) -> int:
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):

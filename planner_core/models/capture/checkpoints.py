@@ -17,19 +17,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from planner_core.models.capture.recording import RECOMPUTED, Record, Recording, Replay, Scope
+from planner_core.models.capture.recording import CHECKPOINT, Record, Recording, Replay, Scope
 from planner_core.models.hooks.callsites import Frame
 
-NOWHERE = "~"
+NO_PATH = "~"
 """The path of a part, which owns no weights: no name begins with it, so all weights come from the caller."""
-MOST_SMALL = 7
+MAX_SMALL_MODULES = 7
 """Modules of one weight are blocks if there are more than this alike (`graph_builder`)."""
 
 
 @contextmanager
-def recomputed(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
+def checkpoint_scope(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
     """Inside, what is recorded goes to a scope of its own, with the names of the module call that it belongs to."""
-    scope = Scope(frame.scope, frame.path, RECOMPUTED, start=clock)
+    scope = Scope(frame.scope, frame.path, CHECKPOINT, start=clock)
     stack[-1].items.append(scope)
     stack.append(scope)
     try:
@@ -38,47 +38,47 @@ def recomputed(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
         stack.pop()
 
 
-def named_parts(recording: Recording) -> list[Scope]:
+def name_checkpoint_parts(recording: Recording) -> list[Scope]:
     """Every part that a checkpoint ran, with its calls renamed. Of nested ones the outermost."""
-    found = list(_parts(recording.root, recording.root))
+    found = list(_checkpoint_parts(recording.root, recording.root))
     if not found:
         return []
-    repeated = _repeated(recording)
+    repeated = _repeated_modules(recording)
     number: Counter[str] = Counter()
     named = []
     for part, owner in found:
-        if not part.items or any((node.kind, path) in repeated for path, node in _calls(part)):
+        if not part.items or any((node.kind, path) in repeated for path, node in _module_calls(part)):
             continue
-        scope = f"{owner.scope}.{RECOMPUTED}".removeprefix(".")
-        _rename(part, owner, _next(scope, "@", number), Counter())
+        scope = f"{owner.scope}.{CHECKPOINT}".removeprefix(".")
+        _rename_calls(part, owner, _next_name(scope, "@", number), Counter())
         named.append(part)
-    recording.written.clear()  # it holds names from before
+    recording.instantiated.clear()  # it holds names from before
     return named
 
 
-def _parts(node: Scope, owner: Scope) -> Iterator[tuple[Scope, Scope]]:
+def _checkpoint_parts(node: Scope, owner: Scope) -> Iterator[tuple[Scope, Scope]]:
     for item in node.items:
         if isinstance(item, Scope):
-            if item.kind == RECOMPUTED:
+            if item.kind == CHECKPOINT:
                 yield item, owner
             else:
-                yield from _parts(item, item)
+                yield from _checkpoint_parts(item, item)
 
 
-def _calls(node: Scope, moved: Callable[[str], str] = str) -> Iterator[tuple[str, Scope]]:
+def _module_calls(node: Scope, moved: Callable[[str], str] = str) -> Iterator[tuple[str, Scope]]:
     """Every module call under a node, with the path of its module; a call that was not traced as the one that it equals."""
     for item in node.items:
         if isinstance(item, Scope):
-            if item.kind != RECOMPUTED:
+            if item.kind != CHECKPOINT:
                 yield moved(item.path), item
-            yield from _calls(item, moved)
+            yield from _module_calls(item, moved)
         elif isinstance(item, Replay):
             here, cut = moved(item.path), len(item.template.path)
             yield here, item.template
-            yield from _calls(item.template, lambda path, here=here, cut=cut: here + path[cut:])  # type: ignore[misc]
+            yield from _module_calls(item.template, lambda path, here=here, cut=cut: here + path[cut:])  # type: ignore[misc]
 
 
-def _repeated(recording: Recording) -> set[tuple[str, str]]:
+def _repeated_modules(recording: Recording) -> set[tuple[str, str]]:
     """The modules, by class and path, of which there are several with weights of the same names and shapes."""
     weights: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, vid in recording.params.items():
@@ -86,37 +86,39 @@ def _repeated(recording: Recording) -> set[tuple[str, str]]:
         for depth in range(1, len(parts)) if len(shape) > 1 else ():
             weights.setdefault(".".join(parts[:depth]), []).append((".".join(parts[depth:]), shape))
     alike: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], set[tuple[str, str]]] = {}
-    for path, node in _calls(recording.root):
+    for path, node in _module_calls(recording.root):
         own = tuple(weights.get(path, ()))
         if len(own) > 1 or (own and len(node.items) > 1):
             alike.setdefault((node.kind, own), set()).add((node.kind, path))
-    return {m for (_, own), same in alike.items() if len(same) > (1 if len(own) > 1 else MOST_SMALL) for m in same}
+    return {
+        m for (_, own), same in alike.items() if len(same) > (1 if len(own) > 1 else MAX_SMALL_MODULES) for m in same
+    }
 
 
-def _rename(node: Scope, owner: Scope, name: str, counts: Counter[str]) -> None:
+def _rename_calls(node: Scope, owner: Scope, name: str, counts: Counter[str]) -> None:
     """Name the calls of a part as if it were a module of `owner`. A checkpoint inside belongs to it."""
     for item in node.items:
         if isinstance(item, Record):
-            item.site = _next(f"{name}/{item.fn}", ".", counts)
-        elif isinstance(item, Scope) and item.kind == RECOMPUTED:
-            _rename(item, owner, name, counts)
+            item.site = _next_name(f"{name}/{item.fn}", ".", counts)
+        elif isinstance(item, Scope) and item.kind == CHECKPOINT:
+            _rename_calls(item, owner, name, counts)
         else:
             local = item.path.removeprefix(f"{owner.path}." if owner.path else "")
-            _move(item, item.scope, _next(f"{name}.{local}", "@", counts))
-    node.scope, node.path = name, NOWHERE
+            _rename_scope(item, item.scope, _next_name(f"{name}.{local}", "@", counts))
+    node.scope, node.path = name, NO_PATH
 
 
-def _next(name: str, mark: str, counts: Counter[str]) -> str:
+def _next_name(name: str, mark: str, counts: Counter[str]) -> str:
     counts[name] += 1
     return f"{name}{mark}{counts[name] - 1}" if counts[name] > 1 else name
 
 
-def _move(node: Scope | Replay, old: str, new: str) -> None:
+def _rename_scope(node: Scope | Replay, old: str, new: str) -> None:
     """Rename a module call and all inside it."""
     if node.scope.startswith(old):
         node.scope = new + node.scope[len(old) :]
     for item in node.items if isinstance(node, Scope) else ():
         if not isinstance(item, Record):
-            _move(item, old, new)
+            _rename_scope(item, old, new)
         elif item.site.startswith(old):
             item.site = new + item.site[len(old) :]

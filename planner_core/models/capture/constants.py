@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-LIMIT = 1 << 23  # elements of the largest constant that is computed
-SHAPES = frozenset(
+MAX_COMPUTED_ELEMENTS = 1 << 23  # elements of the largest constant that is computed
+TAKES_SIZES = frozenset(
     {"view", "reshape", "expand", "repeat", "unflatten", "new_zeros", "new_ones", "new_empty", "new_full", "as_strided"}
 )
 META = torch.device("meta")
@@ -30,14 +30,14 @@ def run_constant(
             return operands[0]
         moved = stay_on_meta(to_meta(args))
         if func is torch.Tensor.__getitem__:
-            moved = with_picks(args, moved)
+            moved = with_picked_indices(args, moved)
         return func(*moved, **stay_on_meta(to_meta(kwargs)))
-    if _size_hint(operands) > LIMIT or (not operands and _on_meta(args, kwargs)):
+    if _size_hint(operands) > MAX_COMPUTED_ELEMENTS or (not operands and _on_meta(args, kwargs)):
         sized = func(*to_meta(args), **to_meta(kwargs))
         leaves = [sized] if isinstance(sized, torch.Tensor) else []
-        if any(t.numel() > LIMIT for t in leaves):
+        if any(t.numel() > MAX_COMPUTED_ELEMENTS for t in leaves):
             return sized
-    return func(*_swap(args, _is_meta, CPU), **_swap(kwargs, _is_meta, CPU))
+    return func(*_replace_device(args, _is_meta, CPU), **_replace_device(kwargs, _is_meta, CPU))
 
 
 def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -51,7 +51,7 @@ def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
     return (*args[:1], *(plain(a) for a in args[1:])), {k: plain(v) if args else v for k, v in kwargs.items()}
 
 
-def with_picks(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]:
+def with_picked_indices(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]:
     """`moved`, the arguments of `x[...]` on meta, with a known mask replaced by as many indices as it picks, for each of its dims."""
     index, kept = args[1], moved[1]
 
@@ -84,7 +84,7 @@ def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = la
 
 def stay_on_meta(tree: Any) -> Any:
     """The same arguments with the CPU as a target device replaced by meta: an unknown value cannot be fetched."""
-    return _swap(tree, _is_cpu, META)
+    return _replace_device(tree, _is_cpu, META)
 
 
 def _size_hint(operands: list[torch.Tensor]) -> int:
@@ -104,11 +104,11 @@ def _is_cpu(item: Any) -> bool:
     return (isinstance(item, torch.device) and item.type == "cpu") or (isinstance(item, str) and item == "cpu")
 
 
-def _swap(tree: Any, found: Callable[[Any], bool], device: torch.device) -> Any:
+def _replace_device(tree: Any, found: Callable[[Any], bool], device: torch.device) -> Any:
     if found(tree):
         return device
     if isinstance(tree, dict):
-        return {k: _swap(v, found, device) for k, v in tree.items()}
+        return {k: _replace_device(v, found, device) for k, v in tree.items()}
     if type(tree) in (tuple, list):
-        return type(tree)(_swap(v, found, device) for v in tree)
+        return type(tree)(_replace_device(v, found, device) for v in tree)
     return tree

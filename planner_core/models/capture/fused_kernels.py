@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from planner_core.core import NO_GRADIENT, Attr
 from planner_core.models.hooks import RECURRENT, tensors
-from planner_core.models.hooks.meta_kernels import tables_on_meta
+from planner_core.models.hooks.meta_kernels import constants_on_meta
 
 
 class FlashAttention(torch.autograd.Function):
@@ -45,7 +45,7 @@ class FlashAttention(torch.autograd.Function):
         return tuple(torch.empty_like(t) if needed else None for t, needed in wanted)
 
 
-def attention(
+def attend_on_meta(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -70,14 +70,14 @@ def attention(
     return out
 
 
-def kept_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
+def saved_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
     """What a kernel keeps for backward whatever it is called with: that of a recurrent layer keeps all weights, also where the
     decomposition on meta would not need one."""
     return [t for t in tensors(args) if t.requires_grad] if fn in RECURRENT else []
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
+class _OpaqueCall:
     """A call whose backward is Python code. `edges`: by which each operand takes its gradient."""
 
     node: Any
@@ -100,9 +100,9 @@ class OpaqueFunctions:
     """The model's own autograd functions. Each is one operator, which runs whole on every rank and is said; what is inside is its own."""
 
     def __init__(self) -> None:
-        self.calls: list[_Ran] = []
+        self.calls: list[_OpaqueCall] = []
 
-    def ran(
+    def note_call(
         self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], attrs: dict[str, Attr], *, own: bool
     ) -> None:
         """Note a call whose backward is Python code of the model, or of a custom operator. `attrs` are those of its record."""
@@ -110,14 +110,14 @@ class OpaqueFunctions:
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
             if node is not None and not getattr(node._forward_cls, "_shardscope", False):
                 edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in operands]
-                self.calls.append(_Ran(node, results, edges, attrs, own))
+                self.calls.append(_OpaqueCall(node, results, edges, attrs, own))
 
     def run_backward(self, model: nn.Module) -> str:
         """Run the backward of each call, last first, as a step does after its forward, and note which operands get no gradient. One that
         asks for values, which a gradient on meta has not, is taken to give one to all. Returns the name of a weight whose gradient one
         has set, which a plan would lose."""
         for call in reversed(self.calls):
-            with contextlib.suppress(Exception), torch.no_grad(), tables_on_meta():
+            with contextlib.suppress(Exception), torch.no_grad(), constants_on_meta():
                 if stopped := call.without_gradient(call.node.apply(*map(torch.zeros_like, call.results))):
                     call.attrs[NO_GRADIENT] = tuple(sorted(stopped))
         given = [(n, p) for n, p in model.named_parameters() if p.grad is not None] if self.calls else []

@@ -19,7 +19,7 @@ Weights = Callable[[torch.Tensor], Collection[Any]]
 """The weights on which a tensor depends."""
 
 
-def own_loss(out: Any, weights: Weights | None = None) -> torch.Tensor | None:
+def returned_loss(out: Any, weights: Weights | None = None) -> torch.Tensor | None:
     """The loss that a model's output holds: its `loss`; itself if it is a number; of several results the first if it is a number, or else
     the only number, if it depends on all weights on which others do (`weights`; those of autograd's graph): not a temperature."""
     return named_loss(out, weights)[1]
@@ -31,26 +31,26 @@ def named_loss(out: Any, weights: Weights | None = None) -> tuple[str, torch.Ten
     if named is None and isinstance(out, torch.Tensor):
         named = out
     if named is not None:
-        return OWN_LOSS, named if _number(named) else None
+        return OWN_LOSS, named if _is_scalar(named) else None
     several = list(out.values()) if isinstance(out, Mapping) else out if isinstance(out, (tuple, list)) else []
-    if len(several) and _number(several[0]) and not isinstance(out, Mapping):
+    if len(several) and _is_scalar(several[0]) and not isinstance(out, Mapping):
         return FIRST_LOSS, several[0]
-    return ONLY_LOSS, _only_number(several, weights or _weights)
+    return ONLY_LOSS, _only_number(several, weights or _leaf_nodes)
 
 
 def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | None:
-    numbers = [x for x in results if _number(x)]
+    numbers = [x for x in results if _is_scalar(x)]
     found = numbers[0] if len(numbers) == 1 else None
     if found is None or not torch.is_grad_enabled():
         return found
     if not found.requires_grad:
         return None
     needed = {*weights(found)}
-    others = (x for x in _outputs(results) if x is not found and x.requires_grad)
+    others = (x for x in _output_tensors(results) if x is not found and x.requires_grad)
     return found if all(needed.issuperset(weights(x)) for x in others) else None
 
 
-def _weights(tensor: torch.Tensor) -> set[Any]:
+def _leaf_nodes(tensor: torch.Tensor) -> set[Any]:
     """The leaves of autograd's graph."""
     seen: set[Any] = set()
     open_ = [tensor.grad_fn]
@@ -62,7 +62,7 @@ def _weights(tensor: torch.Tensor) -> set[Any]:
     return {node for node in seen if hasattr(node, "variable")}
 
 
-def _number(x: Any) -> bool:
+def _is_scalar(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point()
 
 
@@ -77,18 +77,18 @@ def standin_loss(
     Not of its square: that of a normalised output is 1, so the weights before a last norm would get gradients of rounding errors only,
     and a fault in their backward would not be seen.
     """
-    outputs = [t for t in {id(t): t for t in _outputs(out)}.values() if tracked(t) and t.is_floating_point()]
+    outputs = [t for t in {id(t): t for t in _output_tensors(out)}.values() if tracked(t) and t.is_floating_point()]
     terms = [t.float().pow(4).mean() for t in [t for t in outputs if trained(t)] or outputs[:1]]
     if not terms:
         raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
     return functools.reduce(torch.add, terms)
 
 
-def _outputs(out: Any) -> list[torch.Tensor]:
+def _output_tensors(out: Any) -> list[torch.Tensor]:
     if isinstance(out, torch.Tensor):
         return [out]
     if isinstance(out, Mapping):
-        return [t for v in out.values() for t in _outputs(v)]
+        return [t for v in out.values() for t in _output_tensors(v)]
     if isinstance(out, (tuple, list)):
-        return [t for v in out for t in _outputs(v)]
-    return [t for v in vars(out).values() for t in _outputs(v)] if hasattr(out, "__dict__") else []
+        return [t for v in out for t in _output_tensors(v)]
+    return [t for v in vars(out).values() for t in _output_tensors(v)] if hasattr(out, "__dict__") else []

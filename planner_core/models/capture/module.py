@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
-from planner_core.models.capture.build.gradients import reached
-from planner_core.models.capture.build.graph_builder import Builder
-from planner_core.models.capture.checks.policy import checked
+from planner_core.models.capture.build.gradients import keep_reached_gradients
+from planner_core.models.capture.build.graph_builder import GraphBuilder
+from planner_core.models.capture.checks.policy import run_checked
 from planner_core.models.capture.checks.refusals import check_buffers, check_module
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
-from planner_core.models.capture.recording import Recording, recomputed_in, uncollected
-from planner_core.models.hooks.callsites import buffer_bytes, buffers_of, parts_of, weights_of
-from planner_core.models.hooks.forms import makes_cache
+from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
+from planner_core.models.hooks.callsites import buffer_bytes, list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.forms import makes_kv_cache
 
 
-@uncollected()
+@paused_garbage_collection()
 def capture_module(
     module: nn.Module,
     inputs: Mapping[str, Any],
@@ -50,15 +50,17 @@ def capture_module(
     """
     check_module(module)
     to_meta(module)
-    if "use_cache" not in inputs and makes_cache(module, module.forward):
+    if "use_cache" not in inputs and makes_kv_cache(module, module.forward):
         inputs = {**inputs, "use_cache": False}
-    trained = {n for n, p in weights_of(module) if p.requires_grad}
-    run = partial(_forward_pass, module, inputs, args, flat, replay, originals or {})
-    found, kept = checked(module, run, library=library)
+    trained = {n for n, p in list_parameters(module) if p.requires_grad}
+    run = partial(_record_forward, module, inputs, args, flat, replay, originals or {})
+    found, kept = run_checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
-    graph = reached(with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {}))))
+    graph = keep_reached_gradients(
+        with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {})))
+    )
     check(graph)
-    told = (*notes, *found.told, *_kept(kept), *idle_parameters(graph, trained))
+    told = (*notes, *found.told, *_kept_tensor_notes(kept), *idle_parameter_notes(graph, trained))
     return replace(graph, assumptions=told, buffer_bytes=buffer_bytes(module))
 
 
@@ -72,7 +74,7 @@ class _Pass:
     told: tuple[str, ...]
     drew_outside: bool
     transcript: tuple[Any, ...]
-    computed: Callable[[torch.Tensor], bool]
+    is_computed: Callable[[torch.Tensor], bool]
 
     @property
     def operations(self) -> list[Any]:
@@ -88,16 +90,16 @@ class _Pass:
         ]
 
 
-def _forward_pass(
+def _record_forward(
     module: nn.Module,
     inputs: Mapping[str, Any],
     args: tuple[Any, ...],
     flat: bool,
     replay: bool,
     originals: Mapping[int, str],
-    left: Mapping[int, str],
+    leftovers: Mapping[int, str],
 ) -> _Pass:
-    recorder = Recorder(module, replay=replay and not flat, originals=originals, left=left)
+    recorder = Recorder(module, replay=replay and not flat, originals=originals, leftovers=leftovers)
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:
@@ -109,46 +111,48 @@ def _forward_pass(
         loss = STANDIN_LOSS
         return standin_loss(out, lambda t: id(t) in recorder.tracked)
 
-    buffers = dict(buffers_of(module))
+    buffers = dict(list_buffers(module))
     final = recorder.run(dict(inputs), finish, args)
     check_buffers(module, buffers, recorder.tracked)
     if id(final) not in recorder.tracked:
         raise CaptureError(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
-    top, blocks = Builder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
+    top, blocks = GraphBuilder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
     told = (
-        *_opened(recorder.scopes.wrappers, recorder.recording, (top, *blocks.values())),
-        *_finite(recorder.taken_finite),
-        *_picked(recorder.sizes.picked),
+        *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
+        *_finite_notes(recorder.finite_questions),
+        *_mask_notes(recorder.sizes.picked_by_line),
     )
 
-    def computed(tensor: torch.Tensor) -> bool:
-        return id(tensor) in recorder.tracked or recorder.inputs.say(tensor)
+    def is_computed(tensor: torch.Tensor) -> bool:
+        return id(tensor) in recorder.tracked or recorder.inputs.include(tensor)
 
-    return _Pass(top, blocks, loss, told, recorder.drew_outside, tuple(recorder.transcript), computed)
+    return _Pass(top, blocks, loss, told, recorder.drew_outside, tuple(recorder.transcript), is_computed)
 
 
-def _opened(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
+def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
     """What the model's own checkpoints are in a plan: parts that are computed again as the code says, or plain calls."""
     if not wrappers:
         return ()
     names = " and ".join(sorted(wrappers))
-    every = recomputed_in(recording.root)
-    parts = recording.parts if any(block.recomputed for block in blocks) else []
-    told = [f"the model's own {names} is run as its code says, in {_many(len(parts))}"] if parts else []
-    if every > sum(map(recomputed_in, parts)):
+    every = count_checkpoints(recording.root)
+    parts = recording.checkpoint_parts if any(block.recomputed for block in blocks) else []
+    told = (
+        [f"the model's own {names} is run as its code says, in {_count_recomputed_parts(len(parts))}"] if parts else []
+    )
+    if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
         told.append(f"the model's own {names}{where} is run as a plain call: --recompute says what is computed again")
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
     return ("; ".join(told) + "; running statistics in it count a step once, where torch counts it twice" * norms,)
 
 
-def _many(parts: int) -> str:
+def _count_recomputed_parts(parts: int) -> str:
     return "1 part that backward computes again" if parts == 1 else f"{parts} parts that backward computes again"
 
 
-def _finite(lines: Sequence[str]) -> tuple[str, ...]:
+def _finite_notes(lines: Sequence[str]) -> tuple[str, ...]:
     if not lines:
         return ()
     return (
@@ -156,13 +160,13 @@ def _finite(lines: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _kept(name: str) -> tuple[str, ...]:
+def _kept_tensor_notes(name: str) -> tuple[str, ...]:
     return (
         (f"forward keeps a computed tensor in {name}: under a plan it is not there; return it instead",) if name else ()
     )
 
 
-def _picked(lines: Mapping[str, str]) -> tuple[str, ...]:
+def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
     """A sentence for each number of elements that masks of the inputs pick, with the first line that does."""
     first: dict[str, str] = {}
     for line, number in lines.items():
@@ -176,7 +180,7 @@ def _picked(lines: Mapping[str, str]) -> tuple[str, ...]:
 def to_meta(module: nn.Module) -> None:
     """Move parameters and buffers to meta in place; what was one tensor stays one (`module.to` would part tied weights)."""
     moved: dict[int, torch.Tensor] = {}
-    for _, part in parts_of(module):
+    for _, part in list_modules(module):
         tables: tuple[Any, ...] = (part._parameters, part._buffers)
         for table in tables:
             for name, tensor in table.items():
@@ -190,7 +194,7 @@ def to_meta(module: nn.Module) -> None:
                 table[name] = moved[id(tensor)]
 
 
-def idle_parameters(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
+def idle_parameter_notes(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
     """Notes about the weights among `trained` that this step does not train: no op uses them (the vision part of a model that gets
     text), or the loss does not depend on them."""
     unused: dict[str, TensorMeta] = {}
@@ -202,12 +206,12 @@ def idle_parameters(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
             if v.kind == "parameter" and not v.grad and i not in block.inputs and name in trained:
                 (unreached if i in used else unused)[name] = v.meta
     return (
-        *_told(unused, "are not used by this training step"),
-        *_told(unreached, "are used, but the loss does not depend on them: they are not trained"),
+        *_idle_note(unused, "are not used by this training step"),
+        *_idle_note(unreached, "are used, but the loss does not depend on them: they are not trained"),
     )
 
 
-def _told(idle: Mapping[str, TensorMeta], what: str) -> tuple[str, ...]:
+def _idle_note(idle: Mapping[str, TensorMeta], what: str) -> tuple[str, ...]:
     if not idle:
         return ()
     size = sum(math.prod(meta.shape) for meta in idle.values())

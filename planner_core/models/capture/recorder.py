@@ -17,33 +17,39 @@ from torch.overrides import TorchFunctionMode
 
 from planner_core.core import Attr, PlannerError, TensorMeta, Value
 from planner_core.models.capture.attributes import describe
-from planner_core.models.capture.checkpoints import named_parts, recomputed
+from planner_core.models.capture.checkpoints import checkpoint_scope, name_checkpoint_parts
 from planner_core.models.capture.checks import refusals
-from planner_core.models.capture.checks.explain import Running, explain
+from planner_core.models.capture.checks.explain import CurrentCall, explain_error
 from planner_core.models.capture.checks.input_sizes import InputSizes
-from planner_core.models.capture.checks.writes import KEPT, RunningStatistics, Undo, Writes, memory
+from planner_core.models.capture.checks.writes import (
+    OUTLIVES_STEP,
+    InplaceWrites,
+    RunningStatistics,
+    WriteUndo,
+    storage_id,
+)
 from planner_core.models.capture.constants import (
-    LIMIT,
-    SHAPES,
+    MAX_COMPUTED_ELEMENTS,
+    TAKES_SIZES,
     run_constant,
     stay_on_meta,
     to_meta,
-    with_picks,
+    with_picked_indices,
     with_sizes,
 )
-from planner_core.models.capture.fused_kernels import OpaqueFunctions, attention, kept_by_kernel
+from planner_core.models.capture.fused_kernels import OpaqueFunctions, attend_on_meta, saved_by_kernel
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
 from planner_core.models.capture.replay import Replayer
-from planner_core.models.hooks import TakenFinite, as_others, meta_kernels, plain_form  # noqa: F401 - registers
+from planner_core.models.hooks import AssumeFinite, meta_kernels, normalize_call, rewrite_call  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
-from planner_core.models.hooks.callsites import buffers_of, weights_of
-from planner_core.models.hooks.input_values import InputValues, spelled
+from planner_core.models.hooks.callsites import list_buffers, list_parameters
+from planner_core.models.hooks.input_values import InputValues, describe_arguments
 
 
 class Recorder(TorchFunctionMode):
     """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `originals`: the names of tensors of
-    which `model` has copies, by storage. `left`: those of tensors that an earlier pass has left."""
+    which `model` has copies, by storage. `leftovers`: those of tensors that an earlier pass has left."""
 
     def __init__(
         self,
@@ -51,96 +57,100 @@ class Recorder(TorchFunctionMode):
         *,
         replay: bool = True,
         originals: Mapping[int, str] | None = None,
-        left: Mapping[int, str] | None = None,
+        leftovers: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__()
-        self.originals, self.left = originals or {}, left or {}
+        self.originals, self.leftovers = originals or {}, leftovers or {}
         self.inputs = InputValues()
-        self.sizes = InputSizes(self.inputs, self._anew)
+        self.sizes = InputSizes(self.inputs, self._redispatch)
         self.transcript: list[Any] = []  # calls and their literal arguments, to compare one pass with another
-        self.used: set[int] = set()  # memory of constants that operators have read
+        self.read_constants: set[int] = set()  # memory of constants that operators have read
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
-        self.keep: list[torch.Tensor] = []
-        self.stores: list[torch.UntypedStorage] = []
+        self.keep_alive: list[torch.Tensor] = []
+        self.storages: list[torch.UntypedStorage] = []
         self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
-        self.roots: dict[int, int] = {}  # storage -> first value in it
-        self.born: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # id(tensor) of a constant -> when it was made
-        self.drawn: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # id of a random constant -> what drew it
+        self.first_in_storage: dict[int, int] = {}  # storage -> first value in it
+        self.constant_births: dict[
+            int, tuple[weakref.ref[torch.Tensor], int]
+        ] = {}  # id(tensor) of a constant -> when it was made
+        self.random_constants: dict[
+            int, tuple[weakref.ref[torch.Tensor], str]
+        ] = {}  # id of a random constant -> what drew it
         self.drew_outside, self.clock = False, 0
         self.scope_stack: list[Scope] = []
-        self.packed: list[torch.Tensor] = []
-        self.writes, self.undo, self.statistics = Writes(), Undo(), RunningStatistics()
-        self.made: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
-        self.given: set[int] = set()  # values that are inputs of the model
-        self.unknown = 0  # elements of the largest constant that was too large to be computed
-        self.taken_finite: list[str] = []  # where the model asks whether computed numbers are finite
-        self.finite = TakenFinite(
+        self.packed_tensors: list[torch.Tensor] = []
+        self.writes, self.undo, self.statistics = InplaceWrites(), WriteUndo(), RunningStatistics()
+        self.computed_at: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
+        self.input_values: set[int] = set()  # values that are inputs of the model
+        self.largest_unknown = 0  # elements of the largest constant that was too large to be computed
+        self.finite_questions: list[str] = []  # where the model asks whether computed numbers are finite
+        self.assume_finite = AssumeFinite(
             lambda t: id(t) in self.tracked,
-            self._anew,
-            lambda: self.taken_finite.append(refusals.line()),
+            self._redispatch,
+            lambda: self.finite_questions.append(refusals.model_line()),
         )
         self.model = model
         self.replayer = Replayer(self, model) if replay else None
         self.scopes = sites.Scopes(
-            model, self._call, lambda: recomputed(self.scopes.frame, self.scope_stack, self.clock)
+            model, self._call_module, lambda: checkpoint_scope(self.scopes.frame, self.scope_stack, self.clock)
         )
-        self.scopes.refused = lambda *told: refusals.refuse(self.scopes.frame.scope, *told)
-        self.opaque, self.running = OpaqueFunctions(), Running()
-        self._number(model)
+        self.scopes.make_refusal = lambda *told: refusals.refusal(self.scopes.frame.scope, *told)
+        self.opaque_functions, self.current = OpaqueFunctions(), CurrentCall()
+        self._number_parameters(model)
 
-    def _number(self, model: nn.Module) -> None:
-        for name, param in weights_of(model):
-            self.recording.params[name] = self._new(param, "parameter", name)
+    def _number_parameters(self, model: nn.Module) -> None:
+        for name, param in list_parameters(model):
+            self.recording.params[name] = self._add_value(param, "parameter", name)
             self.tracked.add(id(param))
-        for name, buffer in buffers_of(model):
+        for name, buffer in list_buffers(model):
             if id(buffer) not in self.ids and buffer.layout == torch.strided:  # any other is refused where it is used
-                self.recording.buffers[BUFFER + name] = self._new(buffer, "constant", BUFFER + name)
+                self.recording.buffers[BUFFER + name] = self._add_value(buffer, "constant", BUFFER + name)
         aliases = model.named_parameters(remove_duplicate=False)
         self.recording.params.update({n: self.ids[id(p)] for n, p in aliases if n not in self.recording.params})
         self.buffers = frozenset(self.recording.buffers.values())
 
     # --- values ---------------------------------------------------------------------------------------
 
-    def _new(self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1) -> int:
+    def _add_value(self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1) -> int:
         key = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        root = self.roots.get(key, -1)
+        root = self.first_in_storage.get(key, -1)
         if root < 0 and tensor.layout == torch.strided:
             # a module that converts its weights frees the old ones, and their addresses may be used again
-            self.stores.append(tensor.untyped_storage())
+            self.storages.append(tensor.untyped_storage())
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
-        self.roots.setdefault(key, vid)
+        self.first_in_storage.setdefault(key, vid)
         self.ids[id(tensor)] = vid
-        self.keep.append(tensor)
+        self.keep_alive.append(tensor)
         return vid
 
-    def use(self, tensor: torch.Tensor) -> int:
+    def value_of(self, tensor: torch.Tensor) -> int:
         """The value of an operand; a constant gets its number when it is first used."""
         vid = self.ids.get(id(tensor))
-        return vid if vid is not None else self._new(tensor, "constant", birth=self.birth(tensor))
+        return vid if vid is not None else self._add_value(tensor, "constant", birth=self.birth_of(tensor))
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:
         """Whether it is a whole buffer of the model, perhaps with other values by now, and not a view of one."""
         number = self.ids.get(id(tensor), -1)
         return number >= 0 and self.recording.values[number].name.startswith(BUFFER)
 
-    def birth(self, tensor: torch.Tensor) -> int:
+    def birth_of(self, tensor: torch.Tensor) -> int:
         """The time at which a constant was made; -1 if not in this run. An id may belong to another tensor by now: that is checked."""
-        made, when = self.born.get(id(tensor), (None, -1))
+        made, when = self.constant_births.get(id(tensor), (None, -1))
         return when if made is not None and made() is tensor else -1
 
-    def drawn_by(self, tensor: torch.Tensor) -> str | None:
+    def random_source(self, tensor: torch.Tensor) -> str | None:
         """The function that drew a random constant, "" for one that was computed from such; None for any other tensor."""
-        made, fn = self.drawn.get(id(tensor), (None, ""))
+        made, fn = self.random_constants.get(id(tensor), (None, ""))
         return fn if made is not None and made() is tensor else None
 
-    def produce(self, tensor: torch.Tensor) -> int:
+    def add_activation(self, tensor: torch.Tensor) -> int:
         """A new value made from tracked tensors."""
         self.tracked.add(id(tensor))
         self.clock += 1
-        self.made[id(tensor)] = self.clock
-        return self._new(tensor, "activation")
+        self.computed_at[id(tensor)] = self.clock
+        return self._add_value(tensor, "activation")
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -148,50 +158,55 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (answer := self.finite.answer(func, args, kwargs)) is not NotImplemented:
+        if (answer := self.assume_finite.answer_call(func, args, kwargs)) is not NotImplemented:
             return answer
-        args, kwargs = self.finite.made(args, kwargs)
-        others = as_others(
-            lambda f, *given: self.__torch_function__(f, types, *given), func, args, kwargs, self._known, self._is_held
+        args, kwargs = self.assume_finite.resolve_arguments(args, kwargs)
+        others = rewrite_call(
+            lambda f, *given: self.__torch_function__(f, types, *given),
+            func,
+            args,
+            kwargs,
+            self._has_known_values,
+            self._is_stored,
         )
         if others is not NotImplemented:
             return others
-        func, args, kwargs = plain_form(func, args, kwargs)
+        func, args, kwargs = normalize_call(func, args, kwargs)
         operands = sites.tensors((args, kwargs))
-        fn = sites.canonical(func, kwargs)
+        fn = sites.canonical_name(func, kwargs)
         tracked = any(id(t) in self.tracked for t in operands)
         if fn is None:
             refusals.check_setting(self.scopes.frame.scope, func, args, kwargs)
-            refusals.check_arrays(self.scopes.frame.scope, func, any(map(self.inputs.say, operands)))
+            refusals.check_arrays(self.scopes.frame.scope, func, any(map(self.inputs.include, operands)))
         if fn is None and not tracked:
             self._check_chance(func, fn, args, operands)
             return func(*args, **kwargs)
-        for whole, index, part in sites.parts_to_put_back(fn or "", args, operands):
+        for whole, index, part in sites.pop_written_views(fn or "", args, operands):
             self.__torch_function__(torch.Tensor.__setitem__, types, (whole, index, part))
-        self._check(func, fn, args, operands, tracked)
+        self._check_call(func, fn, args, operands, tracked)
         if fn is None:
             return func(*args, **kwargs)
         refusals.check_arguments(self.scopes.frame.scope, fn, args, kwargs)
-        if (made := self.sizes.checked(self.scopes.frame.scope, fn, args, kwargs)) is not NotImplemented:
+        if (made := self.sizes.check_call(self.scopes.frame.scope, fn, args, kwargs)) is not NotImplemented:
             return made
-        self.transcript.append((fn, spelled(args), spelled(kwargs)))
-        run = self._record if tracked else self._constant
+        self.transcript.append((fn, describe_arguments(args), describe_arguments(kwargs)))
+        run = self._record_call if tracked else self._run_constant
         return run(fn, func, args, kwargs, operands)
 
-    def _anew(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _redispatch(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call that takes the place of one of the model's code."""
         return self.__torch_function__(func, (), args, kwargs)
 
-    def _known(self, tensor: torch.Tensor) -> bool:
+    def _has_known_values(self, tensor: torch.Tensor) -> bool:
         """Whether it has values, and no input says them."""
-        return not tensor.is_meta and id(tensor) not in self.tracked and not self.inputs.say(tensor)
+        return not tensor.is_meta and id(tensor) not in self.tracked and not self.inputs.include(tensor)
 
-    def _is_held(self, tensor: torch.Tensor) -> bool:
+    def _is_stored(self, tensor: torch.Tensor) -> bool:
         """Whether it is a constant, perhaps with other values by now, and not a weight or a computed tensor."""
         number = self.ids.get(id(tensor), -1)
-        return number < 0 or self.recording.values[self.recording.memory(number)].kind == "constant"
+        return number < 0 or self.recording.values[self.recording.storage_root(number)].kind == "constant"
 
-    def _check(
+    def _check_call(
         self,
         func: Callable[..., Any],
         fn: str | None,
@@ -202,9 +217,9 @@ class Recorder(TorchFunctionMode):
         """Refuse a call that would be missing from the graph, or wrong in it."""
         scope = self.scopes.frame.scope
         for tensor in operands:
-            if id(tensor) not in self.ids and self.birth(tensor) < 0:
-                refusals.check_origin(scope, tensor, self.originals, self.left)
-            self.writes.check(scope, fn or "", args, tensor, self.made.get(id(tensor), self.birth(tensor)))
+            if id(tensor) not in self.ids and self.birth_of(tensor) < 0:
+                refusals.check_origin(scope, tensor, self.originals, self.leftovers)
+            self.writes.check(scope, fn or "", args, tensor, self.computed_at.get(id(tensor), self.birth_of(tensor)))
         held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
         self.statistics.check(scope, fn or "", args, held)
         self._check_chance(func, fn, args, operands)
@@ -216,94 +231,98 @@ class Recorder(TorchFunctionMode):
     def _check_chance(
         self, func: Callable[..., Any], fn: str | None, args: tuple[Any, ...], operands: list[torch.Tensor]
     ) -> None:
-        if self.drawn:
+        if self.random_constants:
             refusals.check_chance(
-                self.scopes.frame.scope, func, fn, args, [t for t in operands if self.drawn_by(t) is not None]
+                self.scopes.frame.scope, func, fn, args, [t for t in operands if self.random_source(t) is not None]
             )
 
-    def _constant(
+    def _run_constant(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         if sites.is_inplace(fn) and operands:
-            refusals.check_used(
-                self.scopes.frame.scope, fn, memory(operands[0]) in self.used and not self.is_buffer(operands[0])
+            refusals.check_constant_write(
+                self.scopes.frame.scope,
+                fn,
+                storage_id(operands[0]) in self.read_constants and not self.is_buffer(operands[0]),
             )
-            self.undo.before_write(operands[0])
+            self.undo.save(operands[0])
             if self.replayer:
-                self.replayer.wrote(operands[0], self.birth(operands[0]))
-        drew = chances.draws(fn)
-        origins = [by for t in operands if (by := self.drawn_by(t)) is not None]
-        chance = drew or (bool(origins) and not ("rand" in origins and refusals.never_or_always(fn, args)))
+                self.replayer.note_write(operands[0], self.birth_of(operands[0]))
+        drew = chances.draws_random_numbers(fn)
+        origins = [by for t in operands if (by := self.random_source(t)) is not None]
+        chance = drew or (bool(origins) and not ("rand" in origins and refusals.has_one_answer(fn, args)))
         out = run_constant(func, args, kwargs, operands)
-        if any(self.inputs.say(t) for t in operands):
-            self.inputs.follow(sites.tensors(out))
-        self.undo.made(sites.tensors(out), operands)
+        if any(self.inputs.include(t) for t in operands):
+            self.inputs.add(sites.tensors(out))
+        self.undo.note_results(sites.tensors(out), operands)
         for made in sites.tensors(out):
             if chance:
-                self.drawn[id(made)] = weakref.ref(made), fn if drew else ""
-            if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > LIMIT:
-                self.unknown = max(self.unknown, made.numel())
+                self.random_constants[id(made)] = weakref.ref(made), fn if drew else ""
+            if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > MAX_COMPUTED_ELEMENTS:
+                self.largest_unknown = max(self.largest_unknown, made.numel())
             if not any(made is t for t in operands):
                 self.clock += 1
-                self.born[id(made)] = (weakref.ref(made), self.clock)
+                self.constant_births[id(made)] = (weakref.ref(made), self.clock)
         return out
 
-    def _record(
+    def _record_call(
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         refusals.check_lookup(self.scopes.frame.scope, fn, args, kwargs)
-        inputs, self.packed = tuple(self.use(t) for t in operands), []
-        self.used.update(memory(t) for t in operands if id(t) not in self.tracked)
-        if fn in SHAPES and len(operands) > 1:
+        inputs, self.packed_tensors = tuple(self.value_of(t) for t in operands), []
+        self.read_constants.update(storage_id(t) for t in operands if id(t) not in self.tracked)
+        if fn in TAKES_SIZES and len(operands) > 1:
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
         if fn in chances.DROPOUTS and "p" in kwargs:
             kwargs = {**kwargs, "p": 0.0}
         written = sites.is_inplace(fn)
-        if written and not args[0].is_meta and self.writes.twin(args[0]) is None:
-            self.writes.made_twin(args[0])
+        if written and not args[0].is_meta and self.writes.meta_form(args[0]) is None:
+            self.writes.add_meta_form(args[0])
         moved, moved_kw = self._on_meta(args, kwargs, operands)
         as_given = moved
         if fn == "getitem":
-            moved = with_picks(args, moved)
+            moved = with_picked_indices(args, moved)
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
-        out = self._ran(fn, func, moved, moved_kw)
-        packed, self.packed = [*self.packed, *kept_by_kernel(fn, moved)], []
+        out = self._run_on_meta(fn, func, moved, moved_kw)
+        packed, self.packed_tensors = [*self.packed_tensors, *saved_by_kernel(fn, moved)], []
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # a value of its own
         results = self._results(fn, moved, out)
         if not results:
             return out
         attrs = describe(fn, func, as_given, moved_kw, results)
-        self.opaque.ran(sites.tensors((moved, moved_kw)), results, attrs, own=hasattr(func, sites.OWN))
+        self.opaque_functions.note_call(
+            sites.tensors((moved, moved_kw)), results, attrs, own=hasattr(func, sites.OPAQUE_CALL)
+        )
         if written:
-            attrs.update(self._version(args[0], results[0], inputs[0]))
-        outputs = tuple(self.produce(t) for t in results)
+            attrs.update(self._new_version_attrs(args[0], results[0], inputs[0]))
+        outputs = tuple(self.add_activation(t) for t in results)
         if written:
-            self._rename(args[0], outputs[0])
-        saved, extra = self.recording.saved(packed, self.roots, (*inputs, *outputs))
+            self._rebind(args[0], outputs[0])
+        saved, extra = self.recording.match_saved(packed, self.first_in_storage, (*inputs, *outputs))
         frame = self.scopes.frame
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
         self.scope_stack[-1].items.append(record)
-        sites.took_part(fn, args, out)
+        sites.note_view(fn, args, out)
         return args[0] if written and not args[0].is_meta else out
 
-    def _ran(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run_on_meta(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of a call on meta."""
-        self.running.fn, self.running.args, self.running.part = fn, args, None
-        if not hasattr(func, sites.OWN):
-            return (attention if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
+        self.current.fn, self.current.args, self.current.part = fn, args, None
+        if not hasattr(func, sites.OPAQUE_CALL):
+            return (attend_on_meta if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
         given = [(t, t._version) for t in sites.tensors((args, kwargs))]
         out = func(*args, **kwargs)
-        for scratch in self.writes.scratch(self.scopes.frame.scope, fn, given, sites.tensors(out)):
+        for scratch in self.writes.scratch_arguments(self.scopes.frame.scope, fn, given, sites.tensors(out)):
             self.clock += 1
-            self.writes.wrote(scratch, self.clock)
+            self.writes.note_write(scratch, self.clock)
         return out
 
     def _results(self, fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
         """The tensors that a call made. A cast without effect made none, but has one in another dtype, so it counts in the names."""
-        made = sites.outputs(fn, args, out)
+        made = sites.recorded_results(fn, args, out)
         if not made and fn == "to":
             self.scopes.site(fn)
         return made
@@ -312,51 +331,57 @@ class Recorder(TorchFunctionMode):
         """The arguments, with every constant that has values replaced by its form on meta."""
         if all(t.is_meta for t in operands):
             return args, kwargs
-        moved, moved_kw = to_meta(args, self.writes.twin), to_meta(kwargs, self.writes.twin)
+        moved, moved_kw = to_meta(args, self.writes.meta_form), to_meta(kwargs, self.writes.meta_form)
         for old, new in zip(operands, sites.tensors((moved, moved_kw)), strict=True):
             if new is not old:
-                self.roots[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
-                self.keep.append(new)
+                self.first_in_storage[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
+                self.keep_alive.append(new)
         return moved, moved_kw
 
-    def _version(self, target: torch.Tensor, written: torch.Tensor, vid: int) -> dict[str, Attr]:
+    def _new_version_attrs(self, target: torch.Tensor, written: torch.Tensor, vid: int) -> dict[str, Attr]:
         """Check a write in place of the value `vid`; the attributes that it needs."""
         scope, values = self.scopes.frame.scope, self.recording.values
-        root = self.recording.memory(vid)
-        outlives = values[root].kind == "constant" and self.recording.births[root] < 0
+        root = self.recording.storage_root(vid)
+        outlives = values[root].kind == "constant" and self.recording.birth_times[root] < 0
         refusals.check_target(
-            scope, values[root], outlives and not values[root].name.startswith(BUFFER), root in self.given
+            scope, values[root], outlives and not values[root].name.startswith(BUFFER), root in self.input_values
         )
         if self.replayer:
-            self.replayer.wrote(target, vid if values[vid].kind == "activation" else -1, computed=True)
+            self.replayer.note_write(target, vid if values[vid].kind == "activation" else -1, computed=True)
         if not outlives:
             return {}
         if written.requires_grad:
-            raise refusals.attached(scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target)
-        return {KEPT: True}
+            raise refusals.gradient_write_refusal(
+                scope, self.scopes.root, values[root].name.removeprefix(BUFFER), target
+            )
+        return {OUTLIVES_STEP: True}
 
-    def _rename(self, target: torch.Tensor, version: int) -> None:
+    def _rebind(self, target: torch.Tensor, version: int) -> None:
         """From now on, `target` means its new version."""
         self.clock += 1
         self.ids[id(target)] = version
         self.tracked.add(id(target))
-        self.keep.append(target)
-        self.made[id(target)] = self.clock
-        self.writes.wrote(target, self.clock)
-        sites.wrote_part(target)
+        self.keep_alive.append(target)
+        self.computed_at[id(target)] = self.clock
+        self.writes.note_write(target, self.clock)
+        sites.note_write(target)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.packed.append(tensor)
+    def _note_packed(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.packed_tensors.append(tensor)
         return tensor
 
     # --- modules ------------------------------------------------------------------------------------
 
-    def _call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_module(
+        self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self.replayer is None:
-            return self.trace(frame, call, args, kwargs)
-        return self.replayer.call(frame, call, args, kwargs)
+            return self.trace_module(frame, call, args, kwargs)
+        return self.replayer.call_module(frame, call, args, kwargs)
 
-    def trace(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def trace_module(
+        self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run one module call, recording it as a scope of its own."""
         if not self.scope_stack or frame.module is None:
             scope = self.recording.root
@@ -367,7 +392,7 @@ class Recorder(TorchFunctionMode):
         try:
             return call(*args, **kwargs)
         except Exception:
-            self.running.part = frame.scope if self.running.part is None else self.running.part
+            self.current.part = frame.scope if self.current.part is None else self.current.part
             raise
         finally:
             self.scope_stack.pop()
@@ -375,35 +400,37 @@ class Recorder(TorchFunctionMode):
     def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
         """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
         own = weakref.proxy(self)  # autograd keeps the hooks, and would keep all that is recorded
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: own._pack(t), lambda t: t)
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: own._note_packed(t), lambda t: t)
         for name, tree in (*inputs.items(), *(("", a) for a in args)):
-            self.inputs.follow(sites.tensors(tree))
+            self.inputs.add(sites.tensors(tree))
             for tensor in sites.tensors(tree):
                 if id(tensor) not in self.ids:
-                    self.given.add(self._new(tensor, "constant", name))
-        guards = self.replayer.watching() if self.replayer else None
+                    self.input_values.add(self._add_value(tensor, "constant", name))
+        guards = self.replayer.watch_attributes() if self.replayer else None
         before = chances.host_state()
         try:
             with self.scopes, refusals.without_autocast(lambda: self.scopes.frame.scope), hooks, torch.enable_grad():
                 with self, guards or contextlib.nullcontext():
                     out = self.model(*args, **inputs)
                     if after is not None:
-                        out = self._after(after, out)
+                        out = self._run_after(after, out)
                 self.drew_outside = chances.host_state() != before
-                if name := self.opaque.run_backward(self.scopes.root):
+                if name := self.opaque_functions.run_backward(self.scopes.root):
                     line = f"sets the gradient of {name} in the backward of an autograd function"
-                    raise refusals.refuse("", line, "return the gradient")
-                self.recording.parts = named_parts(self.recording)
+                    raise refusals.refusal("", line, "return the gradient")
+                self.recording.checkpoint_parts = name_checkpoint_parts(self.recording)
                 return out
         except PlannerError:
             raise
         except Exception as error:
-            told = explain(error, type(self.model).__name__, self.running, self.unknown, copied=bool(self.originals))
+            told = explain_error(
+                error, type(self.model).__name__, self.current, self.largest_unknown, copied=bool(self.originals)
+            )
             raise told from error
         finally:
-            self.undo.put_back()
+            self.undo.restore()
 
-    def _after(self, after: Callable[[Any], Any], out: Any) -> Any:
+    def _run_after(self, after: Callable[[Any], Any], out: Any) -> Any:
         self.scope_stack.append(self.recording.root)
         with self.scopes.named("loss"):
             result = after(out)

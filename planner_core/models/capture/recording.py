@@ -14,12 +14,12 @@ from planner_core.core import Attr, TensorMeta, Value
 
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
-RECOMPUTED = "checkpoint"
+CHECKPOINT = "checkpoint"
 """The kind of a scope that is not a module call, but what a checkpoint of the model's own code runs, and computes again in backward."""
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def paused_garbage_collection() -> Iterator[None]:
     """Inside, garbage is not collected: modules and records are many and stay, and each collection would walk them all."""
     collecting = gc.isenabled()
     gc.disable()
@@ -76,17 +76,19 @@ class Replay:
 
 @dataclass(slots=True)
 class Recording:
-    """All values and calls of one forward pass. `births` says when a constant was made (-1: before the run)."""
+    """All values and calls of one forward pass. `birth_times` says when a constant was made (-1: before the run)."""
 
     values: list[Value]
-    births: dict[int, int]
+    birth_times: dict[int, int]
     root: Scope
     params: dict[str, int]
     buffers: dict[str, int]
-    written: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
-    parts: list[Scope] = field(default_factory=list)  # what checkpoints of the model's own code run (`checkpoints`)
+    instantiated: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
+    checkpoint_parts: list[Scope] = field(
+        default_factory=list
+    )  # what checkpoints of the model's own code run (`checkpoints`)
 
-    def memory(self, vid: int) -> int:
+    def storage_root(self, vid: int) -> int:
         """The value whose memory this one shares."""
         while self.values[vid].storage != vid:
             vid = self.values[vid].storage
@@ -101,10 +103,10 @@ class Recording:
         """Number a new value; `storage` -1 becomes its own number."""
         vid = len(self.values)
         self.values.append(replace(value, storage=vid) if value.storage < 0 else value)
-        self.births[vid] = birth
+        self.birth_times[vid] = birth
         return vid
 
-    def saved(
+    def match_saved(
         self, packed: Sequence[torch.Tensor], roots: Mapping[int, int], near: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
         """Which values a call with the operands and results `near` keeps for backward, and what it keeps of its own. `roots` has the first
@@ -144,23 +146,25 @@ class Recording:
 
     def instantiate(self, call: Replay) -> Scope:
         """The scope that tracing this call would have recorded."""
-        if id(call) not in self.written:
-            self.written[id(call)] = self._instantiate(call)
-        return self.written[id(call)]
+        if id(call) not in self.instantiated:
+            self.instantiated[id(call)] = self._instantiate(call)
+        return self.instantiated[id(call)]
 
     def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
         made = {vid for record in self.flatten(template) for vid in record.outputs}
         arguments = [(v, here) for v, here in call.ids.items() if v not in made and self.values[v].kind != "parameter"]
         # a view of an argument in the template is a view of the corresponding argument here
-        given = {self.memory(v): here for v, here in reversed(arguments)}
+        given = {self.storage_root(v): here for v, here in reversed(arguments)}
 
         def value(vid: int) -> int:
             if vid not in ids:
-                ids[vid] = self._counterpart(vid, call, lambda root: given[root] if root in given else value(root))
+                ids[vid] = self._number_counterpart(
+                    vid, call, lambda root: given[root] if root in given else value(root)
+                )
             return ids[vid]
 
-        copy = self._copy(template, call, value)
+        copy = self._copy_scope(template, call, value)
         for record in self.flatten(template):
             for vid in record.outputs:
                 storage = self.values[vid].storage
@@ -168,15 +172,19 @@ class Recording:
                     self.values[ids[vid]] = replace(self.values[ids[vid]], storage=value(storage))
         return copy
 
-    def _counterpart(self, vid: int, call: Replay, value: Renumber) -> int:
+    def _number_counterpart(self, vid: int, call: Replay, value: Renumber) -> int:
         known, under = self.values[vid], call.template.path + "."
         if known.kind == "parameter":
             return (
-                self.params[_moved(known.name, call.template.path, call.path)] if known.name.startswith(under) else vid
+                self.params[_replace_prefix(known.name, call.template.path, call.path)]
+                if known.name.startswith(under)
+                else vid
             )
         if known.name.startswith(BUFFER + under):
-            return self.buffer(BUFFER + _moved(known.name[len(BUFFER) :], call.template.path, call.path), known)
-        if known.kind == "constant" and self.births[vid] <= call.template.start:
+            return self.buffer(
+                BUFFER + _replace_prefix(known.name[len(BUFFER) :], call.template.path, call.path), known
+            )
+        if known.kind == "constant" and self.birth_times[vid] <= call.template.start:
             return vid
         storage = -1 if known.storage == vid else value(known.storage)
         return self.add(replace(known, storage=storage), call.born)
@@ -187,13 +195,13 @@ class Recording:
             self.buffers[name] = self.add(replace(like, name=name, storage=-1))
         return self.buffers[name]
 
-    def _copy(self, scope: Scope, call: Replay, value: Renumber) -> Scope:
+    def _copy_scope(self, scope: Scope, call: Replay, value: Renumber) -> Scope:
         def ids(vids: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(value(v) for v in vids)
 
         copy = Scope(
-            _moved(scope.scope, call.template.scope, call.scope),
-            _moved(scope.path, call.template.path, call.path),
+            _replace_prefix(scope.scope, call.template.scope, call.scope),
+            _replace_prefix(scope.path, call.template.path, call.path),
             scope.kind,
             start=scope.start,
         )
@@ -202,38 +210,38 @@ class Recording:
                 copy.items.append(
                     replace(
                         item,
-                        site=_moved(item.site, call.template.scope, call.scope),
+                        site=_replace_prefix(item.site, call.template.scope, call.scope),
                         inputs=ids(item.inputs),
                         outputs=ids(item.outputs),
                         saved=ids(item.saved),
                     )
                 )
             elif isinstance(item, Scope):
-                copy.items.append(self._copy(item, call, value))
+                copy.items.append(self._copy_scope(item, call, value))
             else:
                 inner = self.instantiate(item)
-                copy.items.append(self._copy(inner, call, value))
+                copy.items.append(self._copy_scope(inner, call, value))
         return copy
 
 
-def _moved(name: str, old: str, new: str) -> str:
+def _replace_prefix(name: str, old: str, new: str) -> str:
     return new + name[len(old) :]
 
 
-def within(site: str, scope: str) -> bool:
+def is_within(site: str, scope: str) -> bool:
     """Whether a call is named after a module call, as those in it are but for calls of modules that are no parts of it."""
     return not scope or site.startswith((scope + ".", scope + "/"))
 
 
-def recomputed_in(node: Scope) -> int:
+def count_checkpoints(node: Scope) -> int:
     """The number of calls of checkpoints under a node, and of the node itself if it is one."""
-    return sum(n.kind == RECOMPUTED for n in walk(node))
+    return sum(n.kind == CHECKPOINT for n in walk_scopes(node))
 
 
-def walk(node: Scope | Replay) -> Iterator[Scope | Replay]:
+def walk_scopes(node: Scope | Replay) -> Iterator[Scope | Replay]:
     """Every traced module call and every replay, outermost first."""
     yield node
     if isinstance(node, Scope):
         for item in node.items:
             if not isinstance(item, Record):
-                yield from walk(item)
+                yield from walk_scopes(item)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError, InputError
-from planner_core.models.capture.constants import LIMIT
+from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 from planner_core.models.exported import aten
 from planner_core.models.exported.archive import ExportedOp, ExportedProgram, TorchConstant, ValueName, read_exported
 from planner_core.models.exported.grouped_mm import experts_call, refs
@@ -319,7 +319,7 @@ class ProgramRunner:
 
 def _small(shape: tuple[int, ...]) -> bool:
     """Whether a constant of this shape may have values; a larger one stays on meta."""
-    return math.prod(shape) <= LIMIT
+    return math.prod(shape) <= MAX_COMPUTED_ELEMENTS
 
 
 def _last_uses(exported: ExportedProgram) -> dict[int, list[str]]:

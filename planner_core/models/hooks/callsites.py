@@ -1,4 +1,4 @@
-"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch, and of ours `wrappers`.
+"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch, and of ours `opened_wrappers`.
 
 The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
@@ -36,12 +36,19 @@ import torch
 from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 
-from planner_core.models.hooks.meta_kernels import tables_on_meta
-from planner_core.models.hooks.wrappers import HELP, Around, attention_by_samples, checkpointed, opened, runs_a_function
+from planner_core.models.hooks.meta_kernels import constants_on_meta
+from planner_core.models.hooks.wrappers import (
+    CHECKPOINT_HELP,
+    ContextFactory,
+    batch_first_attention,
+    checkpoint_call,
+    takes_a_callable,
+    unwrap_torch,
+)
 
-OWN = "_shardscope_own"
+OPAQUE_CALL = "_shardscope_own"
 """Attribute of functions that are calls of the model's own autograd functions."""
-_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+_RECORDED_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {
     "truediv": "div",
     "itruediv": "div_",
@@ -95,7 +102,7 @@ _SYNONYMS = {
     "negative": "neg",
 }
 # Calls that return a tensor, or look like in-place calls, but are not operations on data.
-_NEVER = frozenset(
+_NEVER_RECORDED = frozenset(
     {
         "requires_grad_",
         "retain_grad",
@@ -147,22 +154,24 @@ _NEVER = frozenset(
         "type_name",
     }
 )
-_NUMBERS = frozenset({"bool", "float", "int", "index", "complex", "len", "format", "repr", "hash", "contains"})
+_CONVERSIONS_TO_PYTHON = frozenset(
+    {"bool", "float", "int", "index", "complex", "len", "format", "repr", "hash", "contains"}
+)
 
 
-def canonical(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
+def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
     """The name of an op. It is the same for a call as method, operator or function. None: the call is never recorded."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
-        return name if name in _GETTERS else None
+        return name if name in _RECORDED_PROPERTIES else None
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in _NUMBERS:  # bool(x), float(x), ...: not the method that converts the dtype
+        if name in _CONVERSIONS_TO_PYTHON:  # bool(x), float(x), ...: not the method that converts the dtype
             return None
         name = _DUNDERS.get(name, name)
     name = _SYNONYMS.get(name, name)
-    if not name or name in _NEVER:
+    if not name or name in _NEVER_RECORDED:
         return None
     if kwargs and kwargs.get("inplace") is True and "dropout" not in name:
         return name.rstrip("_") + "_"
@@ -194,7 +203,7 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
         _collect((tree.start, tree.stop, tree.step), found)
 
 
-def outputs(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
+def recorded_results(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
     """The tensors that a call made, in order; empty if the call is not recorded.
 
     An in-place call (also `x[i] = y`, which returns nothing) makes a new version of its first operand.
@@ -208,40 +217,40 @@ def outputs(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
     return tensors(out) if isinstance(out, (tuple, list, dict)) else []
 
 
-_PART = "_shardscope_part"
-_WRITTEN = "_shardscope_written"
+_VIEW_OF = "_shardscope_part"
+_WRITTEN_VIEWS = "_shardscope_written"
 
 
-def took_part(fn: str, args: tuple[Any, ...], out: Any) -> None:
+def note_view(fn: str, args: tuple[Any, ...], out: Any) -> None:
     """Note that a result of `x[...]` shares the memory of x, so that a later write into it changes x."""
-    if fn == "getitem" and isinstance(out, torch.Tensor) and not _picks(args[1]):
-        out.__dict__[_PART] = args[0], args[1]
+    if fn == "getitem" and isinstance(out, torch.Tensor) and not _copies_elements(args[1]):
+        out.__dict__[_VIEW_OF] = args[0], args[1]
 
 
-def wrote_part(target: torch.Tensor) -> None:
+def note_write(target: torch.Tensor) -> None:
     """Note a write in place: if `target` is a part of a tensor, that one is out of date from now on."""
-    whole, index = target.__dict__.get(_PART, (None, None))
+    whole, index = target.__dict__.get(_VIEW_OF, (None, None))
     if whole is not None:
-        whole.__dict__.setdefault(_WRITTEN, []).append((index, target))
+        whole.__dict__.setdefault(_WRITTEN_VIEWS, []).append((index, target))
 
 
-def parts_to_put_back(
+def pop_written_views(
     fn: str, args: tuple[Any, ...], operands: list[torch.Tensor]
 ) -> list[tuple[torch.Tensor, Any, torch.Tensor]]:
     """(whole, index, part) for every written part of an operand: `whole[index] = part` brings it up to date, before the call.
     Python itself does so after `x[0] += 1`."""
     found = []
     for whole in {id(t): t for t in operands}.values():
-        for index, part in whole.__dict__.pop(_WRITTEN, ()):
+        for index, part in whole.__dict__.pop(_WRITTEN_VIEWS, ()):
             if not (fn == "setitem" and whole is args[0] and part is args[2]):
                 found.append((whole, index, part))
     return found
 
 
-def _picks(index: Any) -> bool:
+def _copies_elements(index: Any) -> bool:
     """Whether an index copies the elements that it names (a mask, a list of numbers)."""
     if isinstance(index, tuple):
-        return any(map(_picks, index))
+        return any(map(_copies_elements, index))
     return isinstance(index, (torch.Tensor, list, range))
 
 
@@ -265,23 +274,27 @@ class Scopes:
     `site(fn)` names the next recorded call. A call of `root` itself starts the counting anew, so every training step
     has the same names. A module called while no call of `root` is in progress (recomputation in backward) counts as a
     first call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
-    `call(*args, **kwargs)`, within its frame. What a checkpoint runs, it runs in `around()`.
+    `call(*args, **kwargs)`, within its frame. What a checkpoint runs, it runs in `checkpoint_context()`.
     """
 
-    def __init__(self, root: nn.Module, intercept: Intercept | None = None, around: Around = nullcontext) -> None:
-        self.root, self.intercept, self.around = root, intercept, around
+    def __init__(
+        self, root: nn.Module, intercept: Intercept | None = None, checkpoint_context: ContextFactory = nullcontext
+    ) -> None:
+        self.root, self.intercept, self.checkpoint_context = root, intercept, checkpoint_context
         self.names: dict[int, list[str]] = {}
-        self._alive = parts_of(root)  # a model may drop modules and make new ones, which must not get their ids
+        self._alive = list_modules(root)  # a model may drop modules and make new ones, which must not get their ids
         for name, module in root.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
-        self._outside = Frame(None, "", "~")
+        self._outside_frame = Frame(None, "", "~")
         self._stack: list[Frame] = []
-        self._strays: dict[str, int] = {}
-        self.taken: set[str] = set()  # scopes of this run of the model
-        self._restore: list[tuple[Any, str, Any]] = []
-        self._opened = ExitStack()
-        self.wrappers: set[str] = set()  # names of wrappers that were opened
-        self.refused: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(f"the model {what}; {help_}")
+        self._calls_from_elsewhere: dict[str, int] = {}
+        self.used_names: set[str] = set()  # scopes of this run of the model
+        self._patched: list[tuple[Any, str, Any]] = []
+        self._contexts = ExitStack()
+        self.opened_wrappers: set[str] = set()  # names of wrappers that were opened
+        self.make_refusal: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(
+            f"the model {what}; {help_}"
+        )
 
     def __enter__(self) -> Scopes:
         plain = nn.Module.__dict__["__call__"]
@@ -292,45 +305,51 @@ class Scopes:
 
         self._patch(nn.Module, "__call__", call)
         # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
-        self._patch(_SingleLevelFunction, "apply", classmethod(self._routed(torch._C._FunctionBase.__dict__["apply"])))
-        self._opened.enter_context(opened(self.wrappers.add, self.around))
-        plain_attention = _unwrapped(nn.functional.multi_head_attention_forward)
-        self._patch(nn.functional, "multi_head_attention_forward", attention_by_samples(plain_attention))
+        self._patch(
+            _SingleLevelFunction,
+            "apply",
+            classmethod(self._wrap_function_apply(torch._C._FunctionBase.__dict__["apply"])),
+        )
+        self._contexts.enter_context(unwrap_torch(self.opened_wrappers.add, self.checkpoint_context))
+        plain_attention = _without_dispatch(nn.functional.multi_head_attention_forward)
+        self._patch(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._opened.close()
-        while self._restore:
-            owner, name, value = self._restore.pop()
+        self._contexts.close()
+        while self._patched:
+            owner, name, value = self._patched.pop()
             delattr(owner, name) if value is None else setattr(owner, name, value)
         self._stack.clear()
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
-        self._restore.append((owner, name, owner.__dict__.get(name)))
+        self._patched.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, value)
 
-    def _routed(self, plain: Any) -> Callable[..., Any]:
+    def _wrap_function_apply(self, plain: Any) -> Callable[..., Any]:
         """`autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class, or as the call of what it runs."""
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             run = plain.__get__(None, cls)
             if cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False):
                 return run(*args, **kwargs)
-            again = checkpointed(cls.__name__, args)
-            if again is not None:
-                self.wrappers.add(cls.__name__)
-                with self.around():
-                    return again()
-            if runs_a_function(args):
-                raise self.refused(f"gives a function to run to the autograd function {cls.__name__}", HELP)
-            return _entry(cls, plain)(*args, **kwargs)
+            checkpointed = checkpoint_call(cls.__name__, args)
+            if checkpointed is not None:
+                self.opened_wrappers.add(cls.__name__)
+                with self.checkpoint_context():
+                    return checkpointed()
+            if takes_a_callable(args):
+                raise self.make_refusal(
+                    f"gives a function to run to the autograd function {cls.__name__}", CHECKPOINT_HELP
+                )
+            return _dispatched_apply(cls, plain)(*args, **kwargs)
 
         return apply
 
     @property
     def frame(self) -> Frame:
         """The innermost module call."""
-        return self._stack[-1] if self._stack else self._outside
+        return self._stack[-1] if self._stack else self._outside_frame
 
     @property
     def frames(self) -> list[Frame]:
@@ -374,9 +393,9 @@ class Scopes:
 
     def _enter(self, module: nn.Module, aliases: list[str]) -> Frame:
         if module is self.root and not self._stack:
-            self._strays.clear()
-            self.taken.clear()
-            self._outside = Frame(None, "", "~")
+            self._calls_from_elsewhere.clear()
+            self.used_names.clear()
+            self._outside_frame = Frame(None, "", "~")
             return Frame(module, "", "")
         if not self._stack:
             return Frame(module, aliases[0], aliases[0])
@@ -385,7 +404,7 @@ class Scopes:
         path = next((a for a in aliases if a.startswith(under) and a != caller.path), None)
         if path is None:  # called from elsewhere than its parent
             path = scope = aliases[0]
-            counts = self._strays
+            counts = self._calls_from_elsewhere
         else:
             local = path[len(under) :]
             scope = f"{caller.scope}.{local}" if caller.scope else local
@@ -394,15 +413,15 @@ class Scopes:
         name = f"{scope}@{count}" if count else scope
         # not while a layer is recomputed, whose names are those of its first run
         if self._stack[0].module is self.root:
-            while name in self.taken:  # called by its parent and from elsewhere: they count apart
+            while name in self.used_names:  # called by its parent and from elsewhere: they count apart
                 count += 1
                 name = f"{scope}@{count}"
-            self.taken.add(name)
+            self.used_names.add(name)
         counts[path] = count + 1
         return Frame(module, path, name)
 
 
-def _unwrapped(plain: Any) -> Callable[..., Any]:
+def _without_dispatch(plain: Any) -> Callable[..., Any]:
     """A function of torch without its first line, which would make it one call for a TorchFunctionMode. Then its products and its
     softmax are separate calls."""
     names = {**plain.__globals__, "has_torch_function": lambda operands: False}
@@ -410,22 +429,22 @@ def _unwrapped(plain: Any) -> Callable[..., Any]:
 
 
 @functools.cache
-def _entry(cls: type, plain: Any) -> Callable[..., Any]:
+def _dispatched_apply(cls: type, plain: Any) -> Callable[..., Any]:
     """One call for each mode in turn: a mode that calls it hands it to the next one, as a function of torch does."""
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         operands = tuple(tensors((args, kwargs)))
         if torch.overrides.has_torch_function(operands):
             return torch.overrides.handle_torch_function(entry, operands, *args, **kwargs)
-        with tables_on_meta():
+        with constants_on_meta():
             return plain.__get__(None, cls)(*args, **kwargs)
 
     entry.__name__ = cls.__name__
-    entry.__dict__[OWN] = True
+    entry.__dict__[OPAQUE_CALL] = True
     return entry
 
 
-def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
+def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """All modules with their names, each once, as `named_modules` of torch gives them. That one hands each module up through all levels
     above it, which takes longer than all else for a model of a thousand layers."""
     seen: set[int] = set()
@@ -443,27 +462,27 @@ def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def weights_of(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def list_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """All parameters with their names, each once, as `named_parameters` of torch gives them."""
-    return _tensors_of(root, "_parameters")
+    return _list_tensors(root, "_parameters")
 
 
-def buffers_of(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def list_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """All buffers with their names, each once, as `named_buffers` of torch gives them."""
-    return _tensors_of(root, "_buffers")
+    return _list_tensors(root, "_buffers")
 
 
 def buffer_bytes(root: nn.Module) -> int:
     """Bytes of all buffers, each once; of a sparse one, those of its values and places."""
-    found = [b for _, b in buffers_of(root)]
+    found = [b for _, b in list_buffers(root)]
     coo = [part for b in found if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
     return sum(b.nbytes for b in (*found, *coo) if b.layout == torch.strided)
 
 
-def _tensors_of(root: nn.Module, table: str) -> list[tuple[str, Any]]:
+def _list_tensors(root: nn.Module, table: str) -> list[tuple[str, Any]]:
     seen: set[int] = set()
     found: list[tuple[str, Any]] = []
-    for name, part in parts_of(root):
+    for name, part in list_modules(root):
         for n, tensor in part.__dict__[table].items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))

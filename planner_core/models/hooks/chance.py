@@ -25,7 +25,7 @@ DROPOUTS = frozenset(
     }
 )
 """Names of dropout. Capture runs it as the identity (p = 0)."""
-DRAWS = frozenset(
+RANDOM_FUNCTIONS = frozenset(
     {
         "rand",
         "randn",
@@ -66,28 +66,28 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Recurrent layers. Between their layers they drop values."""
 ATTENTION = "scaled_dot_product_attention"
 
-SMALL = 1 << 32
+NUMPY_SEED_LIMIT = 1 << 32
 """numpy takes seeds below this."""
 
 
-def draws(fn: str) -> bool:
+def draws_random_numbers(fn: str) -> bool:
     """Whether a function (by canonical name) draws random numbers, other than a mask of dropout."""
-    return fn.rstrip("_") in DRAWS
+    return fn.rstrip("_") in RANDOM_FUNCTIONS
 
 
-def drops(fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def draws_dropout_mask(fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call draws a mask: dropout in training, attention with dropout of its weights, recurrent layers with it in between."""
     if fn == ATTENTION:
         return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
     if fn in RECURRENT:
-        at = _layers_at(args)
+        at = _num_layers_position(args)
         num_layers, p, training = args[at : at + 3]
         return bool(p and training and num_layers > 1)
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
     return fn in DROPOUTS and bool(given.get("training", given.get("train", True)) and given.get("p", 0.5))
 
 
-def without_masks(
+def without_dropout_masks(
     fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of attention or of recurrent layers, so that no mask is drawn."""
@@ -95,12 +95,12 @@ def without_masks(
         given = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else tuple(args)
         return given, {k: v for k, v in kwargs.items() if k != "dropout_p"}
     if fn in RECURRENT:
-        at = _layers_at(args) + 1
+        at = _num_layers_position(args) + 1
         return (*args[:at], 0.0, *args[at + 1 :]), dict(kwargs)
     return tuple(args), dict(kwargs)
 
 
-def _layers_at(args: Sequence[Any]) -> int:
+def _num_layers_position(args: Sequence[Any]) -> int:
     """The position of the number of layers, which stands behind whether there are biases; then come dropout and training."""
     return next(i for i, a in enumerate(args) if isinstance(a, bool)) + 1
 
@@ -127,7 +127,7 @@ def set_host_state(state: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _put_back() -> Iterator[None]:
+def _restored_host_state() -> Iterator[None]:
     """Both generators are in the states behind this in which they were before."""
     before = host_state()
     try:
@@ -137,22 +137,22 @@ def _put_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def host_drawing(seed: int) -> Iterator[None]:
+def seeded_host_generators(seed: int) -> Iterator[None]:
     """Inside, both generators start from `seed`. Outside, nothing was drawn."""
-    with _put_back():
+    with _restored_host_state():
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % SMALL)
+            numpy.random.seed(seed % NUMPY_SEED_LIMIT)
         yield
 
 
 @contextlib.contextmanager
-def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
+def restored_generators(states: tuple[Any, ...]) -> Iterator[None]:
     """Inside, all generators start from the states that `generator_states` gave. Outside, nothing was drawn."""
     import torch
 
     cpu, gpu, host = states
-    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]), _put_back():
+    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]), _restored_host_state():
         torch.set_rng_state(cpu)
         if gpu is not None:
             torch.cuda.set_rng_state(gpu)

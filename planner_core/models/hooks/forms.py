@@ -11,24 +11,24 @@ from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_map_only
 
-from planner_core.models.hooks.callsites import canonical, is_inplace, tensors
+from planner_core.models.hooks.callsites import canonical_name, is_inplace, tensors
 from planner_core.models.hooks.chance import DROPOUTS
 
 Call = Callable[..., Any]
-_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
-_OWNER = "_shardscope_owner"
+_DATA_OWNER = "_shardscope_owner"
 """Attribute of the `.data` of a constant: the constant."""
 
 
-def as_others(
+def rewrite_call(
     call: Call,
     func: Call,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    constant: Callable[[torch.Tensor], bool],
-    held: Callable[[torch.Tensor], bool],
+    is_constant: Callable[[torch.Tensor], bool],
+    is_stored: Callable[[torch.Tensor], bool],
 ) -> Any:
     """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
 
@@ -37,12 +37,12 @@ def as_others(
     each rank can do that for its own rows. A call on the `.data` of a buffer is one on the buffer. `constant(t)`: whether t has values
     that no input says; `held(t)`: whether it is no weight, nor computed, but for what was written into it.
     """
-    by_data = _by_its_data(call, func, args, kwargs, held)
-    return _as_others(call, func, args, kwargs, constant) if by_data is NotImplemented else by_data
+    by_data = _rewrite_data_call(call, func, args, kwargs, is_stored)
+    return _rewrite_other_call(call, func, args, kwargs, is_constant) if by_data is NotImplemented else by_data
 
 
-def _as_others(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], constant: Callable[[torch.Tensor], bool]
+def _rewrite_other_call(
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_constant: Callable[[torch.Tensor], bool]
 ) -> Any:
     if func is torch.Tensor.__iter__:
         return iter(call(torch.Tensor.unbind, args, kwargs))
@@ -53,14 +53,14 @@ def _as_others(
         and isinstance(args[1], tuple)
         and isinstance(args[1][0], (torch.Tensor, list, range))
     ):
-        x, (rows, *picks) = args
+        x, (rows, *columns) = args
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
-        while picks and (picks[-1] == slice(None) if isinstance(picks[-1], slice) else picks[-1] is Ellipsis):
-            picks.pop()  # dims that are taken whole
-        if not picks and len(rows) == len(x) and constant(rows) and _counts(rows, len(x)):
+        while columns and (columns[-1] == slice(None) if isinstance(columns[-1], slice) else columns[-1] is Ellipsis):
+            columns.pop()  # dims that are taken whole
+        if not columns and len(rows) == len(x) and is_constant(rows) and _is_arange(rows, len(x)):
             return call(torch.clone, (x,), {})
-        if _from_each_row(x, rows, picks) and constant(rows) and _counts(rows, len(x)):
-            return _picked(lambda func, *args: call(func, args, {}), x, picks)
+        if _indexes_each_row(x, rows, columns) and is_constant(rows) and _is_arange(rows, len(x)):
+            return _take_from_each_row(lambda func, *args: call(func, args, {}), x, columns)
     target = kwargs.get("out")
     if not isinstance(target, torch.Tensor):
         return NotImplemented
@@ -68,19 +68,19 @@ def _as_others(
     return call(torch.Tensor.copy_, (target, made), {})
 
 
-def _by_its_data(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], held: Callable[[torch.Tensor], bool]
+def _rewrite_data_call(
+    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_stored: Callable[[torch.Tensor], bool]
 ) -> Any:
     """That of a call on the `.data` of a constant, as one on the constant itself: they are one memory, and what is written so gets no
     gradient."""
-    if func == _DATA and held(args[0]):
+    if func == _GET_DATA and is_stored(args[0]):
         data = args[0].detach()
-        data.__dict__[_OWNER] = args[0]
+        data.__dict__[_DATA_OWNER] = args[0]
         return data
-    if not any(_OWNER in t.__dict__ for t in tensors((args, kwargs))):
+    if not any(_DATA_OWNER in t.__dict__ for t in tensors((args, kwargs))):
         return NotImplemented
-    given = tree_map_only(torch.Tensor, lambda t: t.__dict__.get(_OWNER, t), (args, kwargs))
-    fn = canonical(func, kwargs)
+    given = tree_map_only(torch.Tensor, lambda t: t.__dict__.get(_DATA_OWNER, t), (args, kwargs))
+    fn = canonical_name(func, kwargs)
     if fn is None or not is_inplace(fn) or args[0] is given[0][0]:
         return call(func, *given)
     with torch.no_grad(), _unsafe_preserve_version_counter(given[0][0]):
@@ -88,54 +88,54 @@ def _by_its_data(
     return None if fn == "setitem" else args[0]
 
 
-def _from_each_row(x: torch.Tensor, rows: torch.Tensor, picks: list[Any]) -> bool:
+def _indexes_each_row(x: torch.Tensor, rows: torch.Tensor, columns: list[Any]) -> bool:
     """Whether these may be the indices of elements of each row: rows [n] or [n, 1] beside one or two of [n] or [n, k]."""
     shapes = {
         p.shape if isinstance(p, torch.Tensor) and not p.dtype.is_floating_point and p.dtype != torch.bool else None
-        for p in picks
+        for p in columns
     }
-    if len(shapes) != 1 or None in shapes or len(picks) not in (1, 2) or x.dim() <= len(picks):
+    if len(shapes) != 1 or None in shapes or len(columns) not in (1, 2) or x.dim() <= len(columns):
         return False
-    shape = picks[0].shape
+    shape = columns[0].shape
     return len(shape) in (1, 2) and shape[0] == len(x) and rows.shape == (len(x), *[1] * (len(shape) - 1))
 
 
-def _counts(rows: torch.Tensor, n: int) -> bool:
+def _is_arange(rows: torch.Tensor, n: int) -> bool:
     return rows.dtype in (torch.int64, torch.int32) and torch.equal(
         rows.flatten().cpu(), torch.arange(n, dtype=rows.dtype)
     )
 
 
-def _picked(call: Call, x: torch.Tensor, picks: list[torch.Tensor]) -> torch.Tensor:
+def _take_from_each_row(call: Call, x: torch.Tensor, columns: list[torch.Tensor]) -> torch.Tensor:
     """The elements of each row. As an index may be negative, it is counted from the end."""
     at = [
         call(torch.where, call(torch.lt, p, 0), call(torch.add, p, size), p)
-        for p, size in zip(picks, x.shape[1:], strict=False)
+        for p, size in zip(columns, x.shape[1:], strict=False)
     ]
     if len(at) == 2:
         at = [call(torch.add, call(torch.mul, at[0], x.shape[2]), at[1])]
         x = call(torch.flatten, x, 1, 2)
     index = at[0] if at[0].dtype == torch.int64 else call(torch.Tensor.to, at[0], torch.int64)
     shape = (len(x), -1, *[1] * (x.dim() - 2))
-    found = call(torch.take_along_dim, x, call(torch.Tensor.reshape, index, shape), 1)
-    return call(torch.Tensor.squeeze, found, 1) if index.dim() == 1 else found  # type: ignore[no-any-return]
+    elements = call(torch.take_along_dim, x, call(torch.Tensor.reshape, index, shape), 1)
+    return call(torch.Tensor.squeeze, elements, 1) if index.dim() == 1 else elements  # type: ignore[no-any-return]
 
 
-_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+_WITH_SIZES_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.view_as: torch.Tensor.view,
     torch.Tensor.reshape_as: torch.Tensor.reshape,
     torch.Tensor.expand_as: torch.Tensor.expand,
 }
 
 
-_DRAWN_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+_RANDOM_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rand_like: torch.rand,
     torch.randn_like: torch.randn,
     torch.randint_like: torch.randint,
 }
 
 
-_OF_TWO = {
+_ELEMENTWISE = {
     torch.max: torch.maximum,
     torch.min: torch.minimum,
     torch.Tensor.max: torch.maximum,
@@ -165,7 +165,7 @@ def type_name(x: torch.Tensor) -> str:
     return _TYPE_NAMES.get(x.dtype) or x.type()
 
 
-def _as_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+def _normalize_type_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
     """`x.type("torch.cuda.FloatTensor")` as a cast. The device that it names is that of a plan's ranks, as for `x.cuda()`."""
     given = args[1] if len(args) > 1 else kwargs.get("dtype")
     if given is None:
@@ -175,34 +175,34 @@ def _as_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple
     return (torch.Tensor.type, args, kwargs) if dtype is None else (torch.Tensor.to, (args[0], dtype), {})
 
 
-def plain_form(
+def normalize_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
     `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
     `torch.maximum(x, y)`: it is no reduction. `x.type(...)` is a cast, or a name that does not depend on the device."""
     if func is torch.Tensor.type:
-        return _as_type(args, kwargs)
+        return _normalize_type_call(args, kwargs)
     if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return func, (args[0], args[1].dtype, *args[2:]), kwargs
-    if func in _OF_TWO and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
-        return _OF_TWO[func], args, kwargs
-    if func in _DRAWN_LIKE:
+    if func in _ELEMENTWISE and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):
+        return _ELEMENTWISE[func], args, kwargs
+    if func in _RANDOM_LIKE:
         y, *limits = args
         given = {"dtype": y.dtype, "device": y.device} | {
             k: v for k, v in kwargs.items() if k not in ("memory_format", "input")
         }
         limits = [0, *limits] if len(limits) == 1 else limits
-        return _DRAWN_LIKE[func], (*limits, tuple(y.shape)), given
-    if func not in _LIKE and func is not torch.Tensor.type_as:
+        return _RANDOM_LIKE[func], (*limits, tuple(y.shape)), given
+    if func not in _WITH_SIZES_OF and func is not torch.Tensor.type_as:
         return func, args, kwargs
     x, other = (*args, *kwargs.values())
     if func is torch.Tensor.type_as:
         return torch.Tensor.to, (x, other.dtype), {}
-    return _LIKE[func], (x, tuple(other.shape)), {}
+    return _WITH_SIZES_OF[func], (x, tuple(other.shape)), {}
 
 
-def makes_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
+def makes_kv_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
     """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
     config: Any = getattr(model, "config", None)
     taken = inspect.signature(forward).parameters

@@ -9,57 +9,61 @@ from typing import Any
 
 import torch
 
-_COUNTING = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive"})
+_VALUE_SIZED = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive"})
 
 
 class InputValues:
     """Follows what depends on the values of the inputs."""
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
 
-    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """These depend on them."""
-        self._known.update((id(t), weakref.ref(t)) for t in tensors)
+        self._tensors.update((id(t), weakref.ref(t)) for t in tensors)
 
-    def say(self, tensor: Any) -> bool:
+    def include(self, tensor: Any) -> bool:
         """Whether the inputs say what a tensor's values are."""
-        known = self._known.get(id(tensor))
+        known = self._tensors.get(id(tensor))
         return known is not None and known() is tensor
 
-    def masks(self, fn: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    def find_masks(self, fn: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
         """The masks of a call that picks elements."""
         if fn not in ("getitem", "masked_select"):
             return []
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        return [m for m in index if isinstance(m, torch.Tensor) and m.dtype == torch.bool and m.dim() and self._has(m)]
+        return [
+            m
+            for m in index
+            if isinstance(m, torch.Tensor) and m.dtype == torch.bool and m.dim() and self._has_input_values(m)
+        ]
 
-    def count(self, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def decide_size(self, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call makes as many elements as the values of an operand say."""
         given = (*args, *kwargs.values())
         if fn in ("bincount", "one_hot"):  # the model may say how many there are
             most = next((n for n in given[1:] if type(n) is int), -1)
-            return bool(self._has(args[0]) and args[0].numel() and int(args[0].max()) >= most)
+            return bool(self._has_input_values(args[0]) and args[0].numel() and int(args[0].max()) >= most)
         if fn == "repeat_interleave":
             tensors = [t for t in given if isinstance(t, torch.Tensor)]
             repeats = tensors[1:] or (tensors if not any(type(n) is int for n in given) else [])
-            return any(map(self._has, repeats))
-        return fn in _COUNTING and self._has(args[0])
+            return any(map(self._has_input_values, repeats))
+        return fn in _VALUE_SIZED and self._has_input_values(args[0])
 
-    def _has(self, tensor: Any) -> bool:
-        return isinstance(tensor, torch.Tensor) and not tensor.is_meta and self.say(tensor)
+    def _has_input_values(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and not tensor.is_meta and self.include(tensor)
 
 
-def spelled(tree: Any) -> str:
+def describe_arguments(tree: Any) -> str:
     """Arguments of a call as text, in which a tensor is its shape."""
     if isinstance(tree, torch.Tensor):
         return str(tuple(tree.shape))
     if isinstance(tree, (tuple, list)):
-        return f"[{', '.join(map(spelled, tree))}]"
+        return f"[{', '.join(map(describe_arguments, tree))}]"
     if isinstance(tree, dict):
-        return f"{{{', '.join(f'{k}: {spelled(v)}' for k, v in tree.items())}}}"
+        return f"{{{', '.join(f'{k}: {describe_arguments(v)}' for k, v in tree.items())}}}"
     if isinstance(tree, slice):
-        return spelled((tree.start, tree.stop, tree.step))
+        return describe_arguments((tree.start, tree.stop, tree.step))
     return (
         repr(tree)
         if isinstance(tree, (bool, int, float, complex, str, type(None), torch.dtype))

@@ -18,21 +18,21 @@ _META = torch.library.Library("aten", "IMPL", "Meta")
 """Kept for the life of the process, since the registered kernels end with this object."""
 
 
-def _ctc(log_p: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _ctc_loss(log_p: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """log_p [steps, batch, kinds] (or one sample [steps, kinds]), targets [batch, length] or joined -> losses, kept sums."""
     steps, batch = log_p.shape[0], log_p.shape[1] if log_p.dim() == 3 else 1
-    longest = targets.shape[1] if targets.dim() == 2 else _longest(rest[1], targets)
+    longest = targets.shape[1] if targets.dim() == 2 else _longest_target(rest[1], targets)
     return log_p.new_empty(batch), log_p.new_empty(batch, steps, 2 * longest + 1)
 
 
-def _longest(lengths: Any, targets: torch.Tensor) -> int:
+def _longest_target(lengths: Any, targets: torch.Tensor) -> int:
     """The longest target; where its length has no value, as if all were one."""
     if isinstance(lengths, torch.Tensor):
         return targets.shape[0] if lengths.is_meta else int(lengths.max())
     return int(max(lengths))
 
 
-def _rounded(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_quantize(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Fake quantisation: the rounded tensor, and which elements were in range."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
@@ -43,20 +43,20 @@ def _like_operand(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tens
 
 
 _KERNELS: Sequence[tuple[str, Any]] = (
-    ("_ctc_loss", _ctc),
-    ("_ctc_loss.Tensor", _ctc),
+    ("_ctc_loss", _ctc_loss),
+    ("_ctc_loss.Tensor", _ctc_loss),
     ("_ctc_loss_backward", _like_operand),
     ("_ctc_loss_backward.Tensor", _like_operand),
     ("multi_margin_loss_backward", _like_operand),
     ("multilabel_margin_loss_backward", _like_operand),
     ("fractional_max_pool3d_backward", _like_operand),
-    ("fake_quantize_per_channel_affine_cachemask", _rounded),
+    ("fake_quantize_per_channel_affine_cachemask", _fake_quantize),
 )
 for _name, _kernel in _KERNELS:
     _META.impl(_name, _kernel)
 
 
-class _TablesOnMeta(TorchDispatchMode):
+class _ConstantsOnMeta(TorchDispatchMode):
     """Beside tensors on meta, a tensor on the CPU is on meta too, such as a number or a table of constants that code of the model holds."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,6 +67,6 @@ class _TablesOnMeta(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def tables_on_meta() -> AbstractContextManager[Any]:
-    """See `_TablesOnMeta`."""
-    return _TablesOnMeta()
+def constants_on_meta() -> AbstractContextManager[Any]:
+    """See `_ConstantsOnMeta`."""
+    return _ConstantsOnMeta()

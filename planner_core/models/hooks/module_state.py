@@ -15,21 +15,21 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.hooks.callsites import parts_of
+from planner_core.models.hooks.callsites import list_modules
 
 MISSING = object()
 """The value of what is not there."""
-LONGEST = 64
+MAX_ITEMS = 64
 """A container of more items is data, and not compared."""
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, dict, set, deque)
-_TABLES = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
+_MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
     "_flat_weights",
     "_flat_weight_refs",
 }
 """What every module has, and what torch's recurrent layers make of their weights."""
 
-Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 def is_plain(value: Any) -> bool:
@@ -37,68 +37,84 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
 
 
-def holders(model: nn.Module) -> Iterator[tuple[str, Holder]]:
+def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
     """Every holder of values, each once, with its name."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         yield name, module.__dict__
         for key, value in list(module.__dict__.items()):
-            held = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
-            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value) or key in _TABLES
-            if isinstance(held, _CONTAINERS) and not other and id(held) not in seen and len(held) <= LONGEST:
-                seen.add(id(held))
-                yield f"{name}.{key}".strip("."), held
+            container = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
+            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value) or key in _MODULE_INTERNALS
+            if (
+                isinstance(container, _CONTAINERS)
+                and not other
+                and id(container) not in seen
+                and len(container) <= MAX_ITEMS
+            ):
+                seen.add(id(container))
+                yield f"{name}.{key}".strip("."), container
 
 
 class ModuleState:
     """What modules hold at one time."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._own = {id(t) for t in (*model.parameters(), *model.buffers())}
-        self._held = [(name, held, self._entries(held)) for name, held in holders(model)]
+        self._weight_ids = {id(t) for t in (*model.parameters(), *model.buffers())}
+        self._snapshots = [
+            (name, container, self._read_entries(container)) for name, container in list_containers(model)
+        ]
 
-    def changes(self) -> list[tuple[str, Any]]:
+    def list_changes(self) -> list[tuple[str, Any]]:
         """The values that are not what they were, with their names; MISSING for one that is gone."""
-        found = []
-        for name, held, before in self._held:
-            now = self._entries(held)
+        changes = []
+        for name, container, before in self._snapshots:
+            now = self._read_entries(container)
             for key in {**before, **now}:
-                if _differs(before.get(key, MISSING), now.get(key, MISSING)):
+                if _has_changed(before.get(key, MISSING), now.get(key, MISSING)):
                     path = f"{name.removesuffix('_buffers').rstrip('.')}.{key}".strip(".")
-                    found.append((path, held[key] if isinstance(held, dict) and key in held else now.get(key, MISSING)))
-        return found
+                    changes.append(
+                        (
+                            path,
+                            container[key]
+                            if isinstance(container, dict) and key in container
+                            else now.get(key, MISSING),
+                        )
+                    )
+        return changes
 
-    def changed(self) -> str:
+    def first_change(self) -> str:
         """The name of a value that is not what it was, and is not scratch; empty if there is none."""
-        return next((name for name, value in self.changes() if not computed_in(value)), "")
+        return next((name for name, value in self.list_changes() if not scratch_tensors(value)), "")
 
-    def _entries(self, held: Holder) -> dict[Any, Any]:
+    def _read_entries(self, container: Container) -> dict[Any, Any]:
         """What is held, by attribute or place: of a tensor that is no buffer how often it was written, too; of a generator its state."""
-        items = held.items() if isinstance(held, dict) else enumerate(held)
+        items = container.items() if isinstance(container, dict) else enumerate(container)
         return {
-            key: (value, value._version) if isinstance(value, torch.Tensor) and self._counts(value) else _state(value)
+            key: (value, value._version)
+            if isinstance(value, torch.Tensor) and self._counts_writes(value)
+            else _comparable_state(value)
             for key, value in items
-            if not (isinstance(key, str) and key in _TABLES)
+            if not (isinstance(key, str) and key in _MODULE_INTERNALS)
         }
 
-    def _counts(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) not in self._own and not tensor.is_inference()
+    def _counts_writes(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) not in self._weight_ids and not tensor.is_inference()
 
 
-def computed_in(value: Any) -> list[torch.Tensor]:
+def scratch_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a value that a pass on meta has computed: scratch, if the next pass makes it anew before it reads it."""
-    held = list(value) if isinstance(value, (set, frozenset, deque)) else value
-    leaves = pytree.tree_leaves(held) if not isinstance(held, nn.Module) else []
+    container = list(value) if isinstance(value, (set, frozenset, deque)) else value
+    leaves = pytree.tree_leaves(container) if not isinstance(container, nn.Module) else []
     return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_meta]
 
 
-def _differs(before: Any, now: Any) -> bool:
+def _has_changed(before: Any, now: Any) -> bool:
     if isinstance(before, tuple) and isinstance(now, tuple) and before and isinstance(before[0], torch.Tensor):
         return before[0] is not now[0] or before[1] != now[1]
-    return not _alike(before, now)
+    return not _are_equal(before, now)
 
 
-def _alike(before: Any, now: Any) -> bool:
+def _are_equal(before: Any, now: Any) -> bool:
     """Whether these say the same. A container that each pass makes anew, with the same in it, is scratch, and no state."""
     if before is now:
         return True
@@ -109,11 +125,11 @@ def _alike(before: Any, now: Any) -> bool:
     if type(now) not in (list, dict, deque) or len(before) != len(now):
         return False
     if isinstance(now, dict):
-        return all(key in before and _alike(before[key], value) for key, value in now.items())
-    return all(map(_alike, before, now))
+        return all(key in before and _are_equal(before[key], value) for key, value in now.items())
+    return all(map(_are_equal, before, now))
 
 
-def _state(value: Any) -> Any:
+def _comparable_state(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if isinstance(value, random.Random):
         return str(value.getstate())
@@ -122,50 +138,50 @@ def _state(value: Any) -> Any:
     return value
 
 
-class WeightTypes:
+class WeightDtypes:
     """The dtypes of a model's weights, which code may convert when it is first called (routers of transformers, to float32)."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._types = [(p, p.dtype) for p in model.parameters()]
+        self._dtypes = [(p, p.dtype) for p in model.parameters()]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Let each pass start from them."""
-        for param, dtype in self._types:
+        for param, dtype in self._dtypes:
             if param.dtype != dtype:
                 param.data = param.data.to(dtype)
 
 
-class Replacement:
+class TensorReplacement:
     """Puts other tensors, by the id of those there, into the attributes of modules, and into lists, dicts and objects in them."""
 
-    def __init__(self, model: nn.Module, others: Mapping[int, torch.Tensor]) -> None:
-        modules = [part for _, part in parts_of(model)]
-        self.others, self.seen = others, {id(m) for m in modules}
+    def __init__(self, model: nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
+        modules = [part for _, part in list_modules(model)]
+        self.replacements, self.seen = replacements, {id(m) for m in modules}
         self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [(_attributes(m).items(), m.__dict__) for m in modules]
-        for items, held in self.todo:  # grows meanwhile
+        for items, container in self.todo:  # grows meanwhile
             for key, item in [*items]:
-                if (new := self._current(item)) is not item:
-                    held[key] = new
+                if (new := self._replaced(item)) is not item:
+                    container[key] = new
 
-    def _current(self, value: Any) -> Any:
+    def _replaced(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.others.get(id(value), value)
+            return self.replacements.get(id(value), value)
         if isinstance(value, tuple):
-            items = [*map(self._current, value)]
+            items = [*map(self._replaced, value)]
             same = all(a is b for a, b in zip(items, value, strict=True))
             return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if id(value) not in self.seen:
             self.seen.add(id(value))
-            self._look_into(value)
+            self._queue_items(value)
         return value
 
-    def _look_into(self, value: Any) -> None:
-        held = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
-        if isinstance(held, (list, deque)):
-            self.todo.append((enumerate(held), held))
-        elif isinstance(held, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
-            self.todo.append((held.items(), held))
+    def _queue_items(self, value: Any) -> None:
+        container = value if isinstance(value, (list, deque, dict)) else getattr(value, "__dict__", None)
+        if isinstance(container, (list, deque)):
+            self.todo.append((enumerate(container), container))
+        elif isinstance(container, dict) and not isinstance(value, (type, FunctionType, ModuleType)):
+            self.todo.append((container.items(), container))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in module.__dict__.items() if k not in _TABLES}
+    return {k: v for k, v in module.__dict__.items() if k not in _MODULE_INTERNALS}

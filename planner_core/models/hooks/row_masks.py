@@ -16,12 +16,12 @@ import torch
 Call = Callable[..., Any]
 Ask = Callable[[torch.Tensor], bool]
 """Makes the call that takes the yes or no out of a tensor of one."""
-_DIFFERENT = frozenset({"unique", "unique_consecutive"})
-_MORE = ("return_inverse", "return_counts", "dim")
+_UNIQUE = frozenset({"unique", "unique_consecutive"})
+_EXTRA_RESULTS = ("return_inverse", "return_counts", "dim")
 """Arguments by which those return more, or look at rows."""
 
 
-def picked_from_rows(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch.Tensor]) -> tuple[Any, int]:
+def pick_per_sample(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch.Tensor]) -> tuple[Any, int]:
     """`x[index]`, where `index` is a mask of the inputs [samples, n], perhaps beside dims that are taken whole; and how many elements
     it picks of each sample. NotImplemented if it is another index, picks all or none, or not as many of each."""
     mask, *rest = index if isinstance(index, tuple) else (index,)
@@ -38,9 +38,11 @@ def picked_from_rows(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch
     return call(torch.flatten, call(torch.take_along_dim, x, places, 1), 0, 1), number
 
 
-def all_equal(call: Call, ask: Ask, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def has_one_distinct_value(call: Call, ask: Ask, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call looks for the different values of a tensor that has one: then its result has one element, too."""
-    more = any(kwargs.get(name) not in (None, False) for name in _MORE) or any(a not in (None, False) for a in args[1:])
-    if fn not in _DIFFERENT or more or not args[0].numel():
+    more = any(kwargs.get(name) not in (None, False) for name in _EXTRA_RESULTS) or any(
+        a not in (None, False) for a in args[1:]
+    )
+    if fn not in _UNIQUE or more or not args[0].numel():
         return False
     return ask(call(torch.all, call(torch.eq, args[0], args[0].flatten()[0].item())))

@@ -8,8 +8,8 @@
     torch.autograd.Variable(x)  is x.detach(), as a call that a mode sees
     torch.distributions         do not check the values of their arguments, unless validate_args=True is given
 
-`attention_by_samples`: nn.MultiheadAttention keeps tokens as [length, batch] at its last product. As one dim, in which the samples
-are not outermost, no rank could hold its own samples.
+`batch_first_attention`: nn.MultiheadAttention keeps tokens as [length, batch] at its last product. Flattened to one dim, samples would
+not be outermost, so a rank could not hold its own samples as one slice.
 
 Imports torch and nothing of ours.
 """
@@ -32,39 +32,45 @@ import torch.utils.checkpoint as recompute
 from torch import nn
 from torch.distributions import Distribution
 
-OURS = "_shardscope"
-"""Attribute of functions that are ours: they are left as they are."""
+KEEP_WRAPPED = "_shardscope"
+"""Attribute of the planner's own functions: a checkpoint around one stays a checkpoint."""
 
 
-Around = Callable[[], AbstractContextManager[None]]
-"""Makes the context in which the function of a checkpoint runs."""
+ContextFactory = Callable[[], AbstractContextManager[None]]
+"""Makes a context manager, e.g. the one in which the function of a checkpoint runs."""
 
 
 @contextmanager
-def opened(seen: Callable[[str], None] = lambda name: None, around: Around = nullcontext) -> Iterator[None]:
-    """Inside, wrapped code runs as if it were not wrapped. `seen` gets the name of each wrapper that is met. What a checkpoint runs, it
-    runs in `around()`."""
+def unwrap_torch(
+    on_wrapper: Callable[[str], None] = lambda name: None, checkpoint_context: ContextFactory = nullcontext
+) -> Iterator[None]:
+    """Run wrapped code as if it were not wrapped, while entered.
+
+    Args:
+        on_wrapper: Called with the name of each wrapper that is opened.
+        checkpoint_context: Makes the context in which the function of a checkpoint runs.
+    """
     with ExitStack() as stack:
-        for owner, name, value in _replacements(seen, around):
+        for owner, name, value in _replacements(on_wrapper, checkpoint_context):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         checked = Distribution._validate_args
         stack.callback(Distribution.set_default_validate_args, checked)
         Distribution.set_default_validate_args(False)
-        if "torch._dynamo" in sys.modules:  # else nothing can have been compiled
+        if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled, and the import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
-def _replacements(seen: Callable[[str], None], around: Around) -> list[tuple[Any, str, Any]]:
+def _replacements(on_wrapper: Callable[[str], None], checkpoint_context: ContextFactory) -> list[tuple[Any, str, Any]]:
     without_reentry = recompute._checkpoint_without_reentrant_generator
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        if getattr(function, OURS, False):
+        if getattr(function, KEEP_WRAPPED, False):
             yield from without_reentry(function, *args, **kwargs)
         else:
-            seen("torch.utils.checkpoint")
-            with around():
+            on_wrapper("torch.utils.checkpoint")
+            with checkpoint_context():
                 yield
 
     class Reentrant:
@@ -72,9 +78,9 @@ def _replacements(seen: Callable[[str], None], around: Around) -> list[tuple[Any
 
         @staticmethod
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
-            """The function, once."""
-            seen("torch.utils.checkpoint")
-            with around():
+            """Run the function once."""
+            on_wrapper("torch.utils.checkpoint")
+            with checkpoint_context():
                 return function(*args)
 
     def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,23 +101,26 @@ def _replacements(seen: Callable[[str], None], around: Around) -> list[tuple[Any
     ]
 
 
-HELP = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False) in its place, or run the layers outside of the function"
-_CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
+CHECKPOINT_HELP = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False) in its place, or run the layers outside of the function"
+_CALLABLES = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 
 
-def runs_a_function(args: Sequence[Any]) -> bool:
-    """Whether an autograd function is given something to run, as one that computes activations again is. What is inside, with its weights,
-    would be missing from a graph."""
-    return any(isinstance(a, _CALLED) for a in args)
+def takes_a_callable(args: Sequence[Any]) -> bool:
+    """Return whether an autograd function gets a callable, as one that recomputes activations does.
 
-
-def checkpointed(name: str, args: Sequence[Any]) -> Callable[[], Any] | None:
-    """What a known checkpoint function runs, as a plain call; None for any other function.
-
-    Megatron's takes (function, whether activations are distributed, *arguments); that of guided diffusion and of latent diffusion takes
-    (function, number of arguments, *arguments, *weights), whose weights are those that the function uses.
+    The operators and weights of that callable would be missing from the graph.
     """
-    if name != "CheckpointFunction" or len(args) < 2 or not isinstance(args[0], _CALLED):
+    return any(isinstance(a, _CALLABLES) for a in args)
+
+
+def checkpoint_call(name: str, args: Sequence[Any]) -> Callable[[], Any] | None:
+    """Return what a known checkpoint function runs, as a plain call; None for any other autograd function.
+
+    Two signatures are known, both of a class `CheckpointFunction`:
+    Megatron-LM passes (function, distribute_saved_activations: bool, *arguments);
+    guided diffusion and latent diffusion pass (function, number of arguments: int, *arguments, *weights of the function).
+    """
+    if name != "CheckpointFunction" or len(args) < 2 or not isinstance(args[0], _CALLABLES):
         return None
     function, how, *given = args
     if isinstance(how, bool):
@@ -119,24 +128,24 @@ def checkpointed(name: str, args: Sequence[Any]) -> Callable[[], Any] | None:
     return (lambda: function(*given[:how])) if isinstance(how, int) else None
 
 
-_ARGUMENTS = inspect.signature(F.multi_head_attention_forward)
-_RARE = ("bias_k", "bias_v", "static_k", "static_v")
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_RARE_ARGUMENTS = ("bias_k", "bias_v", "static_k", "static_v")
 
 
-def attention_by_samples(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """What takes the place of `F.multi_head_attention_forward`. `plain` runs what is rarely asked for."""
+def batch_first_attention(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of `F.multi_head_attention_forward`. It calls `plain` where rare arguments are set."""
 
-    def attended(*args: Any, **kwargs: Any) -> Any:
-        bound = _ARGUMENTS.bind(*args, **kwargs)
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        bound = _SIGNATURE.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
-        rare = given["add_zero_attn"] or given["query"].dim() != 3 or any(given[n] is not None for n in _RARE)
-        return plain(*args, **kwargs) if rare else _attention(**given)
+        rare = given["add_zero_attn"] or given["query"].dim() != 3 or any(given[n] is not None for n in _RARE_ARGUMENTS)
+        return plain(*args, **kwargs) if rare else _attend_batch_first(**given)
 
-    return attended
+    return attend
 
 
-def _attention(
+def _attend_batch_first(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -158,11 +167,14 @@ def _attention(
     is_causal: bool,
     **unused: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`F.multi_head_attention_forward`: query [length, batch, width], key and value [source, batch, ...] -> the result, as the query, and
-    the weights [batch, length, source] if they are asked for. The heads are [batch * head, length, width of a head]."""
+    """Compute `F.multi_head_attention_forward` with the batch as the outermost dim of every product.
+
+    Args: query [length, batch, width]; key and value [source, batch, ...]. Heads are [batch * head, length, head width].
+    Returns: the result [length, batch, width], and the weights [batch, length, source] if `need_weights`.
+    """
     F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)
     (length, batch, width), source = query.shape, key.shape[0]
-    mask, is_causal = _mask(query, source, num_heads, key_padding_mask, attn_mask, is_causal, need_weights)
+    mask, is_causal = _combine_masks(query, source, num_heads, key_padding_mask, attn_mask, is_causal, need_weights)
     if use_separate_proj_weight:
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         q, k, v = F._in_projection(query, key, value, q_proj_weight, k_proj_weight, v_proj_weight, *biases)
@@ -188,7 +200,7 @@ def _attention(
     return F.linear(joined, out_proj_weight, out_proj_bias), weights
 
 
-def _mask(
+def _combine_masks(
     query: torch.Tensor,
     source: int,
     num_heads: int,
@@ -197,8 +209,10 @@ def _mask(
     is_causal: bool,
     need_weights: bool,
 ) -> tuple[torch.Tensor | None, bool]:
-    """Both masks as one that is added to the scores, [1 or batch * head, 1 or length, source], and whether attention is causal beside
-    it."""
+    """Join both masks into one that is added to the scores.
+
+    Returns: the mask [1 or batch * head, 1 or length, source] or None, and whether attention is causal in addition.
+    """
     batch, kind = query.shape[1], query.dtype
     padding = F._canonical_mask(padding, "key_padding_mask", F._none_or_dtype(mask), "attn_mask", kind)
     if is_causal and mask is None:

@@ -11,7 +11,7 @@ from torch.nn import init
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from planner_core.core import CaptureError, InputError
-from planner_core.models.capture.recording import uncollected
+from planner_core.models.capture.recording import paused_garbage_collection
 from planner_core.models.sources.config_fields import default_config
 
 MOST_LAYERS = 2000
@@ -125,7 +125,7 @@ def without_values(model: str) -> Iterator[None]:
     try:
         for name in fillers:
             setattr(init, name, _leave)
-        with uncollected():
+        with paused_garbage_collection():
             yield
     finally:
         for name, filler in kept.items():

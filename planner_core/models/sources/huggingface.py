@@ -22,7 +22,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError, require
 from planner_core.models import adapters
 from planner_core.models.adapters.experts import NAME as EXPERTS
-from planner_core.models.hooks.callsites import parts_of
+from planner_core.models.hooks.callsites import list_modules
 from planner_core.models.sources.adapters import LORA, adapted
 from planner_core.models.sources.config_fields import with_layers
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
@@ -109,7 +109,7 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
         if "sdpa" not in str(error) and "attention" not in str(error) and "experts" not in str(error):
             raise
         model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=EXPERTS)
-    for _, part in parts_of(model):
+    for _, part in list_modules(model):
         plain = part.__dict__
         for name in [n for n, v in plain.items() if "drop" in n and isinstance(v, float)]:
             plain[name] = 0.0
@@ -120,7 +120,7 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
 
 def _without_values(model: nn.Module) -> nn.Module:
     """The model with every parameter on meta. `torch.Tensor(n)` makes one on the CPU, whatever the default device (ImageGPT)."""
-    for _, part in parts_of(model):
+    for _, part in list_modules(model):
         for name, weight in part._parameters.items():
             if weight is not None and not weight.is_meta:
                 part._parameters[name] = nn.Parameter(weight.to("meta"), requires_grad=weight.requires_grad)
@@ -257,7 +257,7 @@ def own_config(config: Any, cls: Any) -> Any:
 
 def without_kernel(model: nn.Module) -> tuple[str, ...]:
     """Notes about recurrences that transformers runs token by token on every device."""
-    kinds = {type(part).__name__ for _, part in parts_of(model)} & {kind for kind, _ in adapters.LOOPS}
+    kinds = {type(part).__name__ for _, part in list_modules(model)} & {kind for kind, _ in adapters.LOOPS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
         for kind in sorted(kinds)

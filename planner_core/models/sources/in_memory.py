@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
-from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
+from planner_core.models.hooks.callsites import list_buffers, list_modules, list_parameters
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
 
@@ -45,7 +45,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
     config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **tables_of(module, args, kwargs)}
     originals = {
         tensor.untyped_storage()._cdata: key
-        for key, tensor in (*weights_of(module), *buffers_of(module))
+        for key, tensor in (*list_parameters(module), *list_buffers(module))
         if tensor.layout == torch.strided
     }
     workload = _workload(name, (args, kwargs))
@@ -112,7 +112,7 @@ class _Computed(TorchFunctionMode):
 def _uncopied(module: nn.Module, memo: Mapping[int, Any]) -> str:
     """`: net.lock is a lock` of the first attribute that no copy can be made of; empty if there is none alone."""
     apart = nn.Module().__dict__.keys() - {"training"}
-    for name, part in parts_of(module):
+    for name, part in list_modules(module):
         for key, value in part.__dict__.items():
             try:
                 with _Computed():

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import CaptureError, InputError, is_file
 from planner_core.models import zoo as models
 from planner_core.models.capture.checks.refusals import check_module
-from planner_core.models.capture.checks.refusals import shown as line_of
+from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.config_limits import shown

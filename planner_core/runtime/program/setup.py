@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, placement_types
 
 from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step
-from planner_core.models.hooks import Replacement
+from planner_core.models.hooks import TensorReplacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard
@@ -155,7 +155,7 @@ def shard_model(
                     replaced[id(old)] = new
                 made[id(old)] = make_weight(tuple(names[id(old)]), new, plan, axes, dtypes(old))
             module._parameters[short] = made[id(old)].parameter
-    Replacement(model, replaced)
+    TensorReplacement(model, replaced)
     return {w.names[0]: w for w in made.values()}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks import MISSING, ModuleState, WeightTypes, computed_in, holders, is_plain
+from planner_core.models.hooks import MISSING, ModuleState, WeightDtypes, is_plain, list_containers, scratch_tensors
 from planner_core.models.sources import copied
 from planner_core.runtime.mismatch import PlanMismatch
 
@@ -33,7 +33,7 @@ class FrozenModel:
         }
         tensors |= {id(b): b if b.is_meta else b.detach().cpu().clone() for b in model.buffers()}
         self.twin = copied(model, tensors)
-        self.types = WeightTypes(self.twin)
+        self.types = WeightDtypes(self.twin)
         self.pairs = list(zip(model.modules(), self.twin.modules(), strict=True))
         self.names = {id(m): n for n, m in model.named_modules()}
         self.modules = list(model.modules())
@@ -49,7 +49,7 @@ class FrozenModel:
             )
         self.values = [
             (name, held, key, value)
-            for name, held in holders(model)
+            for name, held in list_containers(model)
             if not name.endswith("_buffers")
             for key, value in _plain_values(held)
         ]
@@ -71,7 +71,7 @@ class FrozenModel:
         state = ModuleState(self.twin)
         yield
         self._adopt_buffers()
-        self._forget(name for name, value in state.changes() if computed_in(value))
+        self._forget(name for name, value in state.list_changes() if scratch_tensors(value))
 
     def _forget(self, names: Iterable[str]) -> None:
         """What forward computes and keeps in an attribute is not there under a plan. What was there before would be read in its place."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.models.capture import own_loss
+from planner_core.models.capture import returned_loss
 from planner_core.runtime.record.tape import COMPUTED, PARAMETER, Ref, Tape
 
 
@@ -28,7 +28,7 @@ def find_loss(tape: Tape) -> int | None:
     def weights(result: torch.Tensor) -> set[int]:
         return {n for n in find_ancestors(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
 
-    own = own_loss(pytree.tree_map(shell, tape.result), weights)
+    own = returned_loss(pytree.tree_map(shell, tape.result), weights)
     if own is not None:
         return shells[id(own)]
     leaves = [x.number for x in pytree.tree_leaves(tape.result) if isinstance(x, Ref)]

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.capture import Recorder, describe, memory
+from planner_core.models.capture import Recorder, describe, storage_id
 from planner_core.models.hooks import (
     DROPOUTS,
     Frame,
-    draws,
-    drops,
+    draws_dropout_mask,
+    draws_random_numbers,
     host_state,
     is_inplace,
-    outputs,
+    recorded_results,
     set_host_state,
     tensors,
 )
@@ -85,7 +85,7 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _record_once(frozen: FrozenModel, args: Any, kwargs: Any) -> tuple[Tape, Any]:
-    frozen.types.put_back()
+    frozen.types.restore()
     with torch.random.fork_rng(), refuse_model_collectives():
         recorder = TapeRecorder(frozen)
         return recorder.record(args, dict(kwargs)), recorder.transcript
@@ -129,7 +129,7 @@ class TapeRecorder(Recorder):
 
     def _inputs(self, positional: list[str], args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
-        given = {id(x): memory(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
+        given = {id(x): storage_id(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
         self.shared = {at for at, number in Counter(given.values()).items() if number > 1}
         found = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
         return pytree.tree_unflatten(found, spec)
@@ -142,7 +142,7 @@ class TapeRecorder(Recorder):
             at = getattr(key, "idx", 0)
             named = positional[at] if at < len(positional) else f"input_{at}"
             first = named if side.idx == 0 else str(key.key)
-            number = self._new(x, "constant", first)
+            number = self._add_value(x, "constant", first)
             self.origins[number] = INPUT, first + pytree.keystr(tuple(rest))
             self.varying.add(number)
             self.tape.fed.add(number)
@@ -165,7 +165,7 @@ class TapeRecorder(Recorder):
     def number(self, tensor: torch.Tensor) -> int:
         """The number of an operand. A tensor that was not seen before is one that the model's code holds."""
         known = self.ids.get(id(tensor))
-        number = self.use(tensor)
+        number = self.value_of(tensor)
         if known is None and number not in self.origins:
             self.origins[number] = LITERAL, ""
             self.held[number] = tensor
@@ -181,7 +181,7 @@ class TapeRecorder(Recorder):
             name,
             value.grad and kind in (PARAMETER, COMPUTED),
             number in self.varying,
-            self.recording.memory(number),
+            self.recording.storage_root(number),
             self.held.get(number),
         )
 
@@ -201,10 +201,10 @@ class TapeRecorder(Recorder):
             self._guard(func, args, kwargs or {}, out)
         return out
 
-    def _known(self, tensor: torch.Tensor) -> bool:
+    def _has_known_values(self, tensor: torch.Tensor) -> bool:
         """As when the model was planned, where buffers have no values."""
         number = self.ids.get(id(tensor), -1)
-        return super()._known(tensor) and not self._of_buffer(number)
+        return super()._has_known_values(tensor) and not self._of_buffer(number)
 
     def _of_buffer(self, number: int) -> bool:
         return number in self.of_buffers or self.origins.get(number, ("",))[0] == BUFFER
@@ -245,14 +245,14 @@ class TapeRecorder(Recorder):
         if any(i in self.varying for i in inputs):
             self.tape.calls.append(self._call_of("guard", func.__name__, func, args, kwargs, operands, answer=out))
 
-    def _constant(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
-        chance = draws(fn) or drops(fn, args, kwargs)
-        if is_inplace(fn) and operands and memory(operands[0]) in self.shared:
+    def _run_constant(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        chance = draws_random_numbers(fn) or draws_dropout_mask(fn, args, kwargs)
+        if is_inplace(fn) and operands and storage_id(operands[0]) in self.shared:
             raise CannotRewrite(
                 f"forward writes in place into an input that shares its memory with another one at {_running_line()}; give it a copy"
             )
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
-        out = super()._constant(fn, func, args, kwargs, operands)
+        out = super()._run_constant(fn, func, args, kwargs, operands)
         if is_inplace(fn) and operands:
             self.ids[id(operands[0])] = number = self.recording.add(self.recording.values[call.inputs[0]])
             if self.is_buffer(operands[0]):
@@ -272,7 +272,7 @@ class TapeRecorder(Recorder):
         return out
 
     def _fresh_constant(self, tensor: torch.Tensor, inputs: tuple[int, ...], chance: bool) -> None:
-        number = self.use(tensor)
+        number = self.value_of(tensor)
         self.origins[number] = CONSTANT, ""
         if chance or any(i in self.varying for i in inputs):
             self.varying.add(number)
@@ -283,18 +283,18 @@ class TapeRecorder(Recorder):
         elif not tensor.is_meta:
             self.tape.made[number] = tensor
 
-    def _record(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
-        if fn in DROPOUTS and drops(fn, args, kwargs):
+    def _record_call(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
+        if fn in DROPOUTS and draws_dropout_mask(fn, args, kwargs):
             return self._dropout(fn, func, args, kwargs, operands)
         call = self._call_of("op", fn, func, args, kwargs, operands)
         items = self.scope_stack[-1].items
         before = len(items)
-        out = super()._record(fn, func, args, kwargs, operands)
+        out = super()._record_call(fn, func, args, kwargs, operands)
         if len(items) > before:
             record: Any = items[-1]
             self.records[id(call)] = record
             call.site, call.outputs, call.saved, call.attrs = record.site, record.outputs, record.saved, record.attrs
-            made = [args[0]] if is_inplace(fn) else outputs(fn, args, out)
+            made = [args[0]] if is_inplace(fn) else recorded_results(fn, args, out)
             names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}
             call.shape = map_leaves(
                 out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t
@@ -306,7 +306,7 @@ class TapeRecorder(Recorder):
         call = self._call_of("dropout", fn.rstrip("_"), func, args, kwargs, operands)
         call.site = f"{self.scopes.frame.scope}/{fn}"
         out = func(*args, **kwargs)
-        call.outputs = (self.produce(out),)
+        call.outputs = (self.add_activation(out),)
         self.tracked.add(id(out))
         call.shape = Ref(call.outputs[0])
         self.tape.calls.append(call)
@@ -323,7 +323,7 @@ class _ModelWithoutHooks:
         frame = Frame(self.model, "", "")
         self.recorder.scopes.frames.append(frame)
         try:
-            return self.recorder.trace(frame, self.model.forward, args, kwargs)
+            return self.recorder.trace_module(frame, self.model.forward, args, kwargs)
         finally:
             self.recorder.scopes.frames.pop()
 

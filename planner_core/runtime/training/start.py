@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, PlannerError
-from planner_core.models.capture import own_loss
+from planner_core.models.capture import returned_loss
 from planner_core.models.sources import build, limits, python_source, training_inputs
 from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.library import applied
@@ -155,7 +155,7 @@ def loss_of(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
     """The loss that a model returns. The rest of what it returns is let go, so that backward has its memory. If it does not return a
     loss, that raises InputError."""
     out = call(model, inputs)
-    own = own_loss(out)
+    own = returned_loss(out)
     if own is None:
         raise InputError(
             f"{type(model).__name__} returns no loss: compute yours from what it returns, in loss_of; or try the script on a stand-in, "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from planner_core.core import Placements, Shard, SitePlan
-from planner_core.models.hooks import RECURRENT, drops
+from planner_core.models.hooks import RECURRENT, draws_dropout_mask
 from planner_core.ops import Local, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.write.expressions import WriteLeaf, write_call, write_literal
@@ -346,7 +346,7 @@ def _attention(local: LocalCall) -> str:
 
 def _recurrent(local: LocalCall) -> str:
     """Layers between which values are dropped draw masks of the samples that a rank has."""
-    if not drops(local.call.fn, local.call.args, local.call.kwargs):
+    if not draws_dropout_mask(local.call.fn, local.call.args, local.call.kwargs):
         return local.plain()
     split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
     return f"masked(seed + {{site}}, {local.named(split)}, DEVICE, lambda: {local.plain()})"

@@ -265,7 +265,7 @@ class PlannedForward:
         """A recording. The first of all may fill tables that later passes read (docs/SUPPORT.md)."""
         state = ModuleState(self.frozen.twin)
         tape = record(self.frozen, args, kwargs)
-        changed, first, self.recorded = state.changed(), not self.recorded, True
+        changed, first, self.recorded = state.first_change(), not self.recorded, True
         if changed and not first:
             raise PlanMismatch(
                 f"forward sets {changed} at this call, so a step depends on those before; call the model with its longest inputs before "

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from planner_core.core import Edge, Shard, Step
-from planner_core.models.hooks import draws, is_inplace
+from planner_core.models.hooks import draws_random_numbers, is_inplace
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import ForwardWriter
@@ -65,7 +65,7 @@ class _ProgramWriter:
         lines = tuple(line._replace(text=text) for line in whole for text in wrap_lines(line.text).split("\n"))
         program = self._program("\n".join(line.text for line in lines), bool(constants.given))
         program.lines = lines
-        program.draws = constants.draws or any(draws(c.fn) for i in self.instances for c in i.calls)
+        program.draws = constants.draws or any(draws_random_numbers(c.fn) for i in self.instances for c in i.calls)
         pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
         program.buffers = tuple(dict.fromkeys(name for line in whole for name in pattern.findall(line.text)))
         program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.hooks import canonical, plain_form
+from planner_core.models.hooks import canonical_name, normalize_call
 from planner_core.ops import Kind, Operator, operator
 from tests.support.operators.judge import Case, leaves
 
@@ -63,7 +63,7 @@ def rule_of(name: str) -> Operator | None:
     if name.startswith(("sparse.", "masked.")):
         return None
     spelled = (
-        canonical(entry.op) if hasattr(entry.op, "__name__") else None,
+        canonical_name(entry.op) if hasattr(entry.op, "__name__") else None,
         name.replace(".", "_"),
         name.rpartition(".")[2],
     )
@@ -82,7 +82,7 @@ def cases(name: str) -> Iterator[Case]:
     if one.kind in (Kind.RANDOM, Kind.CAST):  # switched off; rounds
         return
     for entry in entries()[name]:
-        seen = canonical(entry.op) if hasattr(entry.op, "__name__") else None
+        seen = canonical_name(entry.op) if hasattr(entry.op, "__name__") else None
         if torch.float64 not in entry.supported_dtypes("cpu") or seen is None or operator(seen) is not one:
             continue  # a wrapper of the database's own, which no model calls
         with warnings.catch_warnings():
@@ -91,10 +91,10 @@ def cases(name: str) -> Iterator[Case]:
         # the largest ones have dims that can be split
         samples.sort(key=lambda s: -sum(t.dim() for t in leaves((s.input, s.args, s.kwargs))))
         for number, sample in enumerate(samples[:MOST]):
-            func, args, kwargs = plain_form(entry.op, (sample.input, *sample.args), dict(sample.kwargs))
+            func, args, kwargs = normalize_call(entry.op, (sample.input, *sample.args), dict(sample.kwargs))
             kinds = "".join("a" if t.is_floating_point() or t.is_complex() else "c" for t in leaves((args, kwargs)))
             if kinds:
-                fn = seen if func is entry.op else canonical(func)
+                fn = seen if func is entry.op else canonical_name(func)
                 yield Case(str(fn), func, args, kwargs, kinds, f"{entry.formatted_name} {number}")
 
 

@@ -11,7 +11,7 @@ ScopeNode = Scope | Replay
 
 
 @dataclass(slots=True)
-class Body:
+class CanonicalBody:
     """One module call written out: its records, and the values it takes from outside, in order of first use."""
 
     node: ScopeNode
@@ -21,7 +21,7 @@ class Body:
     hoisted: list[Record] = field(default_factory=list)
 
 
-class Key:
+class BodyKey:
     """A canonical body, hashed once."""
 
     __slots__ = ("hash", "rows")
@@ -33,7 +33,7 @@ class Key:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Key) and self.hash == other.hash and self.rows == other.rows)
+        return self is other or (isinstance(other, BodyKey) and self.hash == other.hash and self.rows == other.rows)
 
     def __iter__(self) -> Any:
         return iter(self.rows)

@@ -14,82 +14,91 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Block, Call, Op, Value
-from planner_core.models.capture.build.bodies import Body, Key, ScopeNode
-from planner_core.models.capture.build.literals import per_call, plans_alike
-from planner_core.models.capture.recording import BUFFER, RECOMPUTED, Record, Recording, Replay, Scope, walk, within
+from planner_core.models.capture.build.bodies import BodyKey, CanonicalBody, ScopeNode
+from planner_core.models.capture.build.literals import list_per_call, without_float_values
+from planner_core.models.capture.recording import (
+    BUFFER,
+    CHECKPOINT,
+    Record,
+    Recording,
+    Replay,
+    Scope,
+    is_within,
+    walk_scopes,
+)
 
 
-class Builder:
+class GraphBuilder:
     """Turns one recording into blocks."""
 
     def __init__(self, recording: Recording, *, fold: bool = True) -> None:
-        self.rec = recording
-        self.bodies: dict[int, Body] = {}  # id(node) -> body, for nodes that may become calls
-        self.chosen: dict[int, Body] = {}
-        self.homes: dict[int, str] = {}  # constant -> innermost module call that holds all its uses
+        self.recording = recording
+        self.bodies: dict[int, CanonicalBody] = {}  # id(node) -> body, for nodes that may become calls
+        self.chosen: dict[int, CanonicalBody] = {}
+        self.innermost_scopes: dict[int, str] = {}  # constant -> innermost module call that holds all its uses
         self.recomputed: dict[int, Any] = {}  # id(node) -> canonical body, of the parts that checkpoints run
         if fold:
-            self._find_homes(recording.root)
-            self._choose()
+            self._find_innermost_scopes(recording.root)
+            self._choose_blocks()
 
     # --- which module calls repeat --------------------------------------------------------------------
 
-    def _choose(self) -> None:
-        self._candidates()
-        self._hoist()
-        everywhere = self._tally([b.node for b in self.bodies.values()])
-        wanted = {key for key, count in everywhere.items() if self._worth(key, count)}
-        for part in self.rec.parts:
-            self.bodies[id(part)] = self._body(part)
+    def _choose_blocks(self) -> None:
+        self._collect_candidates()
+        self._hoist_extra_work()
+        everywhere = self._count_keys([b.node for b in self.bodies.values()])
+        wanted = {key for key, count in everywhere.items() if self._is_worth_a_block(key, count)}
+        for part in self.recording.checkpoint_parts:
+            self.bodies[id(part)] = self._canonical_body(part)
             self.recomputed[id(part)] = self.bodies[id(part)].key
         wanted |= set(self.recomputed.values())
         while True:
-            tally = self._tally(self._visible(wanted))
-            alone = {key for key, count in tally.items() if not self._worth(key, count)}
+            tally = self._count_keys(self._topmost(wanted))
+            alone = {key for key, count in tally.items() if not self._is_worth_a_block(key, count)}
             if not alone:
                 break
             wanted -= alone
-        for node in self._visible(wanted):
+        for node in self._topmost(wanted):
             self.chosen[id(node)] = self.bodies[id(node)]
 
-    def _candidates(self) -> None:
+    def _collect_candidates(self) -> None:
         """The bodies of all calls that may have an equal: there is another of the same class with as many matrices; and of the siblings
-        of such calls, which may do more than they do (`_hoist`)."""
-        nodes = [n for n in walk(self.rec.root) if n.path and n.kind != RECOMPUTED]
-        matrices = self._matrices()
+        of such calls, which may do more than they do (`_hoist_extra_work`)."""
+        nodes = [n for n in walk_scopes(self.recording.root) if n.path and n.kind != CHECKPOINT]
+        matrices = self._count_matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
         alike = Counter((n.kind, matrices[n.path]) for n in nodes)
         repeated = {(n.kind, n.path.rpartition(".")[0]) for n in nodes if alike[n.kind, matrices[n.path]] > 1}
-        templates: dict[int, Body] = {}
+        templates: dict[int, CanonicalBody] = {}
         for node in nodes:
             if alike[node.kind, matrices[node.path]] < 2 and (node.kind, node.path.rpartition(".")[0]) not in repeated:
                 continue
             scope = node.template if isinstance(node, Replay) else node
             if id(scope) not in templates:
-                templates[id(scope)] = self._body(scope)
+                templates[id(scope)] = self._canonical_body(scope)
             body = templates[id(scope)]
-            self.bodies[id(node)] = body if node is scope else Body(node, body.records, body.key, body.order)
+            self.bodies[id(node)] = body if node is scope else CanonicalBody(node, body.records, body.key, body.order)
 
-    def _matrices(self) -> dict[str, int]:
+    def _count_matrices(self) -> dict[str, int]:
         """Module path -> number of its parameters with at least two dims."""
         found: dict[str, int] = {}
-        for name, vid in self.rec.params.items():
-            if len(self.rec.values[vid].meta.shape) > 1:
+        for name, vid in self.recording.params.items():
+            if len(self.recording.values[vid].meta.shape) > 1:
                 parts = name.split(".")[:-1]
                 for depth in range(1, len(parts) + 1):
                     path = ".".join(parts[:depth])
                     found[path] = found.get(path, 0) + 1
         return found
 
-    def _worth(self, key: Any, count: int) -> bool:
+    def _is_worth_a_block(self, key: Any, count: int) -> bool:
         if key in self.recomputed.values():
             return True
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
 
-    def _visible(self, keys: Iterable[Any]) -> list[ScopeNode]:
+    def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:
         """Topmost nodes whose body is one of `keys`."""
-        wanted, found, queue = set(keys), [], [self.rec.root]
+        wanted, found, queue = set(keys), [], [self.recording.root]
         while queue:
             for item in queue.pop().items:
                 if isinstance(item, Record):
@@ -101,7 +110,7 @@ class Builder:
                     queue.append(item)
         return found
 
-    def _tally(self, nodes: list[ScopeNode]) -> dict[Any, int]:
+    def _count_keys(self, nodes: list[ScopeNode]) -> dict[Any, int]:
         tally: dict[Any, int] = {}
         for node in nodes:
             key = self.bodies[id(node)].key
@@ -110,17 +119,17 @@ class Builder:
 
     # --- canonical bodies -----------------------------------------------------------------------------
 
-    def _body(self, scope: Scope, skip: frozenset[str] = frozenset()) -> Body:
-        records = [r for r in self.rec.flatten(scope) if r.site[len(scope.scope) :] not in skip]
-        body = Body(scope, records)
+    def _canonical_body(self, scope: Scope, skip: frozenset[str] = frozenset()) -> CanonicalBody:
+        records = [r for r in self.recording.flatten(scope) if r.site[len(scope.scope) :] not in skip]
+        body = CanonicalBody(scope, records)
         made = {v for r in records for v in r.outputs}
         rows = []
         stores: dict[int, int] = {}
 
         def ref(vid: int) -> Any:
-            value = self.rec.values[vid]
+            value = self.recording.values[vid]
             if value.kind == "parameter":
-                name = self._local(vid, scope.path)
+                name = self._local_name(vid, scope.path)
                 if name is not None:
                     body.order.setdefault(vid, len(body.order))
                     return ("p", name, value.meta, value.grad)
@@ -128,7 +137,7 @@ class Builder:
                 return ("v", body.order[vid])
             body.order[vid] = len(body.order)
             inside = vid in made or self._is_local(vid, scope, made)
-            first = stores.setdefault(self.rec.memory(vid), body.order[vid])
+            first = stores.setdefault(self.recording.storage_root(vid), body.order[vid])
             storage = first if inside and first != body.order[vid] else None
             name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
@@ -136,9 +145,9 @@ class Builder:
         for r in records:
             rows.append(
                 (
-                    r.site[len(scope.scope) :] if within(r.site, scope.scope) else r.site,
+                    r.site[len(scope.scope) :] if is_within(r.site, scope.scope) else r.site,
                     r.fn,
-                    plans_alike(r.attrs),
+                    without_float_values(r.attrs),
                     r.module,
                     tuple(ref(v) for v in r.inputs),
                     tuple(ref(v) for v in r.outputs),
@@ -146,39 +155,39 @@ class Builder:
                     r.extra,
                 )
             )
-        body.key = Key(tuple(rows))
+        body.key = BodyKey(tuple(rows))
         return body
 
-    def _local(self, vid: int, path: str) -> str | None:
+    def _local_name(self, vid: int, path: str) -> str | None:
         """Name of a parameter relative to `path`, if it is one of that module's."""
-        name = self.rec.values[vid].name
+        name = self.recording.values[vid].name
         return name[len(path) + 1 :] if name.startswith(path + ".") else None
 
     def _is_local(self, vid: int, scope: Scope, made: set[int]) -> bool:
-        value = self.rec.values[vid]
+        value = self.recording.values[vid]
         if value.kind != "constant":
             return vid in made
         return value.name.startswith(BUFFER + scope.path + ".") or (
-            self.rec.births[vid] > scope.start
-            and (not scope.scope or (self.homes.get(vid, scope.scope) + ".").startswith(scope.scope + "."))
+            self.recording.birth_times[vid] > scope.start
+            and (not scope.scope or (self.innermost_scopes.get(vid, scope.scope) + ".").startswith(scope.scope + "."))
         )
 
-    def _find_homes(self, scope: Scope) -> None:
+    def _find_innermost_scopes(self, scope: Scope) -> None:
         for item in scope.items:
             if isinstance(item, Scope):
-                self._find_homes(item)
+                self._find_innermost_scopes(item)
                 continue
             place = item.scope if isinstance(item, Replay) else scope.scope
             for vid in item.ids.values() if isinstance(item, Replay) else (*item.inputs, *item.saved):
-                if self.rec.values[vid].kind == "constant":
-                    self.homes[vid] = _common(self.homes.get(vid, place), place)
+                if self.recording.values[vid].kind == "constant":
+                    self.innermost_scopes[vid] = _common_prefix(self.innermost_scopes.get(vid, place), place)
 
     # --- hoisting -------------------------------------------------------------------------------------
 
-    def _hoist(self) -> None:
+    def _hoist_extra_work(self) -> None:
         """Hoist the extra work of calls that do more than their siblings, so that they become equal."""
-        tally = self._tally([b.node for b in self.bodies.values()])
-        leaders: dict[tuple[str, str], list[Body]] = {}
+        tally = self._count_keys([b.node for b in self.bodies.values()])
+        leaders: dict[tuple[str, str], list[CanonicalBody]] = {}
         for body in self.bodies.values():
             if tally[body.key] > 1:
                 group = leaders.setdefault((body.node.kind, body.node.path.rpartition(".")[0]), [])
@@ -188,12 +197,12 @@ class Builder:
             if tally[body.key] > 1 or not isinstance(body.node, Scope):
                 continue
             for leader in leaders.get((body.node.kind, body.node.path.rpartition(".")[0]), []):
-                slim = self._slimmed(body, leader)
+                slim = self._without_extra_work(body, leader)
                 if slim is not None:
                     self.bodies[node_id] = slim
                     break
 
-    def _slimmed(self, body: Body, leader: Body) -> Body | None:
+    def _without_extra_work(self, body: CanonicalBody, leader: CanonicalBody) -> CanonicalBody | None:
         assert isinstance(body.node, Scope)
         source = leader.node.template.scope if isinstance(leader.node, Replay) else leader.node.scope
         names = {r.site[len(source) :] for r in leader.records}
@@ -201,13 +210,13 @@ class Builder:
         free: set[int] = set()
         hoisted = []
         for record in body.records:
-            fixed = all(self.rec.values[v].kind != "activation" or v in free for v in record.inputs)
+            fixed = all(self.recording.values[v].kind != "activation" or v in free for v in record.inputs)
             if fixed and record.site[cut:] not in names:
                 hoisted.append(record)
                 free.update(record.outputs)
         if not hoisted:
             return None
-        slim = self._body(body.node, frozenset(r.site[cut:] for r in hoisted))
+        slim = self._canonical_body(body.node, frozenset(r.site[cut:] for r in hoisted))
         slim.hoisted = hoisted
         return slim if slim.key == leader.key else None
 
@@ -216,22 +225,22 @@ class Builder:
     def build(self, loss: int) -> tuple[Block, dict[str, Block]]:
         """The top block, whose one output is the value `loss`, and the repeated ones."""
         items = self._top_items()
-        calls = [i for i in items if isinstance(i, Body)]
-        users = self._users(items)
+        calls = [i for i in items if isinstance(i, CanonicalBody)]
+        users = self._count_users(items)
         users[loss] = users.get(loss, 0) + 1
-        kinds: dict[Any, list[Body]] = {}
+        kinds: dict[Any, list[CanonicalBody]] = {}
         for body in calls:
             kinds.setdefault(body.key, []).append(body)
         blocks: dict[str, Block] = {}
         written: dict[Any, tuple[str, list[int], list[int]]] = {}
         for key, copies in kinds.items():
-            name = _unique(copies[0].node.kind, blocks)
-            blocks[name], ports, results = self._block(name, copies, users)
+            name = _unique_name(copies[0].node.kind, blocks)
+            blocks[name], ports, results = self._write_block(name, copies, users)
             written[key] = (name, ports, results)
-        return self._top(items, written, loss), blocks
+        return self._write_top(items, written, loss), blocks
 
-    def _top_items(self) -> list[Record | Body]:
-        items: list[Record | Body] = []
+    def _top_items(self) -> list[Record | CanonicalBody]:
+        items: list[Record | CanonicalBody] = []
 
         def visit(scope: Scope) -> None:
             for item in scope.items:
@@ -242,42 +251,46 @@ class Builder:
                     items.extend(body.hoisted)
                     items.append(body)
                 else:
-                    visit(item if isinstance(item, Scope) else self.rec.instantiate(item))
+                    visit(item if isinstance(item, Scope) else self.recording.instantiate(item))
 
-        visit(self.rec.root)
+        visit(self.recording.root)
         return items
 
-    def here(self, body: Body, vid: int) -> int | None:
+    def counterpart(self, body: CanonicalBody, vid: int) -> int | None:
         """The value in this copy that corresponds to `vid` of its template; None if it was never needed."""
         node = body.node
         if isinstance(node, Scope):
             return vid
         if vid in node.ids:
             return node.ids[vid]
-        value, under = self.rec.values[vid], node.template.path + "."
+        value, under = self.recording.values[vid], node.template.path + "."
         if value.kind == "parameter":
-            return self.rec.params[node.path + value.name[len(under) - 1 :]] if value.name.startswith(under) else vid
+            return (
+                self.recording.params[node.path + value.name[len(under) - 1 :]] if value.name.startswith(under) else vid
+            )
         if value.kind == "constant" and not self._is_local(vid, node.template, set()):
             return vid
         return None
 
-    def _here(self, body: Body, vid: int) -> int:
-        found = self.here(body, vid)
-        return self.rec.add(self.rec.values[vid]) if found is None else found
+    def _counterpart_or_new(self, body: CanonicalBody, vid: int) -> int:
+        found = self.counterpart(body, vid)
+        return self.recording.add(self.recording.values[vid]) if found is None else found
 
-    def _users(self, items: list[Record | Body]) -> dict[int, int]:
+    def _count_users(self, items: list[Record | CanonicalBody]) -> dict[int, int]:
         """How many top items use each value."""
         users: dict[int, int] = {}
         for item in items:
             if isinstance(item, Record):
                 used = {*item.inputs, *item.saved}
             else:
-                used = {v for vid in item.order if (v := self.here(item, vid)) is not None}
+                used = {v for vid in item.order if (v := self.counterpart(item, vid)) is not None}
             for vid in used:
                 users[vid] = users.get(vid, 0) + 1
         return users
 
-    def _block(self, name: str, copies: list[Body], users: dict[int, int]) -> tuple[Block, list[int], list[int]]:
+    def _write_block(
+        self, name: str, copies: list[CanonicalBody], users: dict[int, int]
+    ) -> tuple[Block, list[int], list[int]]:
         """A block; with the positions (in `order`) of its inputs and outputs."""
         lead = copies[0]
         scope = lead.node.template if isinstance(lead.node, Replay) else lead.node
@@ -285,49 +298,51 @@ class Builder:
         orders = [list(c.order) for c in copies]
         ports, results = [], []
         for i, vid in enumerate(lead.order):
-            value = self.rec.values[vid]
-            mine = [self.here(c, order[i]) for c, order in zip(copies, orders, strict=True)]
+            value = self.recording.values[vid]
+            mine = [self.counterpart(c, order[i]) for c, order in zip(copies, orders, strict=True)]
             if value.kind == "parameter":
-                if self._local(vid, scope.path) is None or any(users.get(m, 0) > 1 for m in mine if m is not None):
+                if self._local_name(vid, scope.path) is None or any(users.get(m, 0) > 1 for m in mine if m is not None):
                     ports.append(i)
             elif vid in made:
                 if any(users.get(m, 0) > 1 for m in mine if m is not None):
                     results.append(i)
             elif not self._is_local(vid, scope, made) or any(users.get(m, 0) > 1 for m in mine if m is not None):
                 ports.append(i)
-        unused = self._unused(scope.path, users, copies)
-        values = self._values(lead.order, scope)
+        unused = self._unused_parameters(scope.path, users, copies)
+        values = self._block_values(lead.order, scope)
         rows = zip(lead.records, *(c.records for c in copies), strict=True)
-        items = tuple(self._op(replace(r, attrs=per_call(every)), lead.order, scope.scope) for r, *every in rows)
+        items = tuple(
+            self._write_op(replace(r, attrs=list_per_call(every)), lead.order, scope.scope) for r, *every in rows
+        )
         recomputed = id(scope) in self.recomputed
         return Block(name, (*values, *unused), items, tuple(ports), tuple(results), recomputed), ports, results
 
-    def _unused(self, path: str, users: dict[int, int], copies: list[Body]) -> list[Value]:
+    def _unused_parameters(self, path: str, users: dict[int, int], copies: list[CanonicalBody]) -> list[Value]:
         """Parameters that belong to the block and that no call ever uses."""
         if any("@" in c.node.scope for c in copies):
             return []
         found = []
-        for name, vid in self.rec.params.items():
-            value = self.rec.values[vid]
+        for name, vid in self.recording.params.items():
+            value = self.recording.values[vid]
             if name.startswith(path + ".") and value.name == name and not users.get(vid):
                 found.append(replace(value, name=name[len(path) + 1 :], storage=-1))
         return found
 
-    def _values(self, order: dict[int, int], scope: Scope) -> list[Value]:
+    def _block_values(self, order: dict[int, int], scope: Scope) -> list[Value]:
         """The values of a block; memory is named by the first value of the block that lies in it."""
         stores: dict[int, int] = {}
         found = []
         for vid, at in order.items():
-            value = self.rec.values[vid]
+            value = self.recording.values[vid]
             name = value.name
             if value.kind == "parameter":
-                name = self._local(vid, scope.path) or name if scope.path else name
+                name = self._local_name(vid, scope.path) or name if scope.path else name
             elif scope.path or name.startswith(BUFFER):
                 name = ""
-            found.append(replace(value, name=name, storage=stores.setdefault(self.rec.memory(vid), at)))
+            found.append(replace(value, name=name, storage=stores.setdefault(self.recording.storage_root(vid), at)))
         return found
 
-    def _op(self, r: Record, order: dict[int, int], scope: str) -> Op:
+    def _write_op(self, r: Record, order: dict[int, int], scope: str) -> Op:
         name = r.site[len(scope) :]
         return Op(
             name.removeprefix("."),
@@ -340,8 +355,8 @@ class Builder:
             r.extra,
         )
 
-    def _top(
-        self, items: list[Record | Body], written: dict[Any, tuple[str, list[int], list[int]]], loss: int
+    def _write_top(
+        self, items: list[Record | CanonicalBody], written: dict[Any, tuple[str, list[int], list[int]]], loss: int
     ) -> Block:
         order: dict[int, int] = {}
         owned: set[int] = set()
@@ -354,25 +369,27 @@ class Builder:
             if isinstance(item, Record):
                 for vid in (*item.inputs, *item.outputs, *item.saved):
                     number(vid)
-                rows.append(self._op(item, order, ""))
+                rows.append(self._write_op(item, order, ""))
                 continue
             name, ports, results = written[item.key]
             mine = list(item.order)
-            taken = [self._here(item, mine[i]) for i in ports]
-            given = [self._here(item, mine[i]) for i in results]
-            owned.update(v for i, vid in enumerate(mine) if i not in ports and (v := self.here(item, vid)) is not None)
+            taken = [self._counterpart_or_new(item, mine[i]) for i in ports]
+            given = [self._counterpart_or_new(item, mine[i]) for i in results]
+            owned.update(
+                v for i, vid in enumerate(mine) if i not in ports and (v := self.counterpart(item, vid)) is not None
+            )
             rows.append(Call(name, item.node.scope, tuple(map(number, taken)), tuple(map(number, given))))
-        prefixes = tuple(i.node.path + "." for i in items if isinstance(i, Body) and "@" not in i.node.scope)
-        covered = {v for v in owned if self.rec.values[v].kind == "parameter"}
-        used = self._users(items)
-        for vid in dict.fromkeys(self.rec.params.values()):
-            name = self.rec.values[vid].name
+        prefixes = tuple(i.node.path + "." for i in items if isinstance(i, CanonicalBody) and "@" not in i.node.scope)
+        covered = {v for v in owned if self.recording.values[v].kind == "parameter"}
+        used = self._count_users(items)
+        for vid in dict.fromkeys(self.recording.params.values()):
+            name = self.recording.values[vid].name
             if vid not in covered and vid not in order and (used.get(vid) or not name.startswith(prefixes)):
                 number(vid)
-        return Block("top", tuple(self._values(order, Scope("", "", ""))), tuple(rows), outputs=(order[loss],))
+        return Block("top", tuple(self._block_values(order, Scope("", "", ""))), tuple(rows), outputs=(order[loss],))
 
 
-def _common(a: str, b: str) -> str:
+def _common_prefix(a: str, b: str) -> str:
     parts = []
     for x, y in zip(a.split("."), b.split("."), strict=False):
         if x != y:
@@ -381,7 +398,7 @@ def _common(a: str, b: str) -> str:
     return ".".join(parts)
 
 
-def _unique(name: str, taken: Iterable[str]) -> str:
+def _unique_name(name: str, taken: Iterable[str]) -> str:
     known, count = set(taken), 2
     if name not in known:
         return name

@@ -8,12 +8,12 @@ from planner_core.core import PER_CALL, Attr
 from planner_core.models.capture.recording import Record
 
 
-def plans_alike(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
+def without_float_values(attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
     """The attributes without the values of float literals: layers that differ only in these (DiffLlama's) have the same plans."""
     return tuple((k, "float" if isinstance(v, float) else v) for k, v in sorted(attrs.items()))
 
 
-def per_call(records: Sequence[Record]) -> dict[str, Attr]:
+def list_per_call(records: Sequence[Record]) -> dict[str, Attr]:
     """The attributes of one op in all copies of its block; floats that differ are listed call by call (`graph.PER_CALL`)."""
     first = dict(records[0].attrs)
     for name, value in records[0].attrs.items():

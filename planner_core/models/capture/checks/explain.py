@@ -12,16 +12,18 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, NotRunnable
-from planner_core.models.capture.checks.refusals import TRANSFORM, TRANSFORM_HELP, shown
-from planner_core.models.capture.constants import LIMIT
+from planner_core.models.capture.checks.refusals import TRANSFORM, TRANSFORM_HELP, format_line
+from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 
-_OF_VALUES = frozenset({"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"})
+_VALUE_DEPENDENT = frozenset(
+    {"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"}
+)
 """ATen ops whose results have sizes, or a truth value, that depend on values."""
-_FORM = (
+_DEFAULT_HELP = (
     "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int, and if it asks a "
     "buffer (a counter, a flag), keep that as a plain attribute"
 )
-_FORMS = {
+_HELP = {
     "pack_padded_sequence": "give the padded batch to the layer, and mask the padding in the loss",
     "nested_tensor": "give one padded tensor and a mask",
     "bincount": "count without it: torch.nn.functional.one_hot(ids, n).sum(0)",
@@ -33,12 +35,12 @@ _FORMS = {
     "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
 }
 """A way out, by the function of torch, the kernel, the file of torch or the call in which a capture ended."""
-_FORMS["masked_select"] = _FORMS["nonzero"]
+_HELP["masked_select"] = _HELP["nonzero"]
 
 
-_BUILT = "let a function of a file build the model and its inputs, and give path.py:function"
+_BUILDER_HELP = "let a function of a file build the model and its inputs, and give path.py:function"
 """A way out for a module in memory."""
-_KNOWN = {
+_KNOWN_ERRORS = {
     "yet support saved tensor hooks": f"{{model}} {TRANSFORM}{{where}}; {TRANSFORM_HELP}",
     "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
     "no padding token is defined": "{model} looks for the end of each sample{where}, and no padding token is defined; "
@@ -51,7 +53,7 @@ _KNOWN = {
 
 
 @dataclass
-class Running:
+class CurrentCall:
     """What a recording is at when an error is raised: the module call, and the function with its arguments."""
 
     part: str | None = None
@@ -59,8 +61,8 @@ class Running:
     args: Any = ()
 
 
-def explain(
-    error: BaseException, model: str, running: Running, unknown: int = 0, *, copied: bool = False
+def explain_error(
+    error: BaseException, model: str, running: CurrentCall, unknown: int = 0, *, copied: bool = False
 ) -> CaptureError:
     """One sentence: what went wrong, and at which line of the model's code.
 
@@ -68,13 +70,13 @@ def explain(
     the user's module was run.
     """
     stack = traceback.extract_tb(error.__traceback__)
-    where = shown(stack)
+    where = format_line(stack)
     text = " ".join(str(error).split()) or type(error).__name__
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
-    if kernel and kernel[1] not in _OF_VALUES:
+    if kernel and kernel[1] not in _VALUE_DEPENDENT:
         what = f"{model} calls aten::{kernel[1]}{where}"
         return NeedsValues(f"{what}, which torch cannot run without values; compute it by other functions", what)
-    known = next((told for words, told in _KNOWN.items() if words in text), "")
+    known = next((told for words, told in _KNOWN_ERRORS.items() if words in text), "")
     if known:
         return CaptureError(known.format(model=model, where=where))
     if kernel or (
@@ -83,10 +85,10 @@ def explain(
         if unknown:
             return CaptureError(
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
-                f"be computed for a plan (at most {LIMIT:,}); give a smaller --batch or --seq"
+                f"be computed for a plan (at most {MAX_COMPUTED_ELEMENTS:,}); give a smaller --batch or --seq"
             )
         what = f"{running.part or model} decides by the values of computed tensors{where}"
-        return NeedsValues(f"{what}, which no graph can hold; {_instead(running, stack, kernel)}", what)
+        return NeedsValues(f"{what}, which no graph can hold; {_suggest(running, stack, kernel)}", what)
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return CaptureError(
@@ -99,20 +101,22 @@ def explain(
     told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
     if copied:
         told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
-        return NotRunnable(f"{told}: if that is why, or if it needs other inputs, {_BUILT}")
+        return NotRunnable(f"{told}: if that is why, or if it needs other inputs, {_BUILDER_HELP}")
     return NotRunnable(
         f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
     )
 
 
-def _instead(running: Running, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+def _suggest(running: CurrentCall, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
     masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(running.args))
     if running.fn in ("getitem", "setitem") and not masked:
         return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
     frames = list(stack)
-    if re.search(r"\.item\(|(?<![.\w])float\(", own := shown(frames)) and not re.search(r"\b(if|while|assert)\b", own):
+    if re.search(r"\.item\(|(?<![.\w])float\(", own := format_line(frames)) and not re.search(
+        r"\b(if|while|assert)\b", own
+    ):
         return "if a number is only looked at (a log), return the tensor, and call .item() outside"
     lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
-    forms = [name for name in _FORMS if name[-1] == "(" and name in lines]
+    forms = [name for name in _HELP if name[-1] == "(" and name in lines]
     names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *forms]
-    return next((_FORMS[name] for name in names if name in _FORMS), _FORM)
+    return next((_HELP[name] for name in names if name in _HELP), _DEFAULT_HELP)

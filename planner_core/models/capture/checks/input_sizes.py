@@ -7,42 +7,44 @@ from typing import Any
 
 import torch
 
-from planner_core.models.capture.checks.refusals import line, refuse
+from planner_core.models.capture.checks.refusals import model_line, refusal
 from planner_core.models.hooks.input_values import InputValues
-from planner_core.models.hooks.row_masks import all_equal, picked_from_rows
+from planner_core.models.hooks.row_masks import has_one_distinct_value, pick_per_sample
 
 
 class InputSizes:
     """Looks at calls whose results have sizes that the inputs say. `call` makes a call that takes the place of one of the model's code,
-    or asks, so that a run asks, too. `picked`: the lines at which a mask picks elements, and how many."""
+    or asks, so that a run asks, too. `picked_by_line`: the lines at which a mask picks elements, and how many."""
 
     def __init__(self, inputs: InputValues, call: Callable[..., Any]) -> None:
         self.inputs, self.call = inputs, call
-        self.picked: dict[str, str] = {}
+        self.picked_by_line: dict[str, str] = {}
 
-    def checked(self, scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def check_call(self, scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call that was made in another form; NotImplemented if the call can be made as it is. Raises CaptureError."""
-        masks = self.inputs.masks(fn, args)
+        masks = self.inputs.find_masks(fn, args)
         if masks and fn == "getitem":
-            made, number = picked_from_rows(self.call, self._answer, args[0], args[1], masks)
+            made, number = pick_per_sample(self.call, self._ask, args[0], args[1], masks)
             if number:
-                self.picked[line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
+                self.picked_by_line[model_line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
                 return made
         for mask in masks:
-            if not self._answer(self.call(torch.Tensor.all, mask)):
-                raise refuse(
+            if not self._ask(self.call(torch.Tensor.all, mask)):
+                raise refusal(
                     scope,
                     "picks as many elements as the values of its inputs say",
                     "multiply by the mask, choose with torch.where, or let the loss leave elements out (ignore_index), so that sizes stay",
                 )
-            self.picked[line()] = "all elements"
-        if self.inputs.count(fn, args, kwargs) and not all_equal(self.call, self._answer, fn, args, kwargs):
-            raise refuse(
+            self.picked_by_line[model_line()] = "all elements"
+        if self.inputs.decide_size(fn, args, kwargs) and not has_one_distinct_value(
+            self.call, self._ask, fn, args, kwargs
+        ):
+            raise refusal(
                 scope,
                 f"makes a tensor whose size the values of its inputs say ({fn})",
                 "give the number as an argument (num_classes=, minlength=), or compute it without that call",
             )
         return NotImplemented
 
-    def _answer(self, asked: torch.Tensor) -> bool:
+    def _ask(self, asked: torch.Tensor) -> bool:
         return bool(self.call(torch.Tensor.__bool__, asked))

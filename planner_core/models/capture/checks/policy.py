@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError
-from planner_core.models.capture.checks.refusals import line
-from planner_core.models.hooks.module_state import ModuleState, WeightTypes, computed_in
+from planner_core.models.capture.checks.refusals import model_line
+from planner_core.models.hooks.module_state import ModuleState, WeightDtypes, scratch_tensors
 
-OTHER_DRAWS = 8
+EXTRA_PASSES = 8
 """So many more passes of a model of transformers, whose layers may be left out by random numbers of Python at a rate that is 0."""
 
 
@@ -33,7 +33,7 @@ class Pass(Protocol):
         """What is called on which tensors, by block."""
 
     @property
-    def computed(self) -> Callable[[torch.Tensor], bool]:
+    def is_computed(self) -> Callable[[torch.Tensor], bool]:
         """Whether a tensor of the pass depends on weights or inputs."""
 
     @property
@@ -42,27 +42,29 @@ class Pass(Protocol):
 
 
 Checked = TypeVar("Checked", bound=Pass)
-Left = Mapping[int, str]
+Leftovers = Mapping[int, str]
 """The tensors that an earlier pass has left, by storage, and the names of what holds them."""
 
 
-def checked(model: nn.Module, once: Callable[[Left], Checked], *, library: bool = False) -> tuple[Checked, str]:
+def run_checked(
+    model: nn.Module, once: Callable[[Leftovers], Checked], *, library: bool = False
+) -> tuple[Checked, str]:
     """A pass of `once`, which leaves no state and is like the next one; and the name of an attribute in which it keeps what it computes.
 
     A table that the first pass fills and later ones read (rotary angles) is no state: then the second pass is the one that counts. Nor is
     a computed tensor that each pass makes anew before it reads it. `once(left)` refuses to read the tensors of an earlier pass, whose names
     `left` has by storage. `library`: the code is that of transformers, of which less is asked. Raises CaptureError.
     """
-    types = WeightTypes(model)
+    types = WeightDtypes(model)
 
-    def run(left: Left) -> Checked:
-        types.put_back()
+    def run(left: Leftovers) -> Checked:
+        types.restore()
         return once(left)
 
-    found, set_by_first, kept, where = _watched(model, run, {})
+    found, set_by_first, kept, where = _run_watched(model, run, {})
     if set_by_first:
         first = found
-        found, set_again, kept, _ = _watched(model, run, kept)
+        found, set_again, kept, _ = _run_watched(model, run, kept)
         if found.operations != first.operations:
             raise CaptureError(
                 f"{type(model).__name__} does other operations at its next call, since forward sets {set_by_first}"
@@ -78,7 +80,7 @@ def checked(model: nn.Module, once: Callable[[Left], Checked], *, library: bool 
             f"{type(model).__name__} draws random numbers of Python or numpy, of which each rank would draw its own; draw them by torch "
             "(torch.rand)"
         )
-    others = OTHER_DRAWS if found.drew_outside else int(not library or bool(set_by_first or kept))
+    others = EXTRA_PASSES if found.drew_outside else int(not library or bool(set_by_first or kept))
     for _ in range(others):
         if run(kept).transcript != found.transcript:
             raise CaptureError(
@@ -88,25 +90,27 @@ def checked(model: nn.Module, once: Callable[[Left], Checked], *, library: bool 
     return found, next(iter(kept.values()), "")
 
 
-def _watched(model: nn.Module, run: Callable[[Left], Checked], left: Left) -> tuple[Checked, str, Left, dict[str, str]]:
+def _run_watched(
+    model: nn.Module, run: Callable[[Leftovers], Checked], left: Leftovers
+) -> tuple[Checked, str, Leftovers, dict[str, str]]:
     """A pass; the name of a value that it has set; what it keeps of what it has computed; and the lines at which attributes were set."""
     state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
-    with _lines_of_sets(names) as where:
+    with _note_assignments(names) as where:
         found = run(left)
     kept, named = dict[int, str](), ""
-    for name, value in state.changes():
-        computed = [t for t in computed_in(value) if found.computed(t)]
-        kept |= {t.untyped_storage()._cdata: name for t in computed}
-        named = named or name * (not computed)
+    for name, value in state.list_changes():
+        is_computed = [t for t in scratch_tensors(value) if found.is_computed(t)]
+        kept |= {t.untyped_storage()._cdata: name for t in is_computed}
+        named = named or name * (not is_computed)
     return found, named, kept, where
 
 
 @contextmanager
-def _lines_of_sets(names: dict[int, str]) -> Iterator[dict[str, str]]:
+def _note_assignments(names: dict[int, str]) -> Iterator[dict[str, str]]:
     plain, where = nn.Module.__setattr__, dict[str, str]()
 
     def put(module: nn.Module, name: str, value: Any) -> None:
-        where.setdefault(f"{names.get(id(module), '')}.{name}".strip("."), line())
+        where.setdefault(f"{names.get(id(module), '')}.{name}".strip("."), model_line())
         plain(module, name, value)
 
     nn.Module.__setattr__ = put  # type: ignore[method-assign, assignment]

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Value
-from planner_core.models.hooks.callsites import buffers_of, parts_of, weights_of
+from planner_core.models.hooks.callsites import list_buffers, list_modules, list_parameters
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -32,37 +32,37 @@ _ENGINE_HELP = {
     "register_hook": "change gradients in a torch.autograd.Function, which a plan runs as one operator",
     "register_post_accumulate_grad_hook": "change gradients in the training loop",
 }
-_VALUES = frozenset(
+_VALUE_READERS = frozenset(
     {"bool", "int", "float", "complex", "index", "item", "tolist", "numpy", "is_nonzero", "equal", "allclose"}
 )
 
 
-MOST_CALLS = 10_000
+MAX_CALLS = 10_000
 """One call of a module may run at most this many operators, without those of the modules that it calls."""
 TRANSFORM = "runs its operators inside a transform of torch.func (vmap, grad, jvp, ...)"
 TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transform as a dim (torch.bmm, torch.einsum)"
 
 
-def refuse(scope: str, what: str, help_: str) -> CaptureError:
+def refusal(scope: str, what: str, help_: str) -> CaptureError:
     """One sentence: the module, what it does, the line of its code, and what would help."""
-    return CaptureError(f"{scope or 'the model'} {what}{line()}; {help_}")
+    return CaptureError(f"{scope or 'the model'} {what}{model_line()}; {help_}")
 
 
-def line() -> str:
+def model_line() -> str:
     """` at file:line (code)` of the innermost call on the stack that is neither torch's nor ours; empty if there is none."""
-    return shown(traceback.extract_stack())
+    return format_line(traceback.extract_stack())
 
 
-def shown(stack: Iterable[traceback.FrameSummary]) -> str:
+def format_line(stack: Iterable[traceback.FrameSummary]) -> str:
     """The innermost line of the model's own code in a stack, as the end of a sentence."""
-    theirs = [f for f in stack if not _ours(f.filename)]
+    theirs = [f for f in stack if not _is_library(f.filename)]
     if not theirs:
         return ""
     last = theirs[-1]
     return f" at {last.filename.rpartition('site-packages/')[2]}:{last.lineno} ({last.line})"
 
 
-def _ours(filename: str) -> bool:
+def _is_library(filename: str) -> bool:
     return any(part in filename for part in ("/torch/", "/planner_core/", "/contextlib.py")) or filename.startswith("<")
 
 
@@ -70,9 +70,9 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
     """Refuse a call on tracked tensors that a graph cannot express as an operator."""
     name = getattr(func, "__name__", "")
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
-        raise refuse(scope, _ENGINE[name], _ENGINE_HELP[name])
-    if fn is None and name.strip("_") in _VALUES and not all(t.is_meta for t in operands):
-        what = f"{scope or 'the model'} decides by the values of computed tensors{line()}"
+        raise refusal(scope, _ENGINE[name], _ENGINE_HELP[name])
+    if fn is None and name.strip("_") in _VALUE_READERS and not all(t.is_meta for t in operands):
+        what = f"{scope or 'the model'} decides by the values of computed tensors{model_line()}"
         raise NeedsValues(
             f"{what}; no graph can hold that; use a form of the model without data-dependent control flow", what
         )
@@ -83,8 +83,8 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
     discriminator's: a graph has one answer for the whole step."""
     sets = getattr(func, "__name__", "") == "__set__"
     name = str(getattr(getattr(func, "__self__", None) if sets else func, "__name__", "")).rstrip("_")
-    if sets and name == "data" and not _converts():
-        raise refuse(
+    if sets and name == "data" and not _is_converting():
+        raise refusal(
             scope,
             "gives a tensor other memory in forward (.data = ...)",
             "write into a buffer (self.mean.copy_(...)), and change weights after the optimizer's step, or by a parametrization",
@@ -92,7 +92,7 @@ def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwa
     if name == "requires_grad" and isinstance(args[0], nn.Parameter):
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if bool(wanted) != args[0].requires_grad:
-            raise refuse(
+            raise refusal(
                 scope,
                 "changes in forward which weights are trained",
                 "set that before it is planned, or call the part with weights that are detached (torch.func.functional_call)",
@@ -105,7 +105,7 @@ _AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
     """Refuse to take values of the inputs out of torch, where code would be run once, when it is recorded."""
     if of_inputs and getattr(func, "__name__", "") in _AS_ARRAYS:
-        raise refuse(
+        raise refusal(
             scope, "takes the values of its inputs as arrays of numpy", "compute with them in torch, or before forward"
         )
 
@@ -115,37 +115,37 @@ def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -
     inside a transform of torch.func."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     if any(isinstance(x, torch.Generator) for x in leaves):
-        raise refuse(
+        raise refusal(
             scope,
             f"draws random numbers from a generator of its own ({fn})",
             "draw them from torch's default generator",
         )
-    if any(isinstance(x, torch.Tensor) and _unwrapped(x) is not x for x in leaves):
-        raise refuse(scope, TRANSFORM, TRANSFORM_HELP)
+    if any(isinstance(x, torch.Tensor) and _without_transforms(x) is not x for x in leaves):
+        raise refusal(scope, TRANSFORM, TRANSFORM_HELP)
 
 
-def _converts() -> bool:
+def _is_converting() -> bool:
     """Whether a module's `.to` is what sets the data of its weights."""
     frames = traceback.extract_stack(limit=8)
     return any(f.name == "_apply" and f.filename.endswith("/torch/nn/modules/module.py") for f in frames)
 
 
-_PICKS = frozenset({"masked_select", "nonzero", "argwhere", "unique"})
-_FIXED = "draw no number there (set the rate at which layers are left out to 0), or multiply by a mask"
+_PICKING = frozenset({"masked_select", "nonzero", "argwhere", "unique"})
+_CHANCE_HELP = "draw no number there (set the rate at which layers are left out to 0), or multiply by a mask"
 
 
 def check_chance(
     scope: str, func: Callable[..., Any], fn: str | None, args: Sequence[Any], drawn: Sequence[torch.Tensor]
 ) -> None:
     """Refuse a question about random numbers, and a pick of as many elements as they say. `drawn`: operands that depend on them."""
-    if fn is None and drawn and getattr(func, "__name__", "").strip("_") in _VALUES:
-        raise refuse(scope, "decides by random numbers", f"each step would be another graph; {_FIXED}")
-    masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKS or (fn == "getitem" and t is not args[0]))]
+    if fn is None and drawn and getattr(func, "__name__", "").strip("_") in _VALUE_READERS:
+        raise refusal(scope, "decides by random numbers", f"each step would be another graph; {_CHANCE_HELP}")
+    masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKING or (fn == "getitem" and t is not args[0]))]
     if masks:
-        raise refuse(scope, "picks a random number of elements", f"each step would be another graph; {_FIXED}")
+        raise refusal(scope, "picks a random number of elements", f"each step would be another graph; {_CHANCE_HELP}")
 
 
-def never_or_always(fn: str, args: Sequence[Any]) -> bool:
+def has_one_answer(fn: str, args: Sequence[Any]) -> bool:
     """Whether a comparison with numbers of `torch.rand` has one answer: none is below 0, and all are below 1."""
     limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
     return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
@@ -164,7 +164,7 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str
     if fn in ("embedding", "embedding_bag") and (
         kwargs.get("max_norm") or (fn == "embedding" and len(args) > 3 and args[3])
     ):
-        raise refuse(
+        raise refusal(
             scope,
             "looks up a table with max_norm, which writes the table in forward",
             "a plan keeps parameters in parts: scale the rows after the optimizer's step, or the result of the lookup",
@@ -174,23 +174,23 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str
     most, rows = int(args[0].max()), args[1].shape[0]
     if most >= rows:
         raise TooManyPositions(
-            f"{scope or 'the model'} looks up row {most} of a table that has {rows}{line()}; give shorter sequences or ids within the "
-            "table",
+            f"{scope or 'the model'} looks up row {most} of a table that has {rows}{model_line()}; "
+            "give shorter sequences or ids within the table",
             most + 1 - rows,
         )
 
 
 def check_length(scope: str, calls: int) -> None:
     """Refuse a module that itself makes more calls than a plan can follow."""
-    if calls > MOST_CALLS:
-        raise refuse(
+    if calls > MAX_CALLS:
+        raise refusal(
             scope,
-            f"runs more than {MOST_CALLS:,} operators in one call, as a loop over tokens does",
+            f"runs more than {MAX_CALLS:,} operators in one call, as a loop over tokens does",
             "write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller --seq",
         )
 
 
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def _without_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor within transforms of torch.func; the same one outside of them."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
@@ -203,32 +203,32 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str],
     but one of the `originals` (names by storage) of which the model has copies, or one that an earlier pass has `left`."""
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise refuse(
+        raise refusal(
             scope,
             f"computes with a {kind} tensor, whose sizes depend on its values",
             f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
         )
-    if name := originals.get(_unwrapped(tensor).untyped_storage()._cdata):
-        raise refuse(
+    if name := originals.get(_without_transforms(tensor).untyped_storage()._cdata):
+        raise refusal(
             scope,
             f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
             "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",
         )
-    if name := left.get(_unwrapped(tensor).untyped_storage()._cdata):
-        raise refuse(
+    if name := left.get(_without_transforms(tensor).untyped_storage()._cdata):
+        raise refusal(
             scope,
             f"reads what the step before has left in {name}",
             "write it into a buffer (register_buffer), or give it to forward as an input and return the next one",
         )
     if tensor.grad_fn is not None:
         how = type(tensor.grad_fn).__name__
-        raise refuse(
+        raise refusal(
             scope,
             f"uses a tensor that was made from parameters out of sight ({how})",
             "compute it in forward, by functions of torch that a plan can follow",
         )
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise refuse(
+        raise refusal(
             scope,
             f"uses a tensor of shape {list(tensor.shape)} that needs a gradient and is no parameter of the model: each rank "
             "would have the gradient of its own samples alone",
@@ -238,7 +238,7 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str],
 
 def check_module(model: nn.Module) -> None:
     """Refuse hooks on gradients, which a plan would drop, and modules without Python code."""
-    for name, module in parts_of(model):
+    for name, module in list_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise CaptureError(
                 f"{name or 'the model'} is a TorchScript module, whose operators cannot be seen; give the Python module that it "
@@ -253,7 +253,7 @@ def check_module(model: nn.Module) -> None:
             raise CaptureError(
                 f"{name or 'the model'} makes sparse gradients (sparse=True), whose sizes depend on a batch; build it with sparse=False"
             )
-    for name, param in weights_of(model):
+    for name, param in list_parameters(model):
         if param.layout != torch.strided:
             raise CaptureError(
                 f"{name} is a sparse tensor ({str(param.layout).removeprefix('torch.')}), whose sizes depend on its values; use a dense "
@@ -268,7 +268,7 @@ def check_module(model: nn.Module) -> None:
 
 def check_gradient_hooks(model: nn.Module) -> None:
     """Refuse hooks on the gradients of weights. A copy of the weights would be without them, so it is asked before one is made."""
-    for name, param in weights_of(model):
+    for name, param in list_parameters(model):
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise CaptureError(
                 f"the parameter {name} has a hook on its gradient, which a plan would drop; change gradients in the training loop, or "
@@ -278,7 +278,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
 
 def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked: Container[int]) -> None:
     """Refuse a forward that assigns a computed tensor to the name of a buffer, since it would be there in the next step."""
-    for name, buffer in buffers_of(model):
+    for name, buffer in list_buffers(model):
         if buffer is not before.get(name) and id(buffer) in tracked:
             raise CaptureError(
                 f"forward gives the name of the buffer {name} to a computed tensor, which the next step could not use; write into the "
@@ -294,13 +294,13 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
 
     @functools.wraps(plain_init)
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
-        plain_init(self, _known(device_type), dtype, enabled, *rest, **named)
+        plain_init(self, _supported_device(device_type), dtype, enabled, *rest, **named)
         self._asked = enabled
 
     @functools.wraps(plain_enter)
     def enter(self: Any) -> Any:
         if getattr(self, "_asked", self._enabled):
-            raise refuse(
+            raise refusal(
                 scope(),
                 f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
                 "take it out of forward, and give the type of the whole step with --dtype",
@@ -308,7 +308,7 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
         return plain_enter(self)  # type: ignore[no-untyped-call]
 
     def asking(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *device_type: function(*map(_known, device_type))
+        return lambda *device_type: function(*map(_supported_device, device_type))
 
     with (
         mock.patch.multiple(torch.autocast, __init__=init, __enter__=enter),
@@ -318,45 +318,45 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
         yield
 
 
-def _known(device_type: str) -> str:
+def _supported_device(device_type: str) -> str:
     return "cpu" if device_type == "meta" else device_type
 
 
-def attached(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) -> CaptureError:
+def gradient_write_refusal(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) -> CaptureError:
     """The error for a tensor with a gradient that is written into `target`, which outlives the step: memory of the buffer of that name,
     or a tensor that a part of the model holds."""
-    keys = [f"{n}.{k}".lstrip(".") for n, part in parts_of(model) for k, v in vars(part).items() if v is target]
+    keys = [f"{n}.{k}".lstrip(".") for n, part in list_modules(model) for k, v in vars(part).items() if v is target]
     what = (
         f"the buffer {buffer}" if buffer else f"the attribute {keys[0]}" if keys else "a tensor that outlives the step"
     )
     help_ = "detach it, since the next step would need the graph of this one"
-    if buffer and not any(value is target for _, value in buffers_of(model)):  # a view, perhaps
+    if buffer and not any(value is target for _, value in list_buffers(model)):  # a view, perhaps
         short = buffer.rpartition(".")[2]
         help_ = f"detach it, and write into the buffer itself, not a view of it: self.{short}.copy_(new.detach())"
-    return refuse(scope, f"writes a tensor with a gradient into {what}", help_)
+    return refusal(scope, f"writes a tensor with a gradient into {what}", help_)
 
 
 def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None:
     """Refuse to write what is computed into a weight, and into what outlives a step and is `no_buffer`: an input (`given`), say."""
     if value.kind == "parameter":
-        raise refuse(
+        raise refusal(
             scope,
             f"writes into the parameter {value.name} in place",
             "a plan keeps parameters in parts: update it after the optimizer's step, outside forward",
         )
     if no_buffer:
         what = f"the input {value.name}" if given else "a tensor that is no buffer"
-        raise refuse(
+        raise refusal(
             scope,
             f"writes what it computes in place into {what}",
             "write into a copy, or into a buffer (register_buffer), which the next step reads",
         )
 
 
-def check_used(scope: str, fn: str, used: bool) -> None:
+def check_constant_write(scope: str, fn: str, used: bool) -> None:
     """Refuse to write into a constant that an operator has `used`."""
     if used:
-        raise refuse(
+        raise refusal(
             scope,
             f"writes in place into a constant that it has used before ({fn})",
             "write first, or into a copy: a step makes its constants before it runs its operators",

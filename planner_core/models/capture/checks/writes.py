@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from planner_core.core import CaptureError
-from planner_core.models.capture.checks.refusals import refuse
+from planner_core.models.capture.checks.refusals import refusal
 
-KEPT = "kept"
+OUTLIVES_STEP = "kept"
 """Attribute of an op that writes a tensor that stays after the step (a buffer): every rank must write it whole."""
 
 
@@ -27,38 +27,40 @@ class _Write:
     time: int
 
 
-class Writes:
+class InplaceWrites:
     """The writes of one forward pass. Times are those of the recorder's clock."""
 
     def __init__(self) -> None:
-        self.twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> a constant with values, its form on meta
+        self.meta_forms: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # id -> a constant with values, its form on meta
         self._last: dict[int, _Write] = {}  # memory -> the last write to it
 
-    def twin(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def meta_form(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The form on meta of a constant that was written; None if it was not."""
-        found = self.twins.get(id(tensor))
+        found = self.meta_forms.get(id(tensor))
         return found[1] if found else None
 
-    def made_twin(self, tensor: torch.Tensor) -> torch.Tensor:
+    def add_meta_form(self, tensor: torch.Tensor) -> torch.Tensor:
         """A form on meta that takes part in autograd in the constant's place."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        self.twins[id(tensor)] = tensor, form
+        self.meta_forms[id(tensor)] = tensor, form
         return form
 
-    def wrote(self, target: torch.Tensor, time: int) -> None:
+    def note_write(self, target: torch.Tensor, time: int) -> None:
         """Remember a write of `target`."""
-        for key in (memory(target), self._key(target)):
+        for key in (storage_id(target), self._key(target)):
             self._last[key] = _Write(target, time)
 
-    def scratch(
+    def scratch_arguments(
         self, scope: str, fn: str, given: Iterable[tuple[torch.Tensor, int]], returned: Iterable[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The arguments, `given` with their versions before, that an autograd function of the model has written in place: nothing may read
         them again, as those of sparsemax. Refuses one that it has returned, and a weight."""
         written = [t for t, version in given if t._version != version]
-        made = {memory(t) for t in returned}
-        if any(isinstance(t, torch.nn.Parameter) or memory(t) in made for t in written):
-            raise refuse(
+        made = {storage_id(t) for t in returned}
+        if any(isinstance(t, torch.nn.Parameter) or storage_id(t) in made for t in written):
+            raise refusal(
                 scope, f"writes in place into an argument of the autograd function {fn}", "let it return a new tensor"
             )
         return [t.detach() for t in written]
@@ -66,17 +68,17 @@ class Writes:
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
         """Refuse to read a `tensor` made at `time` whose memory was written since by another name."""
         last = self._last.get(self._key(tensor)) if self._last else None
-        if last is None or last.tensor is tensor or time >= last.time or _apart(last.tensor, tensor):
+        if last is None or last.tensor is tensor or time >= last.time or _are_disjoint(last.tensor, tensor):
             return
         if fn == "setitem" and tensor is args[0] and len(args) > 2 and args[2] is last.tensor:
             return  # h[:, 0] += 1: the part that was written is put back
-        raise stale(scope)
+        raise stale_read_refusal(scope)
 
     def _key(self, tensor: torch.Tensor) -> int:
-        return memory(self.twin(tensor) if self.twins and id(tensor) in self.twins else tensor)
+        return storage_id(self.meta_form(tensor) if self.meta_forms and id(tensor) in self.meta_forms else tensor)
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two views of one memory, taken by slices of the same dims, hold no element in common."""
     if a.stride() != b.stride() or a.is_meta != b.is_meta:
         return False
@@ -90,9 +92,9 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     return False
 
 
-def stale(scope: str) -> CaptureError:
+def stale_read_refusal(scope: str) -> CaptureError:
     """The error for a read that would miss a write."""
-    return refuse(
+    return refusal(
         scope,
         "reads a tensor of which a part, or a view, was written in place before",
         "write into the tensor itself (h[:, 0] = ...), not into its .detach(), or make a new one",
@@ -112,9 +114,9 @@ class RunningStatistics:
         if norm and not (args[5] if len(args) > 5 else True):
             return  # as they are
         into, others = (self._updated, self._read) if norm else (self._read, self._updated)
-        keys = set(map(memory, buffers))
+        keys = set(map(storage_id, buffers))
         if keys & others:
-            raise refuse(
+            raise refusal(
                 scope,
                 "reads the running statistics that a norm updates in the same pass",
                 "keep statistics of its own (a buffer that forward writes), or take those of the batch",
@@ -122,33 +124,33 @@ class RunningStatistics:
         into |= keys
 
 
-class Undo:
+class WriteUndo:
     """Lets what outlives a pass be as it was: its inputs, buffers, and tensors that the model's code holds."""
 
     def __init__(self) -> None:
-        self._own: set[int] = set()  # memory that the pass has taken
-        self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._made_here: set[int] = set()  # memory that the pass has taken
+        self._saved: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def made(self, results: Iterable[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+    def note_results(self, results: Iterable[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         """Note what a call made. A view of an operand has the memory of that."""
-        self._own.update({memory(t) for t in results} - {memory(t) for t in operands})
+        self._made_here.update({storage_id(t) for t in results} - {storage_id(t) for t in operands})
 
-    def before_write(self, target: torch.Tensor) -> None:
+    def save(self, target: torch.Tensor) -> None:
         """Keep what will be written, the first time."""
-        at = memory(target)
-        if at not in self._own and not target.is_meta and at != id(target):
+        at = storage_id(target)
+        if at not in self._made_here and not target.is_meta and at != id(target):
             key = at, target.storage_offset(), target.shape, target.stride()
-            if key not in self._kept:
-                self._kept[key] = target, target.detach().clone()
+            if key not in self._saved:
+                self._saved[key] = target, target.detach().clone()
 
     @torch.no_grad()
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undo all writes."""
-        for target, before in reversed(self._kept.values()):
+        for target, before in reversed(self._saved.values()):
             target.detach().copy_(before)
 
 
-def memory(tensor: torch.Tensor | None) -> int:
+def storage_id(tensor: torch.Tensor | None) -> int:
     """A number for the memory of a tensor, which its views have in common; the tensor's own if it has no plain memory."""
     if tensor is None or tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return id(tensor)

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-Place = Callable[[], Any]
+ReadVariable = Callable[[], Any]
 """Gives the value that a variable has at present."""
-LONGEST = 64
+MAX_ITEMS = 64
 """A variable that holds more items is data, and not looked into."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _LIBRARIES = frozenset({"torch", "numpy", *sys.builtin_module_names, *sys.stdlib_module_names}) - {"__main__"}
 
 
-def places(code: type | FunctionType) -> tuple[Place, ...]:
+def outside_variables(code: type | FunctionType) -> tuple[ReadVariable, ...]:
     """The variables that a function, or the methods of a class, may read."""
-    found: dict[Any, Place] = {}
+    found: dict[Any, ReadVariable] = {}
     seen: set[Any] = set()
     todo: list[Any] = [code]
     for item in todo:  # grows meanwhile
@@ -30,8 +30,8 @@ def places(code: type | FunctionType) -> tuple[Place, ...]:
             continue
         seen.add(item)
         todo += item.__bases__ if isinstance(item, type) else ()
-        for key, place in _of_class(item) if isinstance(item, type) else _of_function(item):
-            value = _plain(place())
+        for key, place in _class_variables(item) if isinstance(item, type) else _function_variables(item):
+            value = _underlying_function(place())
             if isinstance(value, (FunctionType, type)):
                 todo.append(value)
             elif not isinstance(value, ModuleType):
@@ -39,12 +39,12 @@ def places(code: type | FunctionType) -> tuple[Place, ...]:
     return tuple(found.values())
 
 
-def _of_class(kind: type) -> Iterator[tuple[Any, Place]]:
+def _class_variables(kind: type) -> Iterator[tuple[Any, ReadVariable]]:
     space = vars(kind)
     return (((id(kind), n), functools.partial(space.get, n)) for n in space if n[:2] != "__")
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[Any, Place]]:
+def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVariable]]:
     """Those that its code names, in its own file or in another one that it names (`state.SHARED`), of functions around it, and defaults,
     if they hold more than numbers and words."""
     codes, names = [function.__code__], list[str]()
@@ -56,10 +56,10 @@ def _of_function(function: FunctionType) -> Iterator[tuple[Any, Place]]:
     for space in (here, *map(vars, files)):
         yield from (((id(space), n), functools.partial(space.get, n)) for n in names if n in space)
     yield from (
-        (id(c), functools.partial(getattr, c, "cell_contents")) for c in function.__closure__ or () if filled(c)
+        (id(c), functools.partial(getattr, c, "cell_contents")) for c in function.__closure__ or () if has_value(c)
     )
     given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    yield from ((id(x), functools.partial(_itself, x)) for x in given if not isinstance(x, _PLAIN))
+    yield from ((id(x), functools.partial(_identity, x)) for x in given if not isinstance(x, _PLAIN))
 
 
 def from_library(item: Any) -> bool:
@@ -71,18 +71,18 @@ def _library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES
 
 
-def _itself(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _underlying_function(value: Any) -> Any:
     """The function behind a property or a static or class method."""
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, (staticmethod, classmethod, MethodType)) else value
 
 
-def filled(cell: Any) -> bool:
+def has_value(cell: Any) -> bool:
     """Whether a variable of a closure has a value."""
     try:
         return cell.cell_contents is not cell

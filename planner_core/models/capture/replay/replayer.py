@@ -22,10 +22,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.capture.recording import BUFFER, Replay, Scope, walk, within
-from planner_core.models.capture.replay.tokens import Tokens, held_by, relative, signature
+from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
+from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.callsites import parts_of
+from planner_core.models.hooks.callsites import list_modules
 
 if TYPE_CHECKING:
     from planner_core.models.capture.recorder import Recorder
@@ -74,15 +74,15 @@ class Replayer:
 
     def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self.recorder = recorder
-        self.path_of = {id(m): n for n, m in parts_of(model)}
-        self.shapes: dict[int, int] = {}
+        self.path_of = {id(m): n for n, m in list_modules(model)}
+        self.structures: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
-        self.heavy: dict[int, bool] = {}
-        self.weighs: dict[int, bool] = {}
+        self.has_weighted_parts: dict[int, bool] = {}
+        self.has_weights: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
         self.classes: dict[int, frozenset[type]] = {}  # of a module and all that it holds
         self.within: dict[int, list[int]] = {}  # id(module) -> ids of all that it holds
-        self._structure(model)
+        self._structure_number(model)
         self.templates: dict[Any, list[Template]] = {}
         self.watches: list[TracedCall] = []
         self.tokens = Tokens(self._names)
@@ -91,31 +91,31 @@ class Replayer:
 
     # --- structure ----------------------------------------------------------------------------------
 
-    def _structure(self, module: nn.Module) -> int:
+    def _structure_number(self, module: nn.Module) -> int:
         """A number for the structure of a module: equal numbers, equal structure."""
-        known = self.shapes.get(id(module))
+        known = self.structures.get(id(module))
         if known is not None:
             return known
-        children = [(n, self._structure(c)) for n, c in module._modules.items() if c is not None]
+        children = [(n, self._structure_number(c)) for n, c in module._modules.items() if c is not None]
         key = (
             type(module),
             module.__dict__.get("forward"),
             module.training,
             tuple(children),
-            self._shared(module),
+            self._shared_parts(module),
             tuple((n, signature(p)) for n, p in module._parameters.items() if p is not None),
             tuple((n, signature(b)) for n, b in module._buffers.items() if b is not None),
         )
         number = self.numbers.setdefault(key, len(self.numbers))
-        self.shapes[id(module)] = number
+        self.structures[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
         self.classes[number] = frozenset([type(module)]).union(*(self.classes[child] for _, child in children))
         own = any(p is not None for p in module._parameters.values())
-        self.weighs[number] = own or any(self.weighs[child] for _, child in children)
-        self.heavy[number] = len(children) > 0 and self.weighs[number]
+        self.has_weights[number] = own or any(self.has_weights[child] for _, child in children)
+        self.has_weighted_parts[number] = len(children) > 0 and self.has_weights[number]
         return number
 
-    def _shared(self, module: nn.Module) -> tuple[int, ...]:
+    def _shared_parts(self, module: nn.Module) -> tuple[int, ...]:
         """Which parts and weights of a module are one, by where they come first; empty if none are."""
         found: list[int] = []
         for part in module._modules.values():
@@ -131,7 +131,7 @@ class Replayer:
     # --- reads and writes ---------------------------------------------------------------------------
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch_attributes(self) -> Iterator[None]:
         """While open, reads and writes of module attributes are noted."""
         plain_get, replayer = object.__getattribute__, self
         plain_set = nn.Module.__setattr__
@@ -141,7 +141,7 @@ class Replayer:
             if replayer.watches and name not in _OWN and not name.startswith("__"):
                 own = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
                 if not own:  # a method of its class
-                    replayer._read(module, name, value)
+                    replayer._note_read(module, name, value)
             return value
 
         def put(module: nn.Module, name: str, value: Any) -> None:
@@ -157,7 +157,7 @@ class Replayer:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
 
-    def _read(self, module: nn.Module, name: str, value: Any) -> None:
+    def _note_read(self, module: nn.Module, name: str, value: Any) -> None:
         if isinstance(getattr(type(module), name, None), property):
             return  # what it reads is noted, and to ask it again would run it
         watch = self.watches[-1]
@@ -172,7 +172,7 @@ class Replayer:
         if (where, name) not in watch.reads:
             watch.reads[where, name] = self.token(value)
 
-    def wrote(self, tensor: torch.Tensor, when: int, *, computed: bool = False) -> None:
+    def note_write(self, tensor: torch.Tensor, when: int, *, computed: bool = False) -> None:
         """A tensor was written in place; `when` is its value or the time it was made (-1: before the run). A buffer may be, but not by
         `computed` values: the next call that reads it reads these."""
         tracked = id(tensor) in self.recorder.tracked
@@ -197,26 +197,30 @@ class Replayer:
                 self.names.setdefault(vid, []).append(name.removeprefix(BUFFER))
         return self.names
 
-    def _own(self, leaf: torch.Tensor, base: str) -> str:
+    def _own_name(self, leaf: torch.Tensor, base: str) -> str:
         """The name of an argument that the module at `base` holds itself: it is given that and no other, as it may use it otherwise too."""
         return next((n for n in self._names(leaf) if not base or n.startswith(base + ".")), "")[len(base) :]
 
     # --- calls --------------------------------------------------------------------------------------
 
-    def call(self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Replay the call if an equal one is known, else trace it."""
         module = frame.module
         assert module is not None
-        number = self.shapes.get(id(module), -1)
+        number = self.structures.get(id(module), -1)
         key: Any = None
         leaves: list[Any] = []
         again = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
-        if self.heavy.get(number) and again and not _hooked(module):
+        if self.has_weighted_parts.get(number) and again and not _has_hooks(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
-                around = self._around(number, frame, leaves)
-                keys = [k for d in held_by((args, kwargs)) if isinstance(d, dict) for k in d if not isinstance(k, str)]
-                given = self._arguments([*leaves, *keys], frame.path)
+                around = self._outside_tokens(number, frame, leaves)
+                keys = [
+                    k for d in nested_items((args, kwargs)) if isinstance(d, dict) for k in d if not isinstance(k, str)
+                ]
+                given = self._argument_tokens([*leaves, *keys], frame.path)
                 key = (number, str(spec), given, torch.is_grad_enabled(), around)
                 for template in self.templates.get(key, ()):
                     reads = self._matches(template, frame, leaves)
@@ -226,17 +230,17 @@ class Replayer:
         self.watches.append(watch)
         watch.scope.start = self.recorder.clock
         try:
-            out = self.recorder.trace(frame, call, args, kwargs)
+            out = self.recorder.trace_module(frame, call, args, kwargs)
         finally:
             self.watches.pop()
-            self._inherit(watch)
+            self._pass_to_caller(watch)
         if key is not None and not watch.opaque:
             with torch._C.DisableTorchFunction():
-                if key[-1] == self._around(number, frame, leaves):
-                    self._learn(key, watch, frame, leaves, out)
+                if key[-1] == self._outside_tokens(number, frame, leaves):
+                    self._add_template(key, watch, frame, leaves, out)
         return out
 
-    def _inherit(self, watch: TracedCall) -> None:
+    def _pass_to_caller(self, watch: TracedCall) -> None:
         if not self.watches:
             return
         outer = self.watches[-1]
@@ -251,7 +255,7 @@ class Replayer:
                     where = f"{local}.{where}" if where else local
             outer.reads.setdefault((where, name), token)
 
-    def _arguments(self, leaves: list[Any], base: str) -> Any:
+    def _argument_tokens(self, leaves: list[Any], base: str) -> Any:
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         seen: dict[int, int] = {}
         stores: dict[int, int] = {}
@@ -268,17 +272,17 @@ class Replayer:
                         id(leaf) in self.recorder.tracked,
                         isinstance(leaf, nn.Parameter),
                         signature(leaf),
-                        self._own(leaf, base),
+                        self._own_name(leaf, base),
                     )
                 )
             else:
-                found.append(relative(self.token(leaf), base, given))
+                found.append(relative_token(self.token(leaf), base, given))
         return tuple(found)
 
-    def _around(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
+    def _outside_tokens(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
         """What the code of a call reads beside its arguments and the attributes of modules."""
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        return tuple(relative(self.tokens.around(c), frame.path, given) for c in self.classes[number])
+        return tuple(relative_token(self.tokens.outside_token(c), frame.path, given) for c in self.classes[number])
 
     def _matches(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
         """What a call reads that must do the same as the template; None if it need not."""
@@ -288,15 +292,15 @@ class Replayer:
         reads: dict[Read, Any] = {}
         for (where, name), token in template.reads.items():
             try:
-                owner = where if isinstance(where, nn.Module) else _part(frame.module, where)
+                owner = where if isinstance(where, nn.Module) else _submodule(frame.module, where)
                 reads[where, name] = self.token(getattr(owner, name))
             except AttributeError:
                 return None
-            if relative(reads[where, name], frame.path) != token:
+            if relative_token(reads[where, name], frame.path) != token:
                 return None
         return reads
 
-    def _learn(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
+    def _add_template(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
         recorder = self.recorder
         scope = next(i for i in reversed(recorder.scope_stack[-1].items) if isinstance(i, Scope))
         ports = [recorder.ids.get(id(t), -1) for t in leaves if isinstance(t, torch.Tensor)]
@@ -309,35 +313,35 @@ class Replayer:
             if same is not None:
                 results.append(("in", same))
             elif isinstance(leaf, torch.Tensor):
-                if id(leaf) not in recorder.tracked or not self._fresh(leaf, watch, made):
+                if id(leaf) not in recorder.tracked or not self._is_fresh(leaf, watch, made):
                     return
                 results.append(("out", (leaf, recorder.ids[id(leaf)])))
             elif leaf is None or isinstance(leaf, (int, float, str, bool)):
                 results.append(("literal", leaf))
             else:
                 return
-        if not self._closed(scope, watch, set(ports)):
+        if not self._is_closed(scope, watch, set(ports)):
             return
         constants = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_meta]
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        reads = {read: relative(token, frame.path, given) for read, token in watch.reads.items()}
+        reads = {read: relative_token(token, frame.path, given) for read, token in watch.reads.items()}
         self.templates.setdefault(key, []).append(Template(scope, reads, ports, constants, results, spec))
 
-    def _fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
+    def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
         """Whether a result is memory of its own, made in this call."""
         root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
         store = leaf.untyped_storage()._cdata
         alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
         return root >= watch.vids and alone
 
-    def _closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
+    def _is_closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
         """Whether the call computes with nothing but its arguments, parameters and constants, and calls its own parts alone: one from
         elsewhere, which a global may lead to, is named by how often it was called. A parameter outside of it is the same for all calls that
         read the same."""
         values = self.recorder.recording.values
         under = scope.path + "."
         for record in self.recorder.recording.flatten(scope):
-            if not within(record.site, scope.scope):
+            if not is_within(record.site, scope.scope):
                 return False
             for vid in (*record.inputs, *record.saved):
                 value = values[vid]
@@ -345,17 +349,17 @@ class Replayer:
                     continue
                 if value.kind == "activation":
                     return False
-                if value.kind == "parameter" and not value.name.startswith(under) and self._aliased(vid, under):
+                if value.kind == "parameter" and not value.name.startswith(under) and self._has_alias(vid, under):
                     return False
         return True
 
-    def _aliased(self, vid: int, under: str) -> bool:
+    def _has_alias(self, vid: int, under: str) -> bool:
         return any(n.startswith(under) for n in self._names_by_value()[vid])
 
     def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]) -> Any:
         recorder = self.recorder
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-        ids = {port: recorder.use(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
+        ids = {port: recorder.value_of(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
         made = []
         for how, what in template.results:
             if how == "in":
@@ -363,18 +367,18 @@ class Replayer:
             elif how == "literal":
                 made.append(what)
             else:
-                fresh = _like(what[0])
-                ids[what[1]] = recorder.produce(fresh)
+                fresh = _new_like(what[0])
+                ids[what[1]] = recorder.add_activation(fresh)
                 made.append(fresh)
         recorder.clock += 1
         cut = len(template.scope.scope)
-        recorder.scopes.taken.update(frame.scope + inner.scope[cut:] for inner in walk(template.scope))
+        recorder.scopes.used_names.update(frame.scope + inner.scope[cut:] for inner in walk_scopes(template.scope))
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
-        self._inherit(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
+        self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
 
 
-def _part(module: Any, path: str) -> Any:
+def _submodule(module: Any, path: str) -> Any:
     """The part of a module at a path. Raises AttributeError."""
     found = module
     for name in path.split(".") if path else ():
@@ -382,7 +386,7 @@ def _part(module: Any, path: str) -> Any:
     return found
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module runs hooks. Some are registered only while the model runs."""
     todo = [module]
     for part in todo:  # grows meanwhile
@@ -393,7 +397,7 @@ def _hooked(module: nn.Module) -> bool:
     return False
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
+def _new_like(tensor: torch.Tensor) -> torch.Tensor:
     """A new tensor of the same shape and dtype, which autograd treats as a computed tensor."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,7 +1,7 @@
 """Tokens of what a module call reads or is given: equal for values with which a call must do the same.
 
-A part of the model, a weight or another tensor is `Held` in its token. Two calls mean the same by it if it has the same name within
-each module that is called, or if it is one and the same thing outside of both (`relative`).
+A part of the model, a weight or another tensor is `ModelPart` in its token. Two calls mean the same by it if it has the same name within
+each module that is called, or if it is one and the same thing outside of both (`relative_token`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from planner_core.models.capture.replay.outside import LONGEST, Place, filled, from_library, places
+from planner_core.models.capture.replay.outside import (
+    MAX_ITEMS,
+    ReadVariable,
+    from_library,
+    has_value,
+    outside_variables,
+)
 
 
-class Held(NamedTuple):
+class ModelPart(NamedTuple):
     """A module or tensor by its id, and all its names in the model."""
 
     what: str
@@ -28,34 +34,34 @@ class Held(NamedTuple):
     names: tuple[str, ...]
     signature: Any
 
-    def relative(self, base: str, given: Collection[int]) -> Any:
+    def as_seen_from(self, base: str, given: Collection[int]) -> Any:
         """How the module at `base` sees it, when a call of it is given the tensors with ids `given`."""
         for name in self.names:
             if not base or name == base or name.startswith(base + "."):
                 return (self.what, "own", name[len(base) :], self.signature)
         above = self.what == "module" and any(not n or base.startswith(n + ".") for n in self.names)
         if above or self.held in given:  # it holds what is `base`, or is replaced by what a later call is given
-            return Unlike()
+            return Incomparable()
         return (self.what, self.held, self.signature)
 
 
-class Unlike:
+class Incomparable:
     """The token of what another call may see otherwise: it equals no other."""
 
 
-def relative(token: Any, base: str, given: Collection[int] = ()) -> Any:
+def relative_token(token: Any, base: str, given: Collection[int] = ()) -> Any:
     """The token as a call of the module at `base` sees it."""
-    if isinstance(token, Held):
-        return token.relative(base, given)
-    return tuple(relative(t, base, given) for t in token) if isinstance(token, tuple) else token
+    if isinstance(token, ModelPart):
+        return token.as_seen_from(base, given)
+    return tuple(relative_token(t, base, given) for t in token) if isinstance(token, tuple) else token
 
 
-def _within(token: Any, kind: type) -> bool:
+def _contains(token: Any, kind: type) -> bool:
     """Whether a token of this kind is in the token."""
-    return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_within(t, kind) for t in token))
+    return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_contains(t, kind) for t in token))
 
 
-def held_by(value: Any) -> list[Any]:
+def nested_items(value: Any) -> list[Any]:
     """What lists, sets and dicts hold, however deep; these themselves, too, and the keys of dicts."""
     found, seen = [value], set()
     for item in found:  # grows meanwhile
@@ -71,7 +77,7 @@ class Tokens:
     def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
         self.names_of = names_of
         self.objects: dict[int, tuple[list[Any], Any]] = {}  # id(object) -> its attributes, token
-        self.places: dict[type | types.FunctionType, tuple[Place, ...]] = {}
+        self.variables: dict[type | types.FunctionType, tuple[ReadVariable, ...]] = {}
         self.numbers: dict[Any, int] = {}
         self.kept: list[Any] = []
 
@@ -80,15 +86,15 @@ class Tokens:
         if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
             return (type(value).__name__, value)
         if isinstance(value, nn.Module):
-            return Held("module", self._id(value), self.names_of(value), type(value))
+            return ModelPart("module", self._stable_id(value), self.names_of(value), type(value))
         if isinstance(value, torch.Tensor):
-            return Held("tensor", self._id(value), self.names_of(value), (type(value), signature(value)))
+            return ModelPart("tensor", self._stable_id(value), self.names_of(value), (type(value), signature(value)))
         if isinstance(value, (list, tuple, deque)) and depth < 4:
             return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
         if isinstance(value, (set, frozenset)) and depth < 4:
             return (type(value).__name__, frozenset(self.token(v, depth + 1) for v in value))
         if isinstance(value, (Iterator, bytearray)):
-            return Unlike()
+            return Incomparable()
         if isinstance(value, dict) and depth < 4:
             return ("dict", *((self.token(k, depth + 1), self.token(v, depth + 1)) for k, v in value.items()))
         if callable(value):
@@ -98,7 +104,7 @@ class Tokens:
     def _function(self, value: Any, depth: int) -> Any:
         """A function with all that it closes over."""
         if depth > 3:
-            return ("object", self._id(value))
+            return ("object", self._stable_id(value))
         within: tuple[Any, ...]
         if isinstance(value, functools.partial):
             within = value.func, value.args, value.keywords
@@ -107,46 +113,46 @@ class Tokens:
         elif isinstance(value, weakref.ref):
             within = (value(),)
         elif isinstance(value, types.FunctionType):
-            cells = tuple(c.cell_contents if filled(c) else None for c in value.__closure__ or ())
+            cells = tuple(c.cell_contents if has_value(c) else None for c in value.__closure__ or ())
             within = cells, value.__defaults__, value.__kwdefaults__
             held = tuple(self.token(v, depth + 1) for v in within)
-            return ("function", self._id(value.__code__), *held, *self.around(value, depth))
+            return ("function", self._stable_id(value.__code__), *held, *self.outside_token(value, depth))
         else:
-            return ("object", self._id(value))
+            return ("object", self._stable_id(value))
         return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
 
-    def around(self, code: type | types.FunctionType, depth: int = 0) -> Any:
+    def outside_token(self, code: type | types.FunctionType, depth: int = 0) -> Any:
         """The token of what the code of a class or function may read beside its arguments and attributes."""
         if depth > 2:
             return ()
-        if code not in self.places:
-            self.places[code] = places(code)
-        return tuple(self._variable(place(), depth + 1) for place in self.places[code])
+        if code not in self.variables:
+            self.variables[code] = outside_variables(code)
+        return tuple(self._variable(place(), depth + 1) for place in self.variables[code])
 
     def _variable(self, value: Any, depth: int) -> Any:
         if isinstance(value, (list, tuple, dict)):
-            data = len(value) > LONGEST
+            data = len(value) > MAX_ITEMS
         else:
             data = from_library(value) and not (callable(value) or isinstance(value, torch.Tensor))
-        return ("object", self._id(value)) if data else self.token(value, depth)
+        return ("object", self._stable_id(value)) if data else self.token(value, depth)
 
     def _object(self, value: Any, depth: int) -> Any:
         attributes = getattr(value, "__dict__", None)
         if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
-            return ("object", self._id(value))
+            return ("object", self._stable_id(value))
         held, known = self.objects.get(id(value), ([], None))
-        now = held_by([*attributes.values()])[1:]
+        now = nested_items([*attributes.values()])[1:]
         if known is None or len(held) != len(now) or not all(map(operator.is_, held, now)):
-            self._id(value)
+            self._stable_id(value)
             content = tuple((k, self.token(attributes[k], depth + 1)) for k in sorted(attributes))
-            if _within(content, Unlike):
-                return Unlike()
-            short = content if _within(content, Held) else self.numbers.setdefault(content, len(self.numbers))
+            if _contains(content, Incomparable):
+                return Incomparable()
+            short = content if _contains(content, ModelPart) else self.numbers.setdefault(content, len(self.numbers))
             known = ("like", type(value), short)
             self.objects[id(value)] = now, known
         return known
 
-    def _id(self, value: Any) -> int:
+    def _stable_id(self, value: Any) -> int:
         self.kept.append(value)  # so that the id stays its own
         return id(value)
 

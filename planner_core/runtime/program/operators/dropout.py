@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.models.hooks import host_drawing
+from planner_core.models.hooks import seeded_host_generators
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.collectives.ranks import shard_index
 from planner_core.runtime.program.operators.attention import causal_attention
@@ -41,7 +41,7 @@ def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
     """The same for the generators of torch, Python and numpy: all from which a model's own code may draw."""
-    with seed_torch(seed, device), host_drawing(seed):
+    with seed_torch(seed, device), seeded_host_generators(seed):
         yield
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner_core.models.hooks import drawing_from, generator_states
+from planner_core.models.hooks import generator_states, restored_generators
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
@@ -56,7 +56,7 @@ class _BlockRun(contextlib.AbstractContextManager[None]):
     def __enter__(self) -> None:
         self.draws = contextlib.ExitStack()
         if self.drawn is not None:
-            self.draws.enter_context(drawing_from(self.drawn))
+            self.draws.enter_context(restored_generators(self.drawn))
         self.before = _state.store, _state.again
         _state.store, _state.again = self.store, self.again
 
