@@ -197,7 +197,7 @@ def _run(jobs: list[tuple[Key, Plan]], work: Callable[[list[Plan]], list[dict[st
 
 
 def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.models import graph_of
+    from planner_core.models import load_plan_graph
     from planner_core.verification import verify_all
 
     return [
@@ -213,12 +213,12 @@ def _numbers(found: list[Plan]) -> list[dict[str, Any]]:
             **_run_as(r),
             **_difference(r),
         }
-        for r in verify_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S)
+        for r in verify_all(found, graphs=[load_plan_graph(p) for p in found], timeout_s=LIMIT_S)
     ]
 
 
 def _fake(found: list[Plan]) -> list[dict[str, Any]]:
-    from planner_core.models import graph_of
+    from planner_core.models import load_plan_graph
     from planner_core.verification import verify_fake_all
 
     return [
@@ -235,7 +235,7 @@ def _fake(found: list[Plan]) -> list[dict[str, Any]]:
             **_difference(r),
         }
         for r, p in zip(
-            verify_fake_all(found, graphs=[graph_of(p) for p in found], timeout_s=LIMIT_S), found, strict=True
+            verify_fake_all(found, graphs=[load_plan_graph(p) for p in found], timeout_s=LIMIT_S), found, strict=True
         )
     ]
 

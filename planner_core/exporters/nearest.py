@@ -16,7 +16,7 @@ from planner_core.core import (
     axis_names,
 )
 from planner_core.cost import cost_model_of
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning import Planner, Request, as_told, prepare, shards_data
 from planner_core.planning.methods import (
     AxisRules,
@@ -176,7 +176,7 @@ def _planner(plan: Plan) -> Planner:
         accumulate=load.get("accumulate", 1),
         offload=bool(load.get("offload")),
     )
-    return prepare(request, graph_of(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
+    return prepare(request, load_plan_graph(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 
 
 def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Graph, graph_from_json
-from planner_core.models.loading import brings_inputs, merged_samples, open_model
+from planner_core.models.loading import has_own_inputs, merge_samples, open_model
 from planner_core.models.zoo import ZOO
 
 
@@ -29,7 +29,7 @@ class BatchGraphs:
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
         """The graph of a model at a workload; None: the usual."""
-        if model in ZOO or brings_inputs(model):  # a snapshot has every batch, and code brings its own
+        if model in ZOO or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
             return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         if not self._same(model, seq, dtype, layers):
             self._forget()
@@ -54,6 +54,6 @@ class BatchGraphs:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
             proofs = [g for b, g in self._captured.items() if pair and b not in pair]
             if pair and proofs:
-                self._symbolic = merged_samples(self._captured[pair[0]], self._captured[pair[1]], proofs)
+                self._symbolic = merge_samples(self._captured[pair[0]], self._captured[pair[1]], proofs)
                 self._irregular = self._symbolic is None
         return None if self._symbolic is None else graph_from_json(self._symbolic, batch=batch)

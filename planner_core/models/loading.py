@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner_core.core import (
     Block,
@@ -21,6 +21,9 @@ from planner_core.core import (
 )
 from planner_core.models.zoo import ZOO, config_file, load_snapshot
 
+if TYPE_CHECKING:
+    from planner_core.models.sources.resolve import ModelSource
+
 DTYPES = ("bfloat16", "float16", "float32")
 VOCABULARY = "vocab_size"
 """The field of a config with the number of words."""
@@ -30,11 +33,11 @@ SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """The dtypes that the zoo's snapshots serve. They were captured in the first one."""
 
 NF4 = "nf4"
-IN_4_BITS = (
+NF4_NOTE = (
     "every linear layer but the head keeps its frozen weight in 4 bits (NF4, double quantization: 0.516 bytes a number): this is a price; "
     "peft with bitsandbytes runs it, and no exported script does"
 )
-"""What is told of QLoRA."""
+"""The assumption that a plan with 4-bit weights (QLoRA) states."""
 
 
 def capture_graph(
@@ -46,7 +49,7 @@ def capture_graph(
     layers: int | None = None,
     flat: bool = False,
 ) -> Graph:
-    """The graph of a MODEL argument (docs/CONTRACT.md) or of a config dict, at one workload (None: the usual).
+    """Capture the graph of a MODEL argument (docs/CONTRACT.md) or of a config dict at one workload; None stands for the default size.
 
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
@@ -58,48 +61,35 @@ def capture_graph(
             raise InputError(f"--{name} {size} must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    own = isinstance(source, str) and (".py:" in source or source.endswith(".pt2"))
-    if isinstance(source, str) and not own and source not in ZOO:
-        config_file(source)  # a name that is wrong is told before a package that is missing
+    is_file = isinstance(source, str) and has_own_inputs(source)
+    if isinstance(source, str) and not is_file and source not in ZOO:
+        config_file(source)  # report a wrong name before a missing package
     require("torch")
-    if isinstance(source, str) and own:
+    if isinstance(source, str) and is_file:
         if layers is not None:
-            way = "export" if source.endswith(".pt2") else "let your callable build"
-            raise InputError(f"--layers {layers} cannot be applied to {source}; {way} the depth you want")
+            remedy = "export" if source.endswith(".pt2") else "let your callable build"
+            raise InputError(f"--layers {layers} cannot be applied to {source}; {remedy} the depth you want")
         return capture_apart(source, batch=batch, seq=seq, flat=flat)
     require("transformers")
-    return _captured_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
+    return _capture_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
 
 def capture_file(source: str, *, batch: int | None = None, seq: int | None = None, flat: bool = False) -> Graph:
-    """The graph of `path.py:callable` or of a .pt2 file. The code runs in this process.
+    """Capture the graph of `path.py:callable` or of a .pt2 file. The code runs in this process.
 
-    If a model cannot be captured without values, it is captured again with the values of its whole numbers and masks. Raises
+    If a model cannot be captured without values, it is captured once more with the values of its integer and mask inputs. Raises
     InputError if the sizes of the example inputs are not `batch` and `seq`.
     """
-    from planner_core.models.capture.module import capture_module
     from planner_core.models.sources.in_memory import sizes_of
-    from planner_core.models.sources.resolve import ModelSource, on_meta, python_source
+    from planner_core.models.sources.resolve import on_meta, python_source
 
     exported = source.endswith(".pt2")
 
     def graph(made: ModelSource) -> Graph:
         size = made.workload or sizes_of(made)
-        _as_given(source, size, {} if exported else {"batch": batch, "seq": seq})
+        _check_sizes(source, size, {} if exported else {"batch": batch, "seq": seq})
         notes = made.notes if exported else (*made.notes, made.described())
-        return capture_module(
-            made.module,
-            made.inputs,
-            args=made.args,
-            name=made.name,
-            source=made.source,
-            config=made.config,
-            batch=size["batch"],
-            seq=size["seq"],
-            flat=flat,
-            notes=notes,
-            replay=not exported,
-        )
+        return _capture(made, size, flat=flat, notes=notes, replay=not exported)
 
     made = python_source(source)
     try:
@@ -117,7 +107,7 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
         raise first from None
 
 
-def _captured_config(
+def _capture_config(
     source: str | Mapping[str, Any],
     batch: int,
     seq: int | None,
@@ -126,23 +116,21 @@ def _captured_config(
     flat: bool,
     asked: bool = True,
 ) -> Graph:
-    """The graph of a model that transformers builds.
+    """Capture the graph of a model that transformers builds.
 
     If the user does not give the number of tokens, and a table of positions is shorter than its config says (RoBERTa reserves two
-    rows), the model is captured again with as many tokens as there are positions. `asked`: whether `seq` is what the user gave.
+    rows), the model is captured once more with as many tokens as there are positions. `asked`: whether the user gave `seq`.
     """
     from planner_core.models.capture.checks.refusals import TooManyPositions
     from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
-    from planner_core.models.capture.module import capture_module
     from planner_core.models.sandbox.memory_limit import limited_memory
     from planner_core.models.snapshots.widened import widened
     from planner_core.models.sources.positions import stretched, too_long
     from planner_core.models.sources.resolve import resolve
 
-    if (
-        batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS
-    ):  # the ids of so many tokens are a table too large to be computed
-        graph = widened(lambda b: _captured_config(source, b, seq, dtype, layers, flat), batch)
+    if batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS:
+        # The token ids are then too large to be computed, and code that asks for their values would fail.
+        graph = widened(lambda b: _capture_config(source, b, seq, dtype, layers, flat), batch)
         if graph is not None:
             return graph
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
@@ -151,39 +139,44 @@ def _captured_config(
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)
         four_bits = (model.config.get("lora") or {}).get("weights") == NF4
-        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []), *([IN_4_BITS] if four_bits else []))
+        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []), *([NF4_NOTE] if four_bits else []))
         try:
-            return capture_module(
-                model.module,
-                model.inputs,
-                args=model.args,
-                name=model.name,
-                source=model.source,
-                config=model.config,
-                batch=batch,
-                seq=tokens,
-                flat=flat,
-                notes=notes,
-                library=True,
-            )
+            return _capture(model, {"batch": batch, "seq": tokens}, flat=flat, notes=notes, library=True)
         except TooManyPositions as error:
             fits = tokens - error.excess
             if fits < 1:
                 raise
-            most = _captured_config(source, batch, min(fits, limit.number or fits), dtype, layers, flat, asked=False)
+            longest = _capture_config(source, batch, min(fits, limit.number or fits), dtype, layers, flat, asked=False)
             if seq is not None and asked:
-                raise InputError(too_long(model.name, replace(limit, number=most.workload["seq"]), seq)) from None
-            return most
+                raise InputError(too_long(model.name, replace(limit, number=longest.workload["seq"]), seq)) from None
+            return longest
         except CaptureError as error:
             if beyond:
                 raise InputError(f"{too_long(model.name, limit, tokens)}") from error
             raise
 
 
+def _capture(source: ModelSource, size: Mapping[str, int], **options: Any) -> Graph:
+    """Capture a source at `size`, its batch and seq. `options` are those of `capture_module`."""
+    from planner_core.models.capture.module import capture_module
+
+    return capture_module(
+        source.module,
+        source.inputs,
+        args=source.args,
+        name=source.name,
+        source=source.source,
+        config=source.config,
+        batch=size["batch"],
+        seq=size["seq"],
+        **options,
+    )
+
+
 def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
-    """The graph of a MODEL argument: a snapshot of the zoo if there is one, else a capture (which imports torch)."""
+    """Return the graph of a MODEL argument: a snapshot of the zoo if it has one, otherwise a capture, which imports torch."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
         from planner_core.models.sources.positions import within_positions
@@ -195,17 +188,20 @@ def open_model(
         batch, seq = batch or ZOO[model].batch, seq or ZOO[model].seq
     graph = capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
     if model.endswith(".pt2"):
-        _as_exported(model, graph, asked)
+        _check_exported_sizes(model, graph, asked)
     return graph
 
 
-def merged_samples(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[str, Any] | None:
-    """The graph of any number of samples as JSON, from captures of b and 2b samples; None if it is not that of each of the `proofs`."""
+def merge_samples(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[str, Any] | None:
+    """Merge captures of b and 2b samples into the JSON of a graph for any number of samples.
+
+    Returns None unless the merged graph, at the batch of each of `proofs`, equals that capture.
+    """
     from planner_core.models.snapshots.symbolic import symbolic_batch
 
     try:
         merged = symbolic_batch(first, wide)
-    except CaptureError:  # a size depends on the samples in another way
+    except CaptureError:  # a size is no linear function of the number of samples
         return None
     for proof in proofs:
         if replace(graph_from_json(merged, batch=proof.workload["batch"]), assumptions=()) != replace(
@@ -216,21 +212,25 @@ def merged_samples(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[s
 
 
 def with_config(graph: Graph, **fields: Any) -> Graph:
-    """The graph of a model from a config, at the same workload, with other fields in its config, such as `vocab_size` or `lora` (see
-    `sources.adapters`). Imports torch. Raises InputError."""
-    load, dtypes = graph.workload, {m.dtype for m in graph.parameters().values()}
-    made = capture_graph(
+    """Capture a model from a config once more, at the same workload, with other fields in its config.
+
+    `fields` are such as `vocab_size` or `lora` (see `sources.adapters`). Imports torch. Raises InputError.
+    """
+    workload, dtypes = graph.workload, {m.dtype for m in graph.parameters().values()}
+    captured = capture_graph(
         {**graph.config, **fields},
-        batch=load["batch"],
-        seq=load["seq"],
+        batch=workload["batch"],
+        seq=workload["seq"],
         dtype=next((d for d in DTYPES if d in dtypes), DTYPES[0]),
     )
-    return replace(made, name=graph.name, source=graph.source)
+    return replace(captured, name=graph.name, source=graph.source)
 
 
 def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
-    """The graph of a model from a config with adapters of a rank, and with `nf4` its frozen weights in 4 bits; as it is if `rank` is None.
-    Raises InputError."""
+    """Return the graph with LoRA adapters of a rank, and with frozen weights in 4 bits if `nf4`; unchanged if `rank` is None.
+
+    Raises InputError if the model does not come from a config.
+    """
     if rank is None and not nf4:
         return graph
     if rank is None:
@@ -245,8 +245,8 @@ def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
     return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
 
 
-def brings_inputs(model: Any) -> bool:
-    """Whether a model comes with example inputs, which fix its batch, tokens and dtype: code, an exported program, a module, a graph."""
+def has_own_inputs(model: Any) -> bool:
+    """Return whether a model has example inputs, which fix its batch, tokens and dtype: code, an exported program, a module, a graph."""
     if isinstance(model, (str, Path)):
         return ".py:" in str(model) or str(model).endswith(".pt2")
     return isinstance(model, Graph) or hasattr(model, "named_parameters")
@@ -295,18 +295,17 @@ def load_model(
         batch, seq = batch or DEFAULT_BATCH, seq or DEFAULT_SEQ
         return capture_graph(model, batch=batch, seq=seq, dtype=dtype or SNAPSHOT_DTYPES[0], layers=layers)
     if hasattr(model, "named_parameters"):
-        return _in_memory(model, inputs, {"batch": batch, "seq": seq}, dtype, layers)
+        return _capture_in_memory(model, inputs, {"batch": batch, "seq": seq}, dtype, layers)
     raise InputError(
         f"a value of type {type(model).__name__} is not a model; give a zoo name, a config.json, a config as a dict, "
         "or an nn.Module with inputs"
     )
 
 
-def _in_memory(
+def _capture_in_memory(
     module: Any, inputs: Any, asked: Mapping[str, int | None], dtype: str | None, layers: int | None
 ) -> Graph:
-    """The graph of an `nn.Module`. Raises InputError if an option cannot be applied to it."""
-    from planner_core.models.capture.module import capture_module
+    """Capture the graph of an `nn.Module`. Raises InputError if an option cannot be applied to it."""
     from planner_core.models.sources.in_memory import module_source
 
     name = type(module).__name__
@@ -317,21 +316,11 @@ def _in_memory(
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     made = module_source(module, inputs, dtype)
-    _as_given(name, made.workload, asked)
-    return capture_module(
-        made.module,
-        made.inputs,
-        args=made.args,
-        name=made.name,
-        source=made.source,
-        config=made.config,
-        batch=made.workload["batch"],
-        seq=made.workload["seq"],
-        originals=made.originals,
-    )
+    _check_sizes(name, made.workload, asked)
+    return _capture(made, made.workload, originals=made.originals)
 
 
-def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:
+def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:
     """Raise InputError if a size is asked for that the example inputs do not have."""
     for what, number in asked.items():
         if number is not None and number != size[what]:
@@ -340,19 +329,23 @@ def _as_given(name: str, size: Mapping[str, int], asked: Mapping[str, int | None
             )
 
 
-def whole_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config with all that it leaves to the defaults of its model type."""
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete a Hugging Face config by the defaults of its model type."""
     require("torch", "transformers")
     from planner_core.models.sources import with_defaults
 
     return with_defaults(config)
 
 
-def graph_of(plan: Plan) -> Graph:
-    """The graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, else a capture of its
+def load_plan_graph(plan: Plan) -> Graph:
+    """Return the graph of a plan's model at the plan's workload: a zoo model's snapshot at the plan's depth, otherwise a capture of its
     config."""
-    config, load = plan.model["config"], plan.workload
-    given = {"batch": load["batch"] // load["accumulate"], "seq": load["seq"], "dtype": load["dtype"]}
+    config, workload = plan.model["config"], plan.workload
+    given = {
+        "batch": workload["batch"] // workload["accumulate"],
+        "seq": workload["seq"],
+        "dtype": workload["dtype"],
+    }
     name = str(plan.model.get("source", "")).removeprefix("zoo:")
     if name in ZOO:
         depth = {int(config[field]) for field in ZOO[name].depth if field in config}
@@ -362,7 +355,7 @@ def graph_of(plan: Plan) -> Graph:
     return capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
 
 
-def _as_exported(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:
+def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:
     """Raise InputError if a workload is asked for that is not the one with which a program was exported."""
     for name, size in asked.items():
         if size is not None and size != graph.workload[name]:

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, get_type_hints
 
 from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, nearest, short
-from planner_core.models import brings_inputs, load_model
+from planner_core.models import has_own_inputs, load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import parse_layout
@@ -158,7 +158,7 @@ def price(
 
     there = load_cluster(cluster)
     degrees = parse_layout(layout)
-    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, given=brings_inputs(model))
+    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, given=has_own_inputs(model))
     samples = pricer.usual_micro_batch(degrees) if micro_batch is None else micro_batch
     return price_statement(pricer, Statement(degrees, samples, accumulate, **options), advise=advise)
 

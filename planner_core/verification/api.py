@@ -28,7 +28,7 @@ from planner_core.core import (
     divisors,
 )
 from planner_core.cost import cost_model, even_copies
-from planner_core.models import capture_graph, graph_of, whole_config
+from planner_core.models import capture_graph, complete_config, load_plan_graph
 from planner_core.planning import retarget, shrinks, small_mesh
 from planner_core.runtime.stages import check_schedule
 from planner_core.verification.fake.group import verify_fake
@@ -86,13 +86,13 @@ def verify(
         return _verify_stages(plan, ranks, timeout_s, progress)
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
-        return verify_fake(plan, graph=graph_of(plan), timeout_s=timeout_s)
+        return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
     if not 1 < ranks <= MOST_RANKS:
         raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
-    return verify_numbers(small, graph=graph_of(small), timeout_s=timeout_s)
+    return verify_numbers(small, graph=load_plan_graph(small), timeout_s=timeout_s)
 
 
 def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Ca
     check_schedule(plan.pipeline)
     if ranks is None:
         progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
-        return verify_fake_stages(plan, graph_of(plan), timeout_s=timeout_s)
+        return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s)
     if not 1 < ranks <= MOST_RANKS:
         raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
-    return verify_stages(small, graph_of(small), timeout_s=timeout_s)
+    return verify_stages(small, load_plan_graph(small), timeout_s=timeout_s)
 
 
 def small_stages(plan: Plan, ranks: int) -> int:
@@ -150,7 +150,7 @@ def scaled(plan: Plan, ranks: int) -> Plan:
             if failed is None:
                 failed, unfit = error, captured or isinstance(error, NotRunnable)
     if first is not None:
-        if not check_rules(plan, graph_of(plan)):
+        if not check_rules(plan, load_plan_graph(plan)):
             raise InputError(_too_few(mesh, first[1][0]))
         return first[0]  # its run says what is wrong
     if failed is not None:
@@ -180,7 +180,7 @@ def _too_few(mesh: DeviceMesh, broken: str) -> str:
 def _small_forms(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:
     """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
     of a sample of the plan."""
-    whole = whole_config(config)
+    whole = complete_config(config)
     if len(whole) > len(config):
         yield from (small for small in shrinks(config, layers, seq) if small != config)
     yield from shrinks(whole if len(whole) > len(config) else config, layers, seq)

@@ -31,7 +31,7 @@ from planner_core.core import (
     parts_differ,
 )
 from planner_core.cost import cuttable
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.ops import Kind, Pair, Row, operator, rows, together
 
 
@@ -54,7 +54,7 @@ def check_rules(plan: Plan, graph: Graph) -> list[str]:
 
 def verify_rules(plan: Plan) -> dict[str, Any]:
     """The first depth of verification, without a run: the findings about a plan and its own model. Raises InputError."""
-    found = check_rules(plan, graph_of(plan))
+    found = check_rules(plan, load_plan_graph(plan))
     nothing = dict.fromkeys(("loss", "grad", "collectives", "memory_bytes"))
     return {"ok": not found, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": found}
 

@@ -15,7 +15,7 @@ from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.step import site_time
 from planner_core.cost.step_messages import result_messages
 from planner_core.exporters import export_text
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.verification.static import check_rules
@@ -43,7 +43,7 @@ def cut(plan: Plan) -> list[tuple[str, str, Edge]]:
 
 def site_of(plan: Plan) -> tuple[Op, SitePlan, str]:
     label, name, _ = cut(plan)[0]
-    block = block_of(graph_of(plan), label)
+    block = block_of(load_plan_graph(plan), label)
     return next(op for op in block.ops if op.name == name), plan.blocks[label].sites[name], label
 
 
@@ -64,7 +64,7 @@ def test_the_fastest_plan_sums_in_chunks_where_links_are_slow() -> None:
 def test_the_price_of_a_result_by_hand() -> None:
     plan = found(4).best
     op, site, label = site_of(plan)
-    graph, model = graph_of(plan), cost_model_of(plan)
+    graph, model = load_plan_graph(plan), cost_model_of(plan)
     block = block_of(graph, label)
     messages = [m for m in result_messages(block, op, site, None, model) if m.phase == "forward"]
     assert [m.count for m in messages] == [3, 1]
@@ -84,7 +84,7 @@ def test_the_plan_is_the_sum_of_the_search() -> None:
     """The plan that is read and priced operator by operator takes as long as the search says, with recomputation too."""
     for recompute in ("none", "full", "selective"):
         plan = searched(replace(SLOW, chunks=4, recompute=recompute))
-        assert price(plan.blocks, graph_of(plan), cost_model_of(plan)).step_time_s == pytest.approx(
+        assert price(plan.blocks, load_plan_graph(plan), cost_model_of(plan)).step_time_s == pytest.approx(
             plan.cost.step_time_s, rel=1e-9
         )
         assert plan.optimal  # the value of the search is the bound that it proves
@@ -125,10 +125,10 @@ def test_a_file_keeps_chunks_and_an_impossible_one_is_found() -> None:
     plan = found(4).best
     data = plan_to_json(plan)
     assert plan_from_json(data) == plan
-    assert check_rules(plan, graph_of(plan)) == []
+    assert check_rules(plan, load_plan_graph(plan)) == []
     label = cut(plan)[0][0]
     data["blocks"][label]["sites"]["mlp.up_proj/linear"][1][0].append(4)
-    (said,) = check_rules(plan_from_json(data), graph_of(plan))
+    (said,) = check_rules(plan_from_json(data), load_plan_graph(plan))
     assert "up_proj" in said and "in 4 parts" in said
 
 

@@ -25,7 +25,7 @@ from planner_core.cost.communication.redistribution import decode, moves, splits
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.cost.memory.redistribution_buffers import transit
 from planner_core.cost.model import cost_model, cost_model_of
-from planner_core.models.loading import graph_of
+from planner_core.models.loading import load_plan_graph
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.front import corners
 from planner_core.planning.methods import parse_layout
@@ -186,7 +186,7 @@ def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -
     (T5), a tensor that two readers keep (ResNet), q, k and v of one projection sent their own ways (GPT-2, ATP), and
     gradients gathered whole (Llama-3-70B): each was once counted wrong by 5 to 27 %."""
     plans = [_plan(*row) for row in rows]
-    reports = verify_fake_all(plans, graphs=[graph_of(plan) for plan in plans])
+    reports = verify_fake_all(plans, graphs=[load_plan_graph(plan) for plan in plans])
     for row, report in zip(rows, reports, strict=True):
         assert report["collectives_ok"], row
         assert report["memory_bytes"]["rel_error"] < 0.01, (row, report["memory_bytes"])

@@ -10,7 +10,7 @@ from planner_core.core import InputError, load_cluster, load_gpu
 from planner_core.core.cluster import gpu_names
 from planner_core.cost import cost_model_of
 from planner_core.cost.memory import tensors_at_peak
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, price_statement
@@ -41,7 +41,7 @@ def test_the_search_counts_them_as_the_plan_does() -> None:
     """The exact plan is proven; the tensors at its peak add up to it."""
     plan = searched(Request("llama-3-8b", cluster="1x8-h100", layers=LAYERS, mesh="2x4", offload=True))
     assert plan.optimal and plan.workload["offload"] is True and plan.cost
-    held = tensors_at_peak(plan.blocks, graph_of(plan), cost_model_of(plan))
+    held = tensors_at_peak(plan.blocks, load_plan_graph(plan), cost_model_of(plan))
     assert sum(h.total_bytes for h in held) == plan.cost.memory_bytes["peak"]
     assert not [h for h in held if h.kind == "optimizer" and h.num_bytes]
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner_core.core import InputError, load_cluster
 from planner_core.exporters.api import export_text
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import choice
 from planner_core.planning.methods import TOOLS, check_layout, spaces
@@ -119,7 +119,7 @@ def test_a_form_that_names_layers_holds_its_plan(model: str, tool: str) -> None:
 def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
     """transformers reduces the gradient of the input of q, k and v three times; so does the plan, and what runs it."""
     graph_plan = searched(replace(ASKED, tool="hf", mesh="2x4", accumulate=1, batch=8, seq=512))
-    (report,) = verify_fake_all([graph_plan], graphs=[graph_of(graph_plan)])
+    (report,) = verify_fake_all([graph_plan], graphs=[load_plan_graph(graph_plan)])
     assert report["ok"] and report["order"]["ok"], report
     sums = [t for t in graph_plan.cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1)]
     assert sum(t.count for t in sums) >= 5 * ASKED.layers

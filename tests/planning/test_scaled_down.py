@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner_core.core import InputError, Shard, load_cluster
-from planner_core.models import capture_graph, graph_of, whole_config
+from planner_core.models import capture_graph, complete_config, load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
@@ -59,13 +59,13 @@ def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
 
 def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:
     assert shrink({"model_type": "llama"}) == {"model_type": "llama"}
-    small = shrink(whole_config({"model_type": "llama", "num_hidden_layers": 3}))
+    small = shrink(complete_config({"model_type": "llama", "num_hidden_layers": 3}))
     assert (small["num_hidden_layers"], small["hidden_size"], small["vocab_size"]) == (2, 64, 256)
-    parts = whole_config({"model_type": "clip", "text_config": {"hidden_size": 256}})
+    parts = complete_config({"model_type": "clip", "text_config": {"hidden_size": 256}})
     assert parts["text_config"]["hidden_size"] == 256 and parts["text_config"]["num_hidden_layers"] == 12
     assert shrink(parts)["vision_config"]["hidden_size"] == 64
     assert "id2label" not in parts["vision_config"]
-    assert whole_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
+    assert complete_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
 
 
 def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
@@ -85,7 +85,7 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
 def test_sizes_that_depend_on_each_other_stay_consistent(kind: str) -> None:
-    small = shrink(whole_config({"model_type": kind}))
+    small = shrink(complete_config({"model_type": kind}))
     assert capture_graph(small, batch=2, seq=32, dtype="float32").num_params < 1_000_000
 
 
@@ -160,4 +160,4 @@ def test_too_few_ranks_for_a_plan_are_refused() -> None:
     with pytest.raises(InputError, match=r"cannot be scaled to 4 ranks .* use --ranks 8"):
         scaled(plan, 4)
     small = scaled(plan, 8)
-    assert not check_rules(small, graph_of(small))
+    assert not check_rules(small, load_plan_graph(small))

@@ -9,7 +9,7 @@ import torch
 
 import planner_core as shardscope
 from planner_core.core import Shard, largest_part, parts_differ
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.runtime.program.collectives import split_unevenly
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -53,7 +53,7 @@ def test_they_run_as_predicted() -> None:
 @pytest.mark.parametrize("text", ["fsdp=6", "dp=2,fsdp=3", "fsdp=3,tp=2,sp", "fsdp=12"])
 def test_traffic_and_memory_are_exact(text: str) -> None:
     plan = small("llama-gqa", text, num_gpus=12 if text == "fsdp=12" else 6)
-    assert not check_rules(plan, graph_of(plan))
+    assert not check_rules(plan, load_plan_graph(plan))
     weights = [w for bp in plan.blocks.values() for w in bp.params.values()]
     assert any(len(sizes) == 1 for w in weights for sizes in w.segments.values()), "some weight has a shorter part"
     found = verify_fake(plan)

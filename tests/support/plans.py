@@ -7,7 +7,7 @@ from typing import Any
 from planner_core.core import Plan, load_cluster
 from planner_core.cost import cost_model_of, cuttable, price
 from planner_core.cost.resolved_ops import block_of
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning.fitting.for_tool import for_tool
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.three_axes import with_third_axis
@@ -64,7 +64,7 @@ def own_planned(gpus: int = 2, **options: Any) -> Result:
 
 def in_chunks(plan: Plan, chunks: int = 4) -> Plan:
     """The plan with every product in chunks that can be, whether it gains or not."""
-    graph, plan = graph_of(plan), replace(plan, workload={**plan.workload, "chunks": chunks})
+    graph, plan = load_plan_graph(plan), replace(plan, workload={**plan.workload, "chunks": chunks})
     model, blocks = cost_model_of(plan), {}
     for label, bp in plan.blocks.items():
         block, sites = block_of(graph, label), dict(bp.sites)

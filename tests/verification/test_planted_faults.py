@@ -14,7 +14,7 @@ import planner_core.runtime.program.setup as setup
 from planner_core.core import Block, Graph, Op, Plan
 from planner_core.cost import cost_model_of
 from planner_core.cost.memory import walk
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning.request import Request
 from planner_core.verification import numerics
 from planner_core.verification.fake import group as fake_group
@@ -44,7 +44,7 @@ def plan_of(model: str, which: str, layers: int) -> Plan:
 def measured() -> tuple[Plan, Graph, dict[str, Any]]:
     plan = plan_of("llama-3-8b", "Megatron-LM + sequence parallel", 2)
     (found,) = run_ranks(fake_group.fake_step, 1, (plan,), backend=None)
-    return plan, graph_of(plan), found
+    return plan, load_plan_graph(plan), found
 
 
 def test_what_is_not_planted_is_as_predicted() -> None:

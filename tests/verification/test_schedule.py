@@ -20,7 +20,7 @@ import planner_core as shardscope
 from planner_core.core import Graph, Plan
 from planner_core.cost.schedule.events import Event, scheduled
 from planner_core.cost.schedule.units import units_of
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
@@ -229,7 +229,7 @@ def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
     ranks = 4 if "x" in mesh else 2
     found = planned(Request(name, cluster="2x8-h100", mesh="2x8" if ranks == 4 else "16"))
     small = [scaled(p, ranks) for p in found.plans]
-    reports = verify_all(small, graphs=[graph_of(small[0])] * len(small))
+    reports = verify_all(small, graphs=[load_plan_graph(small[0])] * len(small))
     assert len(reports) > 2
     for plan, report in zip(small, reports, strict=True):
         assert report["order"] == {**report["order"], "ok": True, "difference": ""}, plan.name

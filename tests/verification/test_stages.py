@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.core import Graph, InputError, Plan, load_cluster
 from planner_core.cost import ranks_work
-from planner_core.models import graph_of
+from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import scaled, verify
@@ -75,7 +75,7 @@ def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
 
 def test_what_is_not_as_scheduled_is_found() -> None:
     plan = of_layout("llama-3-8b", "tp=2,pp=2")
-    graph = graph_of(plan)
+    graph = load_plan_graph(plan)
     assert all(row["ok"] for row in rank_reports(plan, graph, _as_scheduled(plan, graph)))
     early, smaller, lost = (_as_scheduled(plan, graph) for _ in range(3))
     early[0]["passes"][1:3] = reversed(early[0]["passes"][1:3])

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts, with_host
-from planner_core.models import VOCABULARY, brings_inputs, load_model, with_adapters, with_config
+from planner_core.models import VOCABULARY, has_own_inputs, load_model, with_adapters, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
@@ -45,7 +45,7 @@ class Pricer:
     given: bool | None = None
 
     def __post_init__(self) -> None:
-        self.given = brings_inputs(self.model) if self.given is None else self.given
+        self.given = has_own_inputs(self.model) if self.given is None else self.given
 
     def usual_micro_batch(self, layout: Layout) -> int:
         """The samples of a rank's micro-batch where none are stated: those of the example inputs, else 1. Raises InputError."""
