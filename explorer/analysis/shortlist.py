@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units
 from planner_core.core import Plan
-from planner_core.planning import STAGES
+from planner_core.planning import STAGES_PLAN_NAME
 from planner_core.planning.analysis import MOST_DOUBT, Choice
 from planner_core.planning.methods import BASELINES
 
@@ -46,7 +46,7 @@ def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[Liste
         else:
             told[run] += ", as fast as the exact optimum"
     told |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
-    deep = {n: p for n, p in plans.items() if p.name == STAGES}
+    deep = {n: p for n, p in plans.items() if p.name == STAGES_PLAN_NAME}
     told |= {n: _describe_stages(p, plans[fastest]) for n, p in deep.items()}
     if any(p.cost.step_time_s * (1 + MOST_DOUBT) < plans[run].cost.step_time_s for p in deep.values()):
         told[run] = "the best without pipeline stages"
@@ -67,7 +67,10 @@ def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[Liste
     for name, what in told.items():
         alike = any(nearly_equal(plans[name], plans[k]) for k in kept)
         if len(kept) < MAX_LISTED and (
-            not alike or name in (run, fastest) or plans[name].method == STATED_METHOD or plans[name].name == STAGES
+            not alike
+            or name in (run, fastest)
+            or plans[name].method == STATED_METHOD
+            or plans[name].name == STAGES_PLAN_NAME
         ):
             kept[name] = what
     return [ListedPlan(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in kept.items()]

@@ -11,9 +11,9 @@ from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from planner_core.core import Plan, PlannerError, load_cluster
-from planner_core.planning import STAGES, Planner, Progress, Request, Result, may_win, with_stages
+from planner_core.planning import STAGES_PLAN_NAME, Planner, Progress, Request, Result, find_staged_plan, may_use_stages
 
-PLAN_ID = STAGES
+PLAN_ID = STAGES_PLAN_NAME
 """The plan's name in the address."""
 MAX_CACHED = 48
 
@@ -39,7 +39,7 @@ def is_pending() -> bool:
     """Whether stages may win and nobody has looked."""
     asked = state.current_request()
     exported = asked.model.startswith(settings.EXPORTED_PREFIX)
-    return not exported and may_win(asked, load_cluster(asked.cluster)) and _results().peek(asked) is None
+    return not exported and may_use_stages(asked, load_cluster(asked.cluster)) and _results().peek(asked) is None
 
 
 def search(result: Result, asked: Request, say: Progress) -> None:
@@ -49,7 +49,7 @@ def search(result: Result, asked: Request, say: Progress) -> None:
 
 def _searched(result: Result, asked: Request, say: Progress) -> tuple[Result, ...]:
     try:
-        best = with_stages(asked, result.fastest, say, state.uploaded_source(asked, say))
+        best = find_staged_plan(asked, result.fastest, say, state.uploaded_source(asked, say))
     except PlannerError:  # the answer of one stage stands without it
         best = None
     return () if best is None else (result_of_planner(result, best.planner, best.plan),)

@@ -41,13 +41,19 @@ from planner_core.planning.session import (
     usable_bytes,
 )
 from planner_core.planning.small import retarget, shrink, shrinks, small_mesh
-from planner_core.planning.stages import STAGES, may_win, plan_with_stages, stage_trace, with_stages
+from planner_core.planning.stages import (
+    STAGES_PLAN_NAME,
+    find_staged_plan,
+    may_use_stages,
+    plan_with_stages,
+    stage_trace,
+)
 
 __all__ = [
     "FASTEST",
     "METHODS",
     "NO_PROOF",
-    "STAGES",
+    "STAGES_PLAN_NAME",
     "TIE",
     "USABLE_MEMORY",
     "Editable",
@@ -70,10 +76,11 @@ __all__ = [
     "copies",
     "edit",
     "exact_front",
+    "find_staged_plan",
     "fold",
     "front",
     "leads",
-    "may_win",
+    "may_use_stages",
     "meshes",
     "plan",
     "plan_model",
@@ -89,5 +96,4 @@ __all__ = [
     "small_mesh",
     "stage_trace",
     "usable_bytes",
-    "with_stages",
 ]

@@ -1,4 +1,4 @@
-"""Cut a model into stages, given ways to run each copy: the best cut, and its plan with its price."""
+"""Cut a model into stages, given policies for its copies: find the best cut, and price its plan."""
 
 from __future__ import annotations
 
@@ -18,31 +18,37 @@ from planner_core.cost import (
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.session import Planner, recomputation
-from planner_core.planning.stages.degrees import Degrees
-from planner_core.planning.stages.pieces import Range, Ranges, Way
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition
 
-STAGES = "stages"
+STAGES_PLAN_NAME = "stages"
 """The name of the best plan with pipeline stages."""
+Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
+"""The copies of each stage, and the policies that it mixes."""
 
 
-def priced_cut(
-    d: Degrees, planner: Planner, ways: list[Way], copies: tuple[int, ...], chosen: tuple[Range, ...]
+def price_cut(
+    degrees: PipelineDegrees,
+    planner: Planner,
+    policies: list[CopyPolicy],
+    copies: tuple[int, ...],
+    mixes: tuple[PolicyMix, ...],
 ) -> Plan:
-    """The plan of a cut, priced by its simulated step and the walk of its memory."""
-    pipeline = with_parts(Pipeline(d.ranks, d.schedule, copies), graph := planner.graph)
-    blocks = mixed(graph, ways, pipeline, chosen)
-    model = cost_model(planner.cluster, d.mesh, planner.workload, d.ranks)
+    """The plan of a cut, with the price of its simulated step and the walk of its memory."""
+    pipeline = with_parts(Pipeline(degrees.ranks, degrees.schedule, copies), graph := planner.graph)
+    blocks = combine_blocks(graph, policies, pipeline, mixes)
+    model = cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.ranks)
     cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(planner.coarse))
     return Plan(
-        name=STAGES,
+        name=STAGES_PLAN_NAME,
         method=EXACT.name,
         objective="time",
         optimal=False,
         model=model_identity(graph),
         workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(),
         cluster=planner.cluster.to_json(),
-        mesh=named_mesh(d.mesh, blocks),
+        mesh=named_mesh(degrees.mesh, blocks),
         blocks=blocks,
         cost=cost,
         fits=cost.memory_bytes["peak"] <= planner.budget,
@@ -50,51 +56,60 @@ def priced_cut(
     )
 
 
-def best_cut(d: Degrees, ranges: Ranges, limit: float) -> tuple[tuple[int, ...], tuple[Range, ...]] | None:
-    """The best of all cuts, one stage a rank."""
+def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
+    """The best of all cuts with one stage a rank; None if none is below `limit` seconds."""
 
     def options(stage: int, first: int, last: int) -> list[StageOption]:
-        found = ranges.best(first, last, min(d.micro_batches, d.ranks - stage))
-        return [StageOption(*found)] if found else []
+        # 1F1B: a stage holds one micro-batch for each stage from itself to the last.
+        in_flight = min(degrees.micro_batches, degrees.ranks - stage)
+        best = costs.best(first, last, in_flight)
+        return [StageOption(*best)] if best else []
 
-    cut = best_partition(len(ranges.kinds), d.ranks, options, limit)
-    return (cut.copies, tuple(c for c in cut.choices if isinstance(c, Range))) if cut else None
+    cut = best_partition(len(costs.kinds), degrees.ranks, options, limit)
+    return (cut.copies, tuple(c for c in cut.choices if isinstance(c, PolicyMix))) if cut else None
 
 
-def even_cut(d: Degrees, ranges: Ranges, limit: float) -> tuple[tuple[int, ...], tuple[Range, ...]] | None:
-    """Equally many copies a stage, several stages a rank: all stages in the quickest way in which the fullest rank fits. None if even the
-    quickest is not below a limit."""
-    pipeline = Pipeline(d.ranks, d.schedule, even_copies(len(ranges.kinds), d.ranks * d.virtual))
-    each = [float(ranges.sums[0].seconds(*pipeline.calls(s))[0]) for s in range(len(pipeline.copies))]
-    # A rank waits for the first micro-batch, and after its last one for the ranks before it: their stages run once beside its own work.
-    busy = (d.micro_batches * sum(each[s] for s in pipeline.stages_of(r)) + sum(each[:r]) for r in range(d.ranks))
-    if max(busy) >= limit:
+def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
+    """Cut into stages of equally many copies, several a rank, all under the quickest policy in which every rank fits.
+
+    Returns None if none fits, or if even the quickest is not below `limit` seconds."""
+    pipeline = Pipeline(degrees.ranks, degrees.schedule, even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
+    stage_s = [float(costs.sums[0].seconds(*pipeline.calls(s))[0]) for s in range(len(pipeline.copies))]
+    # Rank r waits for the stages before it with the first micro-batch, or they run after its last one: sum(stage_s[:r]) in addition
+    # to its own work.
+    busy_s = (
+        degrees.micro_batches * sum(stage_s[s] for s in pipeline.stages_of(r)) + sum(stage_s[:r])
+        for r in range(degrees.ranks)
+    )
+    if max(busy_s) >= limit:
         return None
-    held = [in_flight(order) for order in rank_orders(pipeline, d.micro_batches)]
-    for number in range(len(ranges.ways)):
+    held = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
+    for number in range(len(costs.policies)):
         if all(
-            ranges.fit([(*pipeline.calls(s), held[r][s]) for s in pipeline.stages_of(r)], number)
-            for r in range(d.ranks)
+            costs.fit_together([(*pipeline.calls(s), held[r][s]) for s in pipeline.stages_of(r)], number)
+            for r in range(degrees.ranks)
         ):
-            return pipeline.copies, (Range(number, number),) * len(pipeline.copies)
+            return pipeline.copies, (PolicyMix(number, number),) * len(pipeline.copies)
     return None
 
 
-def mixed(graph: Graph, ways: list[Way], pipeline: Pipeline, chosen: tuple[Range, ...]) -> dict[str, BlockPlan]:
-    """The plan's blocks, each copy in the way that its stage chose for it."""
-    way_of_call: list[int] = []
-    for stage, choice in enumerate(chosen):
-        count = pipeline.copies[stage]
-        way_of_call += [choice.fast] * (count - choice.of_slow) + [choice.slow] * choice.of_slow
-    labels = {p: label for label, block in ways[0].blocks.items() for p in block.prefixes}
-    found = {"": ways[0].blocks[""]}
+def combine_blocks(
+    graph: Graph, policies: list[CopyPolicy], pipeline: Pipeline, mixes: tuple[PolicyMix, ...]
+) -> dict[str, BlockPlan]:
+    """The plan's blocks: each copy under the policy that its stage gives it. Copies of one block under one policy are one variant."""
+    policy_of_call: list[int] = []
+    for count, mix in zip(pipeline.copies, mixes, strict=True):
+        policy_of_call += [mix.fast] * (count - mix.num_slow) + [mix.slow] * mix.num_slow
+    labels = {p: label for label, block in policies[0].blocks.items() for p in block.prefixes}
     prefixes: dict[tuple[str, int], list[str]] = {}
-    for call, number in zip(graph.calls(), way_of_call, strict=True):
+    for call, number in zip(graph.calls(), policy_of_call, strict=True):
         prefixes.setdefault((labels[call.prefix], number), []).append(call.prefix)
-    seen: dict[str, int] = {}
-    for (label, number), own in prefixes.items():
+    blocks = {"": policies[0].blocks[""]}
+    num_variants: dict[str, int] = {}
+    for (label, number), copies in prefixes.items():
         name = label.partition("#")[0]
-        variant = seen.get(name, 0)
-        seen[name] = variant + 1
-        found[f"{name}#{variant}" if variant else name] = replace(ways[number].blocks[label], prefixes=tuple(own))
-    return found
+        variant = num_variants.get(name, 0)
+        num_variants[name] = variant + 1
+        block = replace(policies[number].blocks[label], prefixes=tuple(copies))
+        blocks[f"{name}#{variant}" if variant else name] = block
+    return blocks

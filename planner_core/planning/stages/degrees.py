@@ -1,4 +1,4 @@
-"""The degrees of pipeline stages: how many, on what mesh each, how many micro-batches; and how long their step takes at least."""
+"""The degrees of pipeline parallelism (stages, mesh of each stage, micro-batches), with bounds on the time of a step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from planner_core.core import Cluster, DeviceMesh, InputError, Pipeline, axis_names, divisors
 from planner_core.cost import check_micro_batches
 
-MICRO_BATCHES = (1, 2, 4)
-"""Samples of a micro-batch on one data-parallel rank. With stages small ones are best: more of them make a smaller bubble."""
-VIRTUAL = (1, 2, 3, 4, 5, 6, 7, 8)
-MOST_RANKS = 64
+MICRO_BATCH_SAMPLES = (1, 2, 4)
+"""Samples of a micro-batch on one data-parallel rank. Small micro-batches suit stages, since more of them make a smaller bubble."""
+STAGES_PER_RANK = (1, 2, 3, 4, 5, 6, 7, 8)
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
-    """How many stages, on what, and how many micro-batches. `samples`: of a micro-batch on one data-parallel rank."""
+class PipelineDegrees:
+    """Ranks of the pipeline, stages of each rank, the data and tensor degrees of a rank's mesh, and the micro-batches of a step.
+
+    `samples`: the samples of a micro-batch on one data-parallel rank."""
 
     ranks: int
     virtual: int
@@ -27,57 +29,67 @@ class Degrees:
 
     @property
     def schedule(self) -> str:
-        """One stage a rank, or several in turn."""
+        """1F1B for one stage a rank, interleaved 1F1B for several."""
         return "1f1b" if self.virtual == 1 else "interleaved"
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of one rank's group."""
+        """The mesh of one pipeline rank."""
         if self.tensor == 1 or self.data == 1:
             return DeviceMesh(axis_names(1), (max(self.data, self.tensor),))
         return DeviceMesh(axis_names(2), (self.data, self.tensor))
 
-    def least(self, whole_s: float) -> float:
-        """Seconds that no cut is below, if the whole model takes `whole_s` on one rank's mesh for all micro-batches."""
-        m, p = self.micro_batches, self.ranks
-        return whole_s / p if self.virtual > 1 else whole_s / m / (1 - (1 - 1 / m) ** p)
+    def lower_bound_s(self, model_s: float) -> float:
+        """A lower bound on the step of any cut. `model_s`: seconds of the whole model on one rank's mesh, for all micro-batches.
 
-    def hoped(self, one_s: float) -> float:
-        """What a cut may take at least, if the whole model takes `one_s` for a micro-batch. Several stages a rank have equally many copies,
-        so then the estimate is close."""
-        return self.least(one_s * self.micro_batches) if self.virtual == 1 else self.about(one_s)
+        For 1F1B the head of `stages.search` derives the bound. Several stages a rank share the work evenly at best."""
+        m, p = self.micro_batches, self.ranks
+        return model_s / p if self.virtual > 1 else model_s / m / (1 - (1 - 1 / m) ** p)
+
+    def optimistic_s(self, micro_batch_s: float) -> float:
+        """Optimistic seconds of a step. `micro_batch_s`: seconds of the whole model for one micro-batch.
+
+        The search cuts interleaved stages into equally many copies, so for those the estimate for equal stages is close."""
+        return (
+            self.lower_bound_s(micro_batch_s * self.micro_batches)
+            if self.virtual == 1
+            else self.equal_stages_s(micro_batch_s)
+        )
 
     @property
-    def held(self) -> float:
-        """Micro-batches of a whole rank that the first rank holds at most."""
-        ahead = self.ranks if self.virtual == 1 else (self.virtual - 1) * self.ranks + 2 * self.ranks - 1
-        return min(ahead / self.virtual, self.micro_batches)
+    def in_flight(self) -> float:
+        """Micro-batches in flight on the first rank at most, counted over all stages of the rank."""
+        # 1F1B: rank 0 runs one forward for each rank before its first backward. Interleaved: Megatron-LM's warm-up, in stages.
+        warm_up = self.ranks if self.virtual == 1 else (self.virtual - 1) * self.ranks + 2 * self.ranks - 1
+        return min(warm_up / self.virtual, self.micro_batches)
 
-    def about(self, one_s: float) -> float:
-        """Seconds of a step with equal stages, if the whole model takes `one_s` for a micro-batch."""
-        return one_s / self.ranks * (self.micro_batches + (self.ranks - 1) / self.virtual)
+    def equal_stages_s(self, micro_batch_s: float) -> float:
+        """Seconds of a step with equal stages. `micro_batch_s`: seconds of the whole model for one micro-batch."""
+        return micro_batch_s / self.ranks * (self.micro_batches + (self.ranks - 1) / self.virtual)
 
 
-def every_degrees(cluster: Cluster, batch: int, calls: int) -> Iterator[Degrees]:
-    """All degrees that suit a cluster, the samples of a step, and a model with so many copies of its blocks."""
+def list_degrees(cluster: Cluster, batch: int, copies: int) -> Iterator[PipelineDegrees]:
+    """All degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks."""
     for ranks in divisors(cluster.num_gpus)[1:]:
         for tensor in divisors(cluster.levels[0].size):
             group = cluster.num_gpus // ranks
-            if ranks > min(MOST_RANKS, calls) or group % tensor:
+            if ranks > min(MAX_RANKS, copies) or group % tensor:
                 continue
-            for samples in MICRO_BATCHES:
-                yield from _with_virtual(ranks, group // tensor, tensor, samples, batch, calls)
+            for samples in MICRO_BATCH_SAMPLES:
+                yield from _degrees_on_mesh(ranks, group // tensor, tensor, samples, batch, copies)
 
 
-def _with_virtual(ranks: int, data: int, tensor: int, samples: int, batch: int, calls: int) -> Iterator[Degrees]:
-    number, rest = divmod(batch, data * samples)
-    if rest or number < ranks:
+def _degrees_on_mesh(
+    ranks: int, data: int, tensor: int, samples: int, batch: int, copies: int
+) -> Iterator[PipelineDegrees]:
+    micro_batches, remainder = divmod(batch, data * samples)
+    if remainder or micro_batches < ranks:
         return
-    for virtual in VIRTUAL:
-        d = Degrees(ranks, virtual, data, tensor, samples, number)
+    for virtual in STAGES_PER_RANK:
+        degrees = PipelineDegrees(ranks, virtual, data, tensor, samples, micro_batches)
         try:
-            check_micro_batches(Pipeline(ranks, d.schedule, (1,) * (ranks * virtual)), number)
+            check_micro_batches(Pipeline(ranks, degrees.schedule, (1,) * (ranks * virtual)), micro_batches)
         except InputError:
             continue
-        if calls >= ranks * virtual:
-            yield d
+        if copies >= ranks * virtual:
+            yield degrees

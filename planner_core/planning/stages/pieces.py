@@ -1,11 +1,13 @@
-"""What each copy of a model takes as a part of a stage: seconds of a micro-batch and bytes, for each way to run the copies.
+"""The time and memory of each copy as a part of a stage, under each policy to run the copies.
 
-The model is cut into *pieces*: a copy of a repeated block with what stands behind it (the first also has what stands before it). The
-seconds and bytes of a stage are sums over its pieces, but for the largest passing moment, which is a maximum. So those of any range
-follow from running sums, whatever the depth.
+The model is cut into *pieces*: a copy of a repeated block with the operators after it (the first piece also has those before it). The
+seconds and bytes of a stage are sums over its pieces; only the highest passing moment is a maximum. So the cost of any range of pieces
+follows from prefix sums, whatever the depth.
 
-A *way* is one plan of the whole model on the mesh of a rank, in which all copies of a block are equal: one for each policy of
-recomputation. Copies of ways that hand on the residual stream in the same placements can be mixed.
+    seconds(first, last) = prefix[last] - prefix[first]        4 pieces of 2, 3, 3, 5 s: prefix 0, 2, 5, 8, 13; pieces 1 and 2: 8 - 2 = 6 s
+
+A *copy policy* is one plan of the whole model on the mesh of a rank in which all copies of a block are equal, such as the best plan under
+full recomputation. A stage may mix two policies if both pass on the residual stream in the same placements.
 """
 
 from __future__ import annotations
@@ -23,149 +25,172 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run every piece. `blocks`: the plan of the whole model. The arrays have a number for each piece: `each` seconds of a
-    micro-batch, forward and backward; `first` and `last` what gathers before the
-    first forward and sums behind the last backward take more than compute hides; `step` seconds once a step; `sends`
-    there and back to the next piece; `standing` bytes of weights, gradients and states; `kept` bytes of a micro-batch in flight; `sent`
-    those of what is handed on; `passing` bytes at the highest moment beside these. `fixed`: seconds once a step of any stage.
-    `handed_on`: how the tensors between two pieces lie. `kinds`: equal for pieces that are alike."""
+class CopyPolicy:
+    """The cost of every piece under one policy. Arrays have one entry for each piece.
+
+    Attributes:
+        name: The recomputation and the share of memory it was searched with.
+        blocks: The plan of the whole model.
+        micro_batch_s: Forward and backward of a micro-batch.
+        gather_s: Exposed gathers before the first forward of a step.
+        reduce_s: Exposed sums of gradients after the last backward of a step.
+        step_s: Work once a step, such as the optimizer.
+        send_s: Sends to the next piece and back, for a micro-batch.
+        state_bytes: Weights, gradients and optimizer states.
+        activation_bytes: Activations of one micro-batch in flight, without those sent.
+        sent_bytes: The boundary tensors of one micro-batch.
+        passing_bytes: The highest moment of a pass, above states and activations.
+        stage_s: Seconds once a step of any stage, outside of its pieces.
+        boundary: Placements of the tensors between two pieces.
+        kinds: Equal for equal pieces.
+    """
 
     name: str
     blocks: Mapping[str, BlockPlan]
-    each: Floats
-    first: Floats
-    last: Floats
-    step: Floats
-    sends: Floats
-    standing: Floats
-    kept: Floats
-    sent: Floats
-    passing: Floats
-    fixed: float
-    handed_on: tuple[object, ...]
+    micro_batch_s: Floats
+    gather_s: Floats
+    reduce_s: Floats
+    step_s: Floats
+    send_s: Floats
+    state_bytes: Floats
+    activation_bytes: Floats
+    sent_bytes: Floats
+    passing_bytes: Floats
+    stage_s: float
+    boundary: tuple[object, ...]
     kinds: tuple[object, ...]
 
 
-def way_of(name: str, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, ends: Ends, ranks: int) -> Way:
-    """The pieces of a plan of the whole model on the mesh of one of the `ranks` of a pipeline."""
+def policy_from_plan(
+    name: str, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, ends: Ends, ranks: int
+) -> CopyPolicy:
+    """Price the pieces of a plan of the whole model, on the mesh of one of the `ranks` of a pipeline."""
     calls = sum(graph.num_repeats.values())
     pieces = stage_plans(blocks, graph, Pipeline(calls, "1f1b", (1,) * calls))
     costs = stage_costs(pieces, model, ends, pipe_link(model.cluster, model.mesh, ranks))
     memories = stage_memories(pieces, model)
     grads = np.array([m.state.grads for m in memories], dtype=float)
-    standing = np.array([m.state.params + m.state.moments - graph.buffer_bytes for m in memories], dtype=float)
-    kept = np.array([m.kept - m.sent for m in memories], dtype=float)
+    states = np.array([m.state.params + m.state.moments - graph.buffer_bytes for m in memories], dtype=float)
+    activations = np.array([m.kept - m.sent for m in memories], dtype=float)
     peak = np.array([max(m.forward.total, m.backward.total) for m in memories], dtype=float)
-    states = tuple(tuple(str(s) for s in boundary_states(p).values()) for p in pieces[1:])
-    return Way(
+    boundary = tuple(tuple(str(s) for s in boundary_states(p).values()) for p in pieces[1:])
+    return CopyPolicy(
         name=name,
         blocks=blocks,
-        each=np.array([c.forward_s + c.backward_s for c in costs]),
-        first=np.array([c.first_s for c in costs]),
-        last=np.array([c.last_s for c in costs]),
-        step=np.array([c.step_s for c in costs]) - model.software.outside_s,
-        sends=2 * np.array([c.send_s for c in costs]),
-        standing=standing + grads,
-        kept=kept,
-        sent=np.array([m.sent for m in memories], dtype=float),
-        passing=np.maximum(0.0, peak - grads - kept),
-        fixed=model.software.outside_s,
-        handed_on=states,
+        micro_batch_s=np.array([c.forward_s + c.backward_s for c in costs]),
+        gather_s=np.array([c.first_s for c in costs]),
+        reduce_s=np.array([c.last_s for c in costs]),
+        step_s=np.array([c.step_s for c in costs]) - model.software.outside_s,
+        send_s=2 * np.array([c.send_s for c in costs]),
+        state_bytes=states + grads,
+        activation_bytes=activations,
+        sent_bytes=np.array([m.sent for m in memories], dtype=float),
+        passing_bytes=np.maximum(0.0, peak - grads - activations),
+        stage_s=model.software.outside_s,
+        boundary=boundary,
         kinds=tuple(p.key for p in pieces),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The pieces from `first` to `last` (not included), the last `slow` of them in the slower of two ways, by their numbers."""
+class PolicyMix:
+    """The policies of a range of pieces, by their numbers: the last `num_slow` pieces use `slow`, those before them `fast`."""
 
     fast: int
     slow: int
-    of_slow: int = 0
+    num_slow: int = 0
 
 
-class Ranges:
-    """The least seconds of any range of pieces within a budget, for so many micro-batches."""
+class RangeCosts:
+    """The least seconds of any range of pieces within a budget, for a number of micro-batches."""
 
-    def __init__(self, ways: list[Way], micro_batches: int, budget: float) -> None:
-        self.ways, self.micro_batches, self.budget = ways, micro_batches, budget
-        self.sums = [_Sums(way) for way in ways]
-        kinds = ways[0].kinds
+    def __init__(self, policies: list[CopyPolicy], micro_batches: int, budget: float) -> None:
+        self.policies, self.micro_batches, self.budget = policies, micro_batches, budget
+        self.sums = [_PrefixSums(policy) for policy in policies]
+        kinds = policies[0].kinds
         self.kinds = [kinds.index(k) for k in kinds]
         self.changes = np.concatenate([[0], np.cumsum(np.diff(self.kinds) != 0)])
-        self.known: dict[tuple[object, ...], tuple[float, float, Range] | None] = {}
+        self.results: dict[tuple[object, ...], tuple[float, float, PolicyMix] | None] = {}
 
-    def best(self, first: int, last: int, in_flight: int) -> tuple[float, float, Range] | None:
-        """`_best`, worked out once for ranges of as many equal pieces."""
+    def best(self, first: int, last: int, in_flight: int) -> tuple[float, float, PolicyMix] | None:
+        """The cheapest mix of policies of a range that fits: (own seconds of a step, seconds a micro-batch delays later stages, mix).
+
+        `in_flight`: micro-batches in flight. Ranges of equal pieces share one result, so a deep model costs no more than a short one."""
         second = min(first + 1, last - 1)
-        # All pieces between the first and the last are of one kind where no kind changes between the second and the one before the last.
-        plain = self.changes[max(second, last - 2)] == self.changes[second]
-        inner = (self.kinds[second],) if plain else (first, last)
+        # If no kind changes from the second piece to the last but one, they are all of one kind, and its name replaces the position.
+        uniform = self.changes[max(second, last - 2)] == self.changes[second]
+        inner = (self.kinds[second],) if uniform else (first, last)
         key = last - first, first == 0, self.kinds[first], inner, self.kinds[last - 1], in_flight
-        if key not in self.known:
-            self.known[key] = self._best(first, last, in_flight)
-        return self.known[key]
+        if key not in self.results:
+            self.results[key] = self._find_best(first, last, in_flight)
+        return self.results[key]
 
-    def _best(self, first: int, last: int, in_flight: int) -> tuple[float, float, Range] | None:
-        """(own seconds, seconds for which the stages behind wait, the ways): of the quickest way or mixture of two that fits while so
-        many micro-batches are in flight."""
-        found: tuple[float, float, Range] | None = None
-        for fast in range(len(self.ways)):
-            for slow in range(fast, len(self.ways)):
-                mixed = self._mixed(first, last, in_flight, fast, slow)
-                if mixed is not None and (found is None or mixed[0] < found[0]):
-                    found = mixed
-            if found and not found[2].of_slow and found[2].fast == fast:
-                break  # the quickest way fits by itself
-        return found
+    def _find_best(self, first: int, last: int, in_flight: int) -> tuple[float, float, PolicyMix] | None:
+        best: tuple[float, float, PolicyMix] | None = None
+        for fast in range(len(self.policies)):
+            for slow in range(fast, len(self.policies)):
+                mix = self._cheapest_mix(first, last, in_flight, fast, slow)
+                if mix is not None and (best is None or mix[0] < best[0]):
+                    best = mix
+            if best and not best[2].num_slow and best[2].fast == fast:
+                break  # policies are sorted by time, so none after one that fits alone is quicker
+        return best
 
-    def fit(self, ranges: Iterable[tuple[int, int, int]], way: int) -> bool:
-        """Whether stages of one rank fit together, all in one way: (first piece, the one behind the last, micro-batches in flight)."""
-        one, total, passing = self.sums[way], 0.0, 0.0
-        for first, last, n in ranges:
-            total += one.held(first, last, n) + n * float(self.ways[way].sent[last - 1])
-            passing = max(passing, one.passing(first, last))
+    def fit_together(self, ranges: Iterable[tuple[int, int, int]], number: int) -> bool:
+        """Whether the stages of one rank fit together under one policy. A range is (first piece, end, micro-batches in flight)."""
+        sums, total, passing = self.sums[number], 0.0, 0.0
+        for first, last, in_flight in ranges:
+            sent = float(self.policies[number].sent_bytes[last - 1])
+            total += sums.resident_bytes(first, last, in_flight) + in_flight * sent
+            passing = max(passing, sums.passing_bytes(first, last))
         return total + passing <= self.budget
 
-    def _mixed(self, first: int, last: int, n: int, fast: int, slow: int) -> tuple[float, float, Range] | None:
-        """The range with as few pieces in the slower way as fit."""
-        for count in range(last - first + 1) if slow != fast else (0,):
-            if self._bytes(first, last, n, fast, slow, count) <= self.budget:
-                own, through = self._seconds(first, last, fast, slow, count)
-                return own, through, Range(fast, slow, count)
+    def _cheapest_mix(
+        self, first: int, last: int, in_flight: int, fast: int, slow: int
+    ) -> tuple[float, float, PolicyMix] | None:
+        """The mix of two policies with the fewest pieces in the slower one that fits."""
+        for num_slow in range(last - first + 1) if slow != fast else (0,):
+            mix = PolicyMix(fast, slow, num_slow)
+            if self._bytes(first, last, in_flight, mix) <= self.budget:
+                return *self._seconds(first, last, mix), mix
         return None
 
-    def _bytes(self, first: int, last: int, n: int, fast: int, slow: int, count: int) -> float:
-        a, b, middle = self.sums[fast], self.sums[slow], last - count
-        held = a.held(first, middle, n) + b.held(middle, last, n)
-        passing = max(a.passing(first, middle), b.passing(middle, last))
-        return held + passing + n * float(self.ways[fast].sent[last - 1])
+    def _bytes(self, first: int, last: int, in_flight: int, mix: PolicyMix) -> float:
+        fast, slow, middle = self.sums[mix.fast], self.sums[mix.slow], last - mix.num_slow
+        resident = fast.resident_bytes(first, middle, in_flight) + slow.resident_bytes(middle, last, in_flight)
+        passing = max(fast.passing_bytes(first, middle), slow.passing_bytes(middle, last))
+        return resident + passing + in_flight * float(self.policies[mix.fast].sent_bytes[last - 1])
 
-    def _seconds(self, first: int, last: int, fast: int, slow: int, count: int) -> tuple[float, float]:
-        a, b, middle = self.sums[fast], self.sums[slow], last - count
-        each, gathers, sums, step = a.seconds(first, middle) + b.seconds(middle, last)
-        gathers = 0.0 if first else gathers  # later stages wait for their first micro-batch meanwhile
-        send = float(self.ways[fast].sends[last - 1])
-        return self.micro_batches * each + gathers + sums + step + self.ways[fast].fixed, each + send
+    def _seconds(self, first: int, last: int, mix: PolicyMix) -> tuple[float, float]:
+        """(seconds of the range in a step, seconds from a micro-batch's arrival to the next stage)."""
+        policy, middle = self.policies[mix.fast], last - mix.num_slow
+        times = self.sums[mix.fast].seconds(first, middle) + self.sums[mix.slow].seconds(middle, last)
+        micro_batch_s, gather_s, reduce_s, step_s = times
+        gather_s = 0.0 if first else gather_s  # later stages gather while they wait for their first micro-batch
+        own_s = self.micro_batches * micro_batch_s + gather_s + reduce_s + step_s + policy.stage_s
+        return own_s, micro_batch_s + float(policy.send_s[last - 1])
 
 
-class _Sums:
-    """Running sums over the pieces of one way."""
+class _PrefixSums:
+    """Prefix sums over the pieces of one policy: [4, pieces + 1] seconds and [2, pieces + 1] bytes."""
 
-    def __init__(self, way: Way) -> None:
-        self.way = way
-        parts = [way.each, way.first, way.last, way.step]
-        self.time = np.concatenate([np.zeros((4, 1)), np.cumsum(parts, axis=1)], axis=1)
-        self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum([way.standing, way.kept], axis=1)], axis=1)
+    def __init__(self, policy: CopyPolicy) -> None:
+        self.policy = policy
+        times = [policy.micro_batch_s, policy.gather_s, policy.reduce_s, policy.step_s]
+        memory = [policy.state_bytes, policy.activation_bytes]
+        self.times = np.concatenate([np.zeros((4, 1)), np.cumsum(times, axis=1)], axis=1)
+        self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum(memory, axis=1)], axis=1)
 
     def seconds(self, first: int, last: int) -> Floats:
-        found: Floats = self.time[:, last] - self.time[:, first]
-        return found
+        """The four times of a range: of a micro-batch, of gathers, of sums, and once a step."""
+        times: Floats = self.times[:, last] - self.times[:, first]
+        return times
 
-    def held(self, first: int, last: int, n: int) -> float:
-        standing, kept = self.memory[:, last] - self.memory[:, first]
-        return float(standing + n * kept)
+    def resident_bytes(self, first: int, last: int, in_flight: int) -> float:
+        """States, and activations of the micro-batches in flight."""
+        states, activations = self.memory[:, last] - self.memory[:, first]
+        return float(states + in_flight * activations)
 
-    def passing(self, first: int, last: int) -> float:
-        return float(self.way.passing[first:last].max()) if last > first else 0.0
+    def passing_bytes(self, first: int, last: int) -> float:
+        """The highest passing moment of a range; 0 if it is empty."""
+        return float(self.policy.passing_bytes[first:last].max()) if last > first else 0.0

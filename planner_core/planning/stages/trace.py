@@ -1,7 +1,7 @@
-"""The simulated step of a plan with stages in the Trace Event Format: a row for each rank, its work, what it does once a step, its bubbles.
+"""Draw the simulated step of a plan with stages in the Trace Event Format: a row for each rank with its work and its bubbles.
 
-Times are in microseconds. `cat` is forward, backward, input, weight, once (what is done once a step) or bubble. All rows are
-as long as the step: what a rank does, and the bubbles in which it waits, add up to it.
+Times are in microseconds. `cat` is forward, backward, input, weight, once (work of once a step, such as the optimizer) or bubble. The
+events of each row add up to the step.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from planner_core.core import InputError, Pipeline, Plan
 from planner_core.cost import PipelineTime, simulated_pipeline
 
-SHOWN = 1e-9
-"""Seconds of a pause that are the rounding of sums."""
+ROUNDING_S = 1e-9
+"""Shorter pauses are rounding errors of sums."""
 
 
 def stage_trace(plan: Plan) -> dict[str, Any]:
@@ -28,15 +28,15 @@ def stage_trace(plan: Plan) -> dict[str, Any]:
         events.append(
             {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}: stage {stages}"}}
         )
-        events += _row(rank, time, cut)
+        events += _rank_events(rank, time, cut)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _row(rank: int, time: PipelineTime, cut: Pipeline) -> Iterator[dict[str, Any]]:
+def _rank_events(rank: int, time: PipelineTime, cut: Pipeline) -> Iterator[dict[str, Any]]:
     """The events of one rank, in order."""
     now = 0.0
     for span in (s for s in time.spans if s.rank == rank):
-        if span.start_s - now > SHOWN:
+        if span.start_s - now > ROUNDING_S:
             yield _event(rank, "bubble", "bubble", now, span.start_s)
         work = span.work
         name = f"{work.what.value}{work.micro_batch}" + (f" of stage {work.stage}" if cut.virtual > 1 else "")
@@ -45,7 +45,7 @@ def _row(rank: int, time: PipelineTime, cut: Pipeline) -> Iterator[dict[str, Any
         now = span.end_s
     once_s = time.once_s[rank]
     yield _event(rank, "once a step", "once", now, now + once_s)
-    if time.step_s - now - once_s > SHOWN:
+    if time.step_s - now - once_s > ROUNDING_S:
         yield _event(rank, "bubble", "bubble", now + once_s, time.step_s)
 
 
