@@ -5,7 +5,7 @@ All tables hold lower bounds. The loop is:
 
 1. Find the best assignment under the bounds.
 2. Make exact what it uses: compute the shared states that it uses, and settle the entries that it uses.
-3. If a bound rose, go to 1. Else the assignment costs what the bounds say, and every other one costs at least its own bound,
+3. If a bound rose, go to 1. Otherwise the assignment costs as much as its bounds, and every other one costs at least its own bound,
    which is not lower. So it is the optimum.
 
 Example: entries with the bounds 5, 6 and 9, whose true costs are 8, 7 and 9. The first is the best under the bounds; settled,
@@ -149,14 +149,14 @@ class FoldedTables:
 
     def weighed_tree(self, extra_tables: Sequence[Table] = ()) -> BucketTree:
         """The top network as a weighed bucket tree, with `extra_tables` tables over top variables. Raises TablesTooLarge."""
-        # Bounds change only when a shared state is computed or tightened, or an entry is settled. So these counts tell an old tree.
+        # Bounds change only when a shared state is computed or tightened, or an entry is settled. So the sum of these counts is a version.
         version = sum(len(r.powers) + r.is_tight for r in self.runs) + sum(u.num_settlings for u in self.units.values())
         if not extra_tables and self._tree is not None and self._tree[0] == version:
             return self._tree[1]
         tree = BucketTree(self.problem.top.sizes, [*self.tables, *extra_tables], self.problem.top.sequence, ())
         tree.compute_margins()
         if not extra_tables:
-            self._tree = version, tree  # it serves until bounds change
+            self._tree = version, tree  # valid until a bound changes
         return tree
 
     def best_assignment(self, abandon_above: float = float("inf")) -> Assignment | None:
@@ -215,7 +215,7 @@ class FoldedTables:
     def _solve_at_shares(self, abandon_above: float, known_bound: float) -> tuple[dict[str, int], float] | None:
         """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound.
 
-        Shares that give less than the bound that is `known_bound` are only tried to find better ones. Any states serve that, so few
+        Shares whose bound is below `known_bound` only help to find better shares. Any states are enough for that, so few
         copies are made exact for them.
         """
         top = self.problem.top

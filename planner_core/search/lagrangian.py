@@ -8,7 +8,7 @@ is solved with memory at a price m (seconds per byte):
 
 The search moves the price to where this bound is highest. The plans between the bound and the incumbent are then enumerated
 exactly (`budget.gap_closing`); copies of a block may differ where that is better. `Answer.optimal` is true only if that was
-done. Else `Answer.gap` is the relative distance between the incumbent and the bound.
+done. Otherwise `Answer.gap` is the relative distance between the incumbent and the bound.
 
 Example: the fastest plan takes 10 s and 9 GB, the smallest 14 s and 5 GB, and 8 GB are allowed. At 1 s per GB both cost 19.
 If no plan costs less at this price, the bound is 19 - 1 · 8 = 11 s. The incumbent is the plan of 14 s. A better plan takes
@@ -43,7 +43,7 @@ def make_objective(problem: Problem, kind: str) -> Objective:
 
 
 def rough_bound(problem: Problem, kind: str) -> float:
-    """A value that no assignment is below, whatever its memory. The gaps between the step's time and its bounds stay open."""
+    """A lower bound on the value of every assignment, of any memory. The gaps between the step's time and its bounds stay open."""
     rough = search_roughly(problem, kind)
     return rough.bound if rough else float("inf")
 
@@ -55,14 +55,14 @@ def search_roughly(problem: Problem, kind: str) -> Assignment | None:
 
 def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
     """The problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
-    The best assignment of all problems, whatever its memory, is in one of these."""
+    The best assignment of all problems, of any memory, is in one of these."""
     rough = [(a, p) for p in problems if (a := search_roughly(p, kind))]
     best = min((a.seconds for a, _ in rough), default=0.0) * (1 + TIE)
     return [p for a, p in sorted(rough, key=lambda f: f[0].bound) if a.bound <= best]
 
 
 def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
-    """A value that no assignment of any of the problems is below, whatever its memory. It is a best value if nothing stays open."""
+    """A lower bound on the value of every assignment of the problems, of any memory. It is the best value unless a gap stays open."""
     order = possible_winners(problems, kind)
     least = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
     for problem in order:
@@ -165,7 +165,9 @@ class _Search:
         """
         ends = (FORWARD, BACKWARD) if unlimited.totals[FORWARD] >= unlimited.totals[BACKWARD] else (BACKWARD, FORWARD)
         # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
-        for exact in (False, True) if prove else (False,):  # exact prices take long, and the others find where to begin
+        for exact in (
+            (False, True) if prove else (False,)
+        ):  # exact prices take long, and the rough ones find where to begin
             if exact and self.is_close:
                 return
             for end in ends:
@@ -238,7 +240,7 @@ def search_within_budget(
         work: The points that may be formed to close the gap; what is formed is taken from it.
         good_enough: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
         prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
-        bound_only: Only a bound is asked for, so its gap stays open and no better incumbents are looked for.
+        bound_only: The caller needs a bound only: its gap stays open, and no better incumbents are searched.
         top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
@@ -274,7 +276,7 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
     """The assignment of least `memory_bytes`, with its value under `objective`; or None if no assignment is possible.
 
     Memory is the maximum of two ends of the step, and a solution minimises a weighted sum of them. The assignment of least
-    memory after forward is the answer if it holds no more after backward; and the other way round. Else the answer is the best
+    memory after forward is the answer if it holds no more after backward, and vice versa. Otherwise the answer is the best
     of these two and of the one that minimises the mean, which need not be the least.
     """
     assignments: list[Assignment] = []
@@ -330,7 +332,7 @@ def _price_memory(
         if stop() or saved <= 0 or slower <= 0:
             return
         # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
-        # side of the budget. If there is none, the line is an edge of the lower hull, and no price gives a higher bound.
+        # side of the budget. If no such plan exists, the line is an edge of the lower hull, and no price gives a higher bound.
         price = slower / saved
         solution = state.solve_at_prices(
             price if end == FORWARD else 0.0, price if end == BACKWARD else 0.0, exact=exact

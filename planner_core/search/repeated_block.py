@@ -6,7 +6,7 @@
 
 `kept[k]` is the price of the tensor between two copies, if one of them keeps it for backward.
 
-The copies of a run may share tensors beside the residual stream, for example an encoder's output. Then the run has one such
+The copies of a run may share tensors other than the residual stream, for example an encoder's output. Then the run has one such
 table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.power` computes only those
 that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_initial_bounds`), later from
 chains in which one shared tensor is fixed at a time (`tighten_bounds`). If the optimum of the top network uses computed states only,
@@ -73,28 +73,28 @@ def boundary(problem: Problem, run: Run) -> Boundary:
 
 def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) -> Floats:
     """[..., state, state]: a table [..., entry, exit] in one numbering of states for both, that of `chain_states`."""
-    both = chain_states(axes, compiled)
-    entry, exit_ = (np.searchsorted(both, compiled.alive[v]) for v in (axes.entry, axes.exit))
-    if len(entry) == len(exit_) == len(both):
+    states = chain_states(axes, compiled)
+    entry, exit_ = (np.searchsorted(states, compiled.alive[v]) for v in (axes.entry, axes.exit))
+    if len(entry) == len(exit_) == len(states):
         return table
-    wide = np.full((*table.shape[:-2], len(both), len(both)), np.inf)
-    wide[..., entry[:, None], exit_[None, :]] = table
-    return wide
+    matrix = np.full((*table.shape[:-2], len(states), len(states)), np.inf)
+    matrix[..., entry[:, None], exit_[None, :]] = table
+    return matrix
 
 
 def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]:
     """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
-    entry, leaving = compiled.alive[axes.entry], compiled.alive[axes.exit]
-    if np.array_equal(entry, leaving):  # mostly they are
-        return entry
-    return sorted_distinct(np.concatenate([entry, leaving]))
+    entry_states, exit_states = compiled.alive[axes.entry], compiled.alive[axes.exit]
+    if np.array_equal(entry_states, exit_states):  # mostly they are
+        return entry_states
+    return sorted_distinct(np.concatenate([entry_states, exit_states]))
 
 
 def between_bytes(problem: Problem, run: Run) -> Floats:
     """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
     compiled, axes = problem.first_variant(run.block), boundary(problem, run)
-    both = chain_states(axes, compiled)
-    return compiled.net.tensors[axes.entry].local_bytes[both] * float(compiled.net.keeps_between)
+    states = chain_states(axes, compiled)
+    return compiled.net.tensors[axes.entry].local_bytes[states] * float(compiled.net.keeps_between)
 
 
 def over_top_variables(
@@ -103,21 +103,27 @@ def over_top_variables(
     compiled: CompiledNetwork,
     table: Floats,
     names: Sequence[str],
-    matrix: bool = False,
+    in_chain_numbering: bool = False,
 ) -> Table:
     """A table over the boundary variables `names` as a table over top variables, in the numbering of their alive states.
 
-    `matrix`: entry and exit are in the numbering of `chain_states`.
+    `in_chain_numbering`: entry and exit are in the numbering of `chain_states`.
     """
     for axis, name in enumerate(names):
-        mine = chain_states(axes, compiled) if matrix and name in (axes.entry, axes.exit) else compiled.alive[name]
-        theirs = problem.top.alive[axes.top_names[name]]
-        if np.array_equal(mine, theirs):
+        run_states = (
+            chain_states(axes, compiled)
+            if in_chain_numbering and name in (axes.entry, axes.exit)
+            else compiled.alive[name]
+        )
+        top_states = problem.top.alive[axes.top_names[name]]
+        if np.array_equal(run_states, top_states):
             continue
-        # A state that `mine` lacks is found at a neighbour's place, or past the end. Its entries are made infinite below.
-        places = np.minimum(np.searchsorted(mine, theirs), len(mine) - 1)
-        table = table.take(places, axis)
-        table[(slice(None),) * axis + (mine[places] != theirs,)] = np.inf  # this run cannot take these states
+        # A state that `run_states` lacks is found at a neighbour's place, or past the end. Its entries are made infinite below.
+        positions = np.minimum(np.searchsorted(run_states, top_states), len(run_states) - 1)
+        table = table.take(positions, axis)
+        table[(slice(None),) * axis + (run_states[positions] != top_states,)] = (
+            np.inf
+        )  # this run cannot take these states
     return drop_fixed_variables(*_merge_equal_names(tuple(axes.top_names[n] for n in names), table))
 
 
@@ -206,9 +212,9 @@ class Chain:
 
     def _power_of_copies(self, matrix: Floats) -> MinPlusPower:
         """The product of all copies, if one costs `copy_matrix` [entry, exit]."""
-        one = MinPlusPower(matrix[None])
+        copy = MinPlusPower(matrix[None])
         # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
-        return min_plus_product(min_plus_power(MinPlusPower(one.cost + self.between), self.count - 1), one)
+        return min_plus_product(min_plus_power(MinPlusPower(copy.cost + self.between), self.count - 1), copy)
 
     def tighten_bounds(self) -> None:
         """Raise the bounds of the shared states.
@@ -222,12 +228,12 @@ class Chain:
         bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
         for axis, name in enumerate(self.boundary.shared):
             views = [View((self.boundary.entry, self.boundary.exit), ((name, s),)) for s in range(self.shape[axis])]
-            alone = np.stack(
+            fixed_bound = np.stack(
                 [self._power_of_copies(self._view_matrix(view)).cost[0] for view in views]
             )  # [state, entry, exit]
             others = [i for i in range(len(self.shape)) if i != axis]
-            # Each of the bounds holds by itself, so the largest of them holds.
-            np.maximum(bound, np.expand_dims(alone, others), out=bound)
+            # Each is a valid bound, so the largest of them is one too.
+            np.maximum(bound, np.expand_dims(fixed_bound, others), out=bound)
         self.cost = bound.reshape(self.cost.shape)
 
     @property
@@ -246,7 +252,7 @@ class Chain:
             return over_top_variables(self.problem, axes, c, table, c.open_boundary)
         names = (*axes.shared, axes.entry, axes.exit)
         return over_top_variables(
-            self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, matrix=True
+            self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, in_chain_numbering=True
         )
 
     @cached_property
@@ -255,19 +261,19 @@ class Chain:
         It is -1 where the run cannot take a state."""
         shape = self.own_table.shape
         # The number of each entry goes the way that its cost would go. Where it arrives as infinite, the run cannot be.
-        names, there = self.over_top(np.arange(float(np.prod(shape))).reshape(shape))
-        return names, np.where(np.isfinite(there), there, -1.0).astype(np.int64).ravel()
+        names, entry_numbers = self.over_top(np.arange(float(np.prod(shape))).reshape(shape))
+        return names, np.where(np.isfinite(entry_numbers), entry_numbers, -1.0).astype(np.int64).ravel()
 
     def margins(self, tree: BucketTree) -> Floats:
         """The least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
         names, entries = self.top_entries
         shape = self.own_table.shape
-        found = np.full(int(np.prod(shape)), np.inf)
+        margins = np.full(int(np.prod(shape)), np.inf)
         # Several joint states of the top may lead to one entry of the run: the least of them counts.
         np.minimum.at(
-            found, entries[entries >= 0], tree.margin_through(tree.bucket_of(names), names).ravel()[entries >= 0]
+            margins, entries[entries >= 0], tree.margin_through(tree.bucket_of(names), names).ravel()[entries >= 0]
         )
-        return found.reshape(shape)
+        return margins.reshape(shape)
 
     def compute_promising_states(self, tree: BucketTree, value: float) -> None:
         """Compute the BATCH most promising shared states, as far as a cost below `value` may lead through them."""
@@ -278,22 +284,22 @@ class Chain:
             if least[s] < value and s not in self.powers:
                 self.compute_power(s)
 
-    def compute_used_state(self, top: Mapping[str, int]) -> bool:
-        """Compute the shared state that the states `top` use. Returns False if it was computed already."""
+    def compute_used_state(self, top_states: Mapping[str, int]) -> bool:
+        """Compute the shared state that the states `top_states` use. Returns False if it was computed already."""
         if self.count == 1:
             return False
-        s, _ = self._boundary_states(top)
+        s, _ = self._boundary_states(top_states)
         if s in self.powers:
             return False
         self.compute_power(s)
         return True
 
-    def settle_used_entries(self, top: Mapping[str, int], room: float = float("inf")) -> float:
-        """Settle the entries that the copies use, for the states `top`, the most used one first, until their cost rose by `room`.
+    def settle_used_entries(self, top_states: Mapping[str, int], room: float = float("inf")) -> float:
+        """Settle the entries that the copies use, for the states `top_states`, the most used one first, until their cost rose by `room`.
         Returns by how much it rose."""
-        s, way = self.used_entries(top)
+        s, entries = self.used_entries(top_states)
         view, raised = self.view(s), 0.0
-        for entry, uses in Counter(way).most_common():
+        for entry, uses in Counter(entries).most_common():
             if raised < room:
                 # An entry that 30 copies use raises the whole cost 30 times as much as its own bound rises.
                 raised += uses * self.unit.settle(view, entry, (room - raised) / uses)
@@ -301,33 +307,37 @@ class Chain:
             self.compute_power(s)
         return raised
 
-    def copies(self, top: Mapping[str, int]) -> list[Copy]:
-        """How each copy runs, for the states `top`: the best known way."""
-        s, way = self.used_entries(top)
+    def copies(self, top_states: Mapping[str, int]) -> list[Copy]:
+        """How each copy runs, for the states `top_states`: the best known way."""
+        s, entries = self.used_entries(top_states)
         view = self.view(s)
-        for entry in dict.fromkeys(way):
+        for entry in dict.fromkeys(entries):
             self.unit.settle(view, entry, 0.0)
-        return [self.unit.settled[view, entry].copy for entry in way]
+        return [self.unit.settled[view, entry].copy for entry in entries]
 
-    def used_entries(self, top: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
-        """The shared state that the states `top` use, and the entry of the unit's view that each copy uses."""
-        s, at = self._boundary_states(top)
+    def used_entries(self, top_states: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
+        """The shared state that the states `top_states` use, and the entry of the unit's view that each copy uses."""
+        s, boundary_states = self._boundary_states(top_states)
         c = self.compiled
         if self.count == 1:
-            return 0, [tuple(int(np.searchsorted(c.alive[v], at[v])) for v in c.open_boundary)]
+            return 0, [tuple(int(np.searchsorted(c.alive[v], boundary_states[v])) for v in c.open_boundary)]
         both = chain_states(self.boundary, c)
-        ends = [int(np.searchsorted(both, at[v])) for v in (self.boundary.entry, self.boundary.exit)]
+        ends = [int(np.searchsorted(both, boundary_states[v])) for v in (self.boundary.entry, self.boundary.exit)]
         # L copies have L + 1 states on their way: the entry, L - 1 between, the exit. Each two in a row are an entry of the view.
-        states = both[[ends[0], *self.powers[s].cheapest_path(0, ends[0], ends[1]), ends[1]]]
-        entries = np.searchsorted(c.alive[self.boundary.entry], states[:-1])
-        exits = np.searchsorted(c.alive[self.boundary.exit], states[1:])
+        path_states = both[[ends[0], *self.powers[s].cheapest_path(0, ends[0], ends[1]), ends[1]]]
+        entries = np.searchsorted(c.alive[self.boundary.entry], path_states[:-1])
+        exits = np.searchsorted(c.alive[self.boundary.exit], path_states[1:])
         return s, list(zip(entries.tolist(), exits.tolist(), strict=True))
 
-    def _boundary_states(self, top: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    def _boundary_states(self, top_states: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         """The shared state, and the state of each boundary variable in the numbering of the block's network."""
         alive = self.problem.top.alive
-        at = {inner: int(alive[outer][top[outer]]) for inner, outer in self.boundary.top_names.items() if outer in top}
+        states = {
+            inner: int(alive[outer][top_states[outer]])
+            for inner, outer in self.boundary.top_names.items()
+            if outer in top_states
+        }
         if self.count == 1 or not self.shape:
-            return 0, at
-        shared = [int(np.searchsorted(self.compiled.alive[v], at[v])) for v in self.boundary.shared]
-        return int(np.ravel_multi_index(shared, self.shape)), at
+            return 0, states
+        shared = [int(np.searchsorted(self.compiled.alive[v], states[v])) for v in self.boundary.shared]
+        return int(np.ravel_multi_index(shared, self.shape)), states

@@ -3,7 +3,7 @@
 If all copies of a block share its weights (ALBERT's layer, Zamba's attention), every weight is at the block's boundary, and the
 table over the boundary is too large. The same holds for a block that shares keys and values with layers before it (Gemma 3n).
 
-*Restriction* (`restrict_states`): each shared weight gets the state that suits one copy by itself, and tensors pass between blocks in
+*Restriction* (`restrict_states`): each shared weight gets the best state for a single copy, and tensors pass between blocks in
 fewer states, until every table can be made. The answer is the best plan of this smaller space.
 
 *Relaxation* (`relax`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
@@ -70,12 +70,12 @@ MAX_BUCKET_ENTRIES = 1_000_000
 
 def _without_partials(states: TensorStates) -> Bools:
     """[state]: neither the tensor nor its gradient is Partial on any axis."""
-    return _on_every_axis(states, lambda forward, back: P not in (forward, back))
+    return _on_every_axis(states, lambda forward, gradient: P not in (forward, gradient))
 
 
 def _batch_or_replicate(states: TensorStates) -> Bools:
     """[state]: on every axis Replicate or Shard(0), and the gradient is not Partial."""
-    return _on_every_axis(states, lambda forward, back: forward in (R, Shard(0)) and back != P)
+    return _on_every_axis(states, lambda forward, gradient: forward in (R, Shard(0)) and gradient != P)
 
 
 def _same_on_every_axis(states: TensorStates) -> Bools:
@@ -117,39 +117,40 @@ class StateRestriction(Restriction):
 
 def restrict_states(
     networks: ModelNetworks,
-    like: Callable[[ModelNetworks, Restriction], Problem],
+    make_problem: Callable[[ModelNetworks, Restriction], Problem],
     coarse: CoarseGraph,
     restrict: Restriction | None,
 ) -> Problem:
-    """The problem that `like` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
+    """The problem that `make_problem` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
     strongest restriction is enough."""
-    # The weights' own cost is in the top block. A copy by itself must know its part of it, or it would choose what is free there.
+    # The cost of a shared weight is in the top block. A single copy must count its part of it, or it would choose what costs most there.
     shared = _move_weight_costs_to_calls(networks, coarse, _TIME_PRICES)
-    left: dict[tuple[str, str], Bools] = {}
-    fixed: dict[int, int] = {}  # value of the top block -> its state
+    allowed: dict[tuple[str, str], Bools] = {}
+    fixed_weights: dict[int, int] = {}  # value of the top block -> its state
     calls = [c.block for c in coarse.graph.calls()]
     for name in sorted(
         networks.blocks, key=lambda n: -calls.count(n) * len(coarse.graph.blocks[n].ops)
     ):  # most work first
-        left |= _restrict_block(name, _first_variant(shared.blocks[name]), coarse, restrict, fixed)
+        allowed |= _restrict_block(name, _first_variant(shared.blocks[name]), coarse, restrict, fixed_weights)
     top = networks.top
-    left |= {
+    allowed |= {
         ("", tensor_name(o)): np.arange(top.sizes[tensor_name(o)]) == s
-        for o, s in fixed.items()
+        for o, s in fixed_weights.items()
         if tensor_name(o) in top.sizes
     }
-    steps = [
+    levels = [
         _allowed_by_level("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS
     ]
     # Give up as little as possible: at first only the states of shared weights, then also more and more states between blocks.
-    for fewer in ({}, *steps):
+    for further in ({}, *levels):
         try:
             return replace(
-                like(networks, StateRestriction(restrict, left | fewer)), unrestricted=networks.restricted(restrict)
+                make_problem(networks, StateRestriction(restrict, allowed | further)),
+                unrestricted=networks.restricted(restrict),
             )
         except TooWide as error:
-            wide = error
-    raise wide
+            error_of_last = error
+    raise error_of_last
 
 
 def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, prices: Floats) -> ModelNetworks:
@@ -167,9 +168,9 @@ def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, pr
     }
     top = replace(networks.top, factors=list(networks.top.factors))
     for name, nets in blocks.items():
-        mine = [c for c in calls if c.block == name]
+        own_calls = [c for c in calls if c.block == name]
         for position, v in _given_weights(coarse.graph.blocks[name]):
-            outer = [c.inputs[position] for c in mine]
+            outer = [c.inputs[position] for c in own_calls]
             # A weight that costs c[s] and is used by 12 calls: each call gets c[s] / 12, the top block gets -c[s] / 12 for each of them.
             # If all calls have the weight in state s, the parts cancel, so no plan's cost changes.
             part = np.min([cost[tensor_name(o)] / uses[o] for o in outer], axis=0)
@@ -189,36 +190,36 @@ def _first_variant(variants: Mapping[str, Network]) -> Network:
 
 
 def _restrict_block(
-    name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed: dict[int, int]
+    name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed_weights: dict[int, int]
 ) -> dict[tuple[str, str], Bools]:
     """The states [state] that remain of a block's variables, so that its table can be made. The states that it chooses for shared
-    weights are put into `fixed`."""
+    weights are put into `fixed_weights`."""
     block = coarse.graph.blocks[name]
-    left: dict[tuple[str, str], Bools] = {}
+    allowed: dict[tuple[str, str], Bools] = {}
     if _can_be_eliminated(apply_restriction(name, net, restrict), boundary_variables(block)):
-        return left
+        return allowed
     everywhere = range(len(block.values))
     # In this order: the tensors at the boundary in fewer and fewer states, then all activations. The first way that fits is taken.
-    ways = [
+    limits = [
         _allowed_by_level(name, v, block, net, level)
         for v in ((*block.inputs, *block.outputs), everywhere)
         for level in LEVELS
     ]
-    for left in ways:
-        own = apply_restriction(name, net, StateRestriction(restrict, left))
-        if _can_be_eliminated(own, boundary_variables(block)):
-            return left
+    for allowed in limits:
+        restricted_net = apply_restriction(name, net, StateRestriction(restrict, allowed))
+        if _can_be_eliminated(restricted_net, boundary_variables(block)):
+            return allowed
         try:
-            states = _best_shared_weight_states(name, block, own, coarse, fixed)
+            states = _best_shared_weight_states(name, block, restricted_net, coarse, fixed_weights)
         except TooWide:
             continue
-        left |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
+        allowed |= {(name, v): np.arange(net.sizes[v]) == s for v, s in states.items()}
         if states and _can_be_eliminated(
-            apply_restriction(name, net, StateRestriction(restrict, left)), boundary_variables(block)
+            apply_restriction(name, net, StateRestriction(restrict, allowed)), boundary_variables(block)
         ):
-            _fix_shared_weights(name, states, block, coarse, fixed)
-            return left
-    return left
+            _fix_shared_weights(name, states, block, coarse, fixed_weights)
+            return allowed
+    return allowed
 
 
 def _can_be_eliminated(net: Network, keep: tuple[str, ...]) -> bool:
@@ -247,16 +248,16 @@ def _given_weights(block: Block) -> list[tuple[int, int]]:
 
 
 def _best_shared_weight_states(
-    name: str, block: Block, net: Network, coarse: CoarseGraph, fixed: Mapping[int, int]
+    name: str, block: Block, net: Network, coarse: CoarseGraph, fixed_weights: Mapping[int, int]
 ) -> dict[str, int]:
     """The state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
     calls = [c for c in coarse.graph.calls() if c.block == name]
     for position, v in _given_weights(block):
         outer = [c.inputs[position] for c in calls]
-        known = next((fixed[o] for o in outer if o in fixed), None)
+        fixed_state = next((fixed_weights[o] for o in outer if o in fixed_weights), None)
         # Another block has chosen this weight's state already; a weight has one state in the whole model.
-        if known is not None:
-            net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == known))
+        if fixed_state is not None:
+            net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == fixed_state))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
     link = eliminate(
@@ -268,12 +269,12 @@ def _best_shared_weight_states(
 
 
 def _fix_shared_weights(
-    name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed: dict[int, int]
+    name: str, states: Mapping[str, int], block: Block, coarse: CoarseGraph, fixed_weights: dict[int, int]
 ) -> None:
     for position, v in _given_weights(block):
         for call in coarse.graph.calls():
             if call.block == name:
-                fixed.setdefault(call.inputs[position], states[tensor_name(v)])
+                fixed_weights.setdefault(call.inputs[position], states[tensor_name(v)])
 
 
 # --- a bound on what was given up -----------------------------------------------------------------------------
@@ -287,65 +288,67 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     """
     assert problem.unrestricted is not None and answer.assignment is not None
     # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
-    within = max(budget, memory_bytes(answer.assignment))
-    free = make_objective(problem, objective)
+    budget_of_sum = max(budget, memory_bytes(answer.assignment))
+    unpriced = make_objective(problem, objective)
     try:
-        at = best_shares(free, [answer.assignment.top_totals], EVEN_SHARES)
-        prices = free.step_time.linear(at).array()
-        loose = relax(problem, _move_weight_costs_to_calls(problem.unrestricted, problem.coarse, prices))
-        bound = search_within_budget(loose, objective=objective, budget=within, prove=False, top_shares=at).bound
+        shares = best_shares(unpriced, [answer.assignment.top_totals], EVEN_SHARES)
+        prices = unpriced.step_time.linear(shares).array()
+        relaxed = relax(problem, _move_weight_costs_to_calls(problem.unrestricted, problem.coarse, prices))
+        bound = search_within_budget(
+            relaxed, objective=objective, budget=budget_of_sum, prove=False, top_shares=shares
+        ).bound
     except TooWide:
         bound = _mini_bucket_bound(problem, problem.unrestricted, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
-def relax(problem: Problem, whole: ModelNetworks, largest: float | None = None) -> Problem:
+def relax(problem: Problem, networks: ModelNetworks, largest: float | None = None) -> Problem:
     """A problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
 
     As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
     """
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
-    for name, nets in whole.blocks.items():
-        pruned, keep, go = (
+    for name, nets in networks.blocks.items():
+        pruned, boundary, releasable = (
             prune_states(_first_variant(nets)),
             boundary_variables(problem.coarse.graph.blocks[name]),
-            _releasable_ports(problem, name, whole),
+            _releasable_ports(problem, name, networks),
         )
         # Each tensor that is let go makes the block's table smaller and the space larger, so the bound stays a bound but falls.
         while name not in blocks:
             try:
-                first = with_elimination_order(pruned, keep)
-                before = merge_factors(first.net)
+                first = with_elimination_order(pruned, boundary)
+                merged_first = merge_factors(first.net)
                 blocks[name] = {
-                    v: compile_like(first, before, net) if k else first for k, (v, net) in enumerate(nets.items())
+                    v: compile_like(first, merged_first, net) if k else first for k, (v, net) in enumerate(nets.items())
                 }
             except TooWide:
-                if not go:
+                if not releasable:
                     raise
-                gone = go.pop()
-                keep = tuple(k for k in keep if k != gone)
+                released = releasable.pop()
+                boundary = tuple(k for k in boundary if k != released)
     return assemble_problem(
-        problem.coarse, problem.strategies, problem.model, whole.runs, whole.top, blocks, largest=largest
+        problem.coarse, problem.strategies, problem.model, networks.runs, networks.top, blocks, largest=largest
     )
 
 
-def _mini_bucket_bound(problem: Problem, whole: ModelNetworks, objective: str) -> float:
+def _mini_bucket_bound(problem: Problem, networks: ModelNetworks, objective: str) -> float:
     """A lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
     try:
-        loose = relax(problem, whole, math.inf)
+        relaxed = relax(problem, networks, math.inf)
     except TooWide:
         return 0.0
-    tables = FoldedTables(loose, replace(make_objective(loose, objective), top_shares=EVEN_SHARES)).tables
-    return lower_bound(loose.top.sizes, tables, loose.top.sequence, MAX_BUCKET_ENTRIES)
+    tables = FoldedTables(relaxed, replace(make_objective(relaxed, objective), top_shares=EVEN_SHARES)).tables
+    return lower_bound(relaxed.top.sizes, tables, relaxed.top.sequence, MAX_BUCKET_ENTRIES)
 
 
-def _releasable_ports(problem: Problem, name: str, whole: ModelNetworks) -> list[str]:
+def _releasable_ports(problem: Problem, name: str, networks: ModelNetworks) -> list[str]:
     """The ports of a block that copies may have in states of their own. The last one is let go first."""
     block = problem.coarse.graph.blocks[name]
-    runs = [r for r in whole.runs if r.block == name and r.chain_in >= 0]
+    runs = [r for r in networks.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}
-    weights_ = {tensor_name(v) for _, v in _given_weights(block)}
+    weights = {tensor_name(v) for _, v in _given_weights(block)}
     return sorted(
         (p for p in boundary_variables(block) if p not in ends),
-        key=lambda p: (p in weights_, _first_variant(whole.blocks[name]).sizes[p]),
+        key=lambda p: (p in weights, _first_variant(networks.blocks[name]).sizes[p]),
     )

@@ -25,9 +25,9 @@ MAX_TABLE = 70_000_000
 LARGE = 3_000_000
 """Entries of all tables of an order, from which on other orders are looked for: the time of some tries."""
 TRIES, PAIRS = (8, 64), 20_000
-"""Random variations that are tried, the least and the most: so many that they look at about PAIRS pairs of neighbours at first."""
+"""The least and the largest number of random variations: the number that looks at about PAIRS pairs of neighbours at first."""
 VARIED = (1, 3)
-"""Chance adds to the cost of a variable at most so many times that cost, in every other variation."""
+"""The noise on the cost of a variable, as the largest multiple of that cost; the variations take the two values in turn."""
 
 Neighbours = Mapping[str, set[str]]
 Rule = Callable[[str, Neighbours, Mapping[str, int]], float]
@@ -82,7 +82,7 @@ class _Order:
     largest: float
 
     def followed_by(self, rest: _Order) -> _Order:
-        """This order, and behind it the `rest`."""
+        """This order, followed by the `rest`."""
         return _Order(self.sequence + rest.sequence, self.total + rest.total, max(self.largest, rest.largest))
 
 
@@ -139,8 +139,8 @@ def _eliminate_chains(
 
 
 def _is_chain_link(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> bool:
-    """Whether a variable stands at one other or between two, and the table that remains without it is not larger than one that is
-    there with it: the two others meet already, or the variable has as many states as one of them."""
+    """Whether a variable stands at one other or between two, and the table that remains without it is not larger than one that
+    exists with it: the two others meet already, or the variable has as many states as one of them."""
     others = neighbours[v]
     if len(others) < 2:
         return True

@@ -28,7 +28,7 @@ class StageOption:
 
 
 Options = Callable[[int, int, int], Iterable[StageOption]]
-"""(stage, first copy, the one behind the last): the ways to run it; none if it cannot, and then not with more copies either."""
+"""(stage, first copy, the copy after the last) -> the options of the stage. If it has none, it has none with more copies either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class _Point:
 
 
 def best_partition(copies: int, stages: int, options: Options, below: float = float("inf")) -> Partition | None:
-    """The cut of least seconds, if one is below a value; else None. Every stage has at least one copy. With more copies no stage may be
-    quicker."""
+    """The cut of least seconds, if one is less than `below`; otherwise None. Every stage has at least one copy. With more copies no
+    stage may be quicker."""
     fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
     for stage in range(stages):
         next_fronts: dict[int, list[_Point]] = {}

@@ -187,7 +187,7 @@ class AllCopyPoints:
 
 
 class _EqualCopies:
-    """The points of a run in one shared state, if all its copies are equal: there are as many as one copy has."""
+    """The points of a run in one shared state, if all its copies are equal. One copy has as many points."""
 
     def __init__(self, copies: RunPoints, s: int) -> None:
         self.count, self.s, self.between = copies.chain.count, s, copies.between_costs()
@@ -365,7 +365,7 @@ class _DifferingCopies:
         return [copy_of[i] for i in path]
 
     def _single_copies(self, j: int, point: int) -> list[int]:
-        """The points of single copies of which a point of 2^j copies is made."""
+        """The points of the single copies that make up a point of 2^j copies."""
         if j == 0:
             return [point]
         first, second = (int(part[point]) for part in self.halves[j])

@@ -6,7 +6,7 @@ holds at most the budget, so
     seconds + m · memory  <  incumbent's seconds + m · budget  =  limit
 
 All points within this limit are carried through the blocks, through their copies, and through the top network. Copies may
-differ. The best point within the budget is the optimum. If there is none, the incumbent is the optimum.
+differ. The best point within the budget is the optimum. If no point is within the budget, the incumbent is the optimum.
 
 If that is too much, a sample of the points brings a better incumbent first, without proof. Then the limit is raised from the
 bound on: all plans up to it are enumerated, and what is not found there is proven not to exist.
@@ -123,8 +123,9 @@ class GapClosing:
         return min(self.best.seconds, self.max_seconds) * (1 - TIE / 2)
 
     def run(self, stop: Callable[[], bool], only_at_once: bool = False) -> None:
-        """Enumerate the gap at once. If that is too much: look for better incumbents, and enumerate parts of the gap that grow; not if
-        `only_at_once` is all that is asked for.
+        """Enumerate the gap at once. If that is too much: sample it for better incumbents, and enumerate growing parts of it.
+
+        With `only_at_once`, only the first attempt is made.
 
         Ends when the gap is closed, when `stop` returns True, or when the gap holds too much.
         """

@@ -33,7 +33,7 @@ class Goal:
     limit: float
     steps: Floats
     sample_size: int = 0
-    """If > 0, only a sample is looked at: so many points of each group, and a quarter of so many shared states."""
+    """If > 0, only a sample is enumerated: this number of points of each group, and a quarter of this number of shared states."""
     gives_up_early: bool = False
     """Whether to give up early."""
     budget: PointBudget = field(default_factory=PointBudget)

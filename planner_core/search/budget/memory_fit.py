@@ -1,7 +1,7 @@
 """The best assignment whose simulated memory fits the GPU.
 
-The search counts memory as a sum over the network, so that it can be exact. The memory simulation (`cost.memory.walk`) goes
-along forward and backward, and says what a GPU sees. The two differ by a few per cent. So the search is repeated with other
+The search counts memory as a sum over the network, so that it can be exact. The memory simulation (`cost.memory.walk`) follows
+forward and backward, and computes what a GPU holds. The two differ by a few per cent. So the search is repeated with other
 budgets for the sum, until the best assignment that fits lies just below one that does not.
 
     next budget of the sum = (sum of the last answer) + (budget of the GPU - simulated peak of the last answer)
@@ -64,9 +64,9 @@ def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budge
 
 
 def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
-    """Whether no assignment of a problem fits into `budget` bytes per GPU, as far as sums that no assignment is below say so."""
+    """Whether lower bounds on the sums of memory prove that no assignment of a problem fits into `budget` bytes per GPU."""
     # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
-    # counts tensors of which the walk may free some.
+    # counts tensors, and the simulation may free some of them.
     return bool(problem.least_bytes_at_ends[1] > budget) or problem.least_bytes > MAX_SIMULATED_FACTOR * budget
 
 
@@ -99,7 +99,7 @@ def _solve_near_least_memory(problem: Problem, objective: str) -> Assignment | N
 
 
 def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
-    """Whether the assignment that a quick search finds best, whatever its memory, fits by its simulated peak."""
+    """Whether the best assignment of a rough search, of any memory, fits by its simulated peak."""
     plan = search_roughly(problem, objective)
     return plan is not None and simulated_peak(problem, graph, plan, budget) <= budget
 
@@ -202,7 +202,7 @@ def _match_budget(
     match.simulate(fastest)
     smallest = find_least_memory(problem, objective)
     if smallest is not None and memory_bytes(smallest) > budget:
-        # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory say so, and save
+        # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
         # searches among sums of up to ABOVE times the budget.
         match.simulate(smallest)
         infeasible = match.best_of_small_sums(
@@ -240,7 +240,7 @@ class _BudgetMatch:
     best_sum_budget: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
     least_value_within_sum: float = float("inf")
-    """The least value that was found for a sum within the budget, whatever its peak."""
+    """The least value of an assignment whose sum is within the budget, of any peak."""
 
     def best_fitting(self, sum_budget: float, upper: float, prove: bool) -> Answer:
         """The best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
@@ -281,7 +281,7 @@ class _BudgetMatch:
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
     def best_of_small_sums(self, answer: Answer, least_sum: float) -> Answer:
-        """The fastest of a few assignments of small sums whose peak fits; else the `answer` that nothing fits.
+        """The fastest of a few assignments of small sums whose peak fits; otherwise the `answer` that nothing fits.
 
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
@@ -307,7 +307,7 @@ class _BudgetMatch:
         return peak
 
     def _best_within_sum(self, budget: float, prove: bool) -> Answer:
-        """The best assignment whose sum is within `budget`; if there is none, one that holds nearly the least."""
+        """The best assignment whose sum is within `budget`, or one of nearly the least memory if no sum is."""
         with self.budget_of_points.portion(self.max_points) as work:
             answer = search_within_budget(
                 self.problem,

@@ -65,7 +65,7 @@ def find_pareto_front(
 ) -> ParetoFront:
     """The Pareto front between an objective and memory.
 
-    All copies of a run are equal if `problem.uniform`; else each copy may differ. `stop` is called between two parts; if
+    All copies of a run are equal if `problem.uniform`; otherwise each copy may differ. `stop` is called between two parts; if
     it returns True, the rest is left out.
     """
     free = make_objective(problem, objective)
@@ -138,10 +138,10 @@ def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignmen
 
 
 def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -> list[Assignment]:
-    """The corners of a problem if one of them lies below the hull of the points `points`; else its fastest assignment alone, as
+    """The corners of a problem if one of them lies below the hull of `points`; otherwise only its fastest assignment, as
     for a problem whose calls share so many tensors that one corner takes many seconds.
 
-    Two known points of which the second saves less than the share `step` of memory are taken as one.
+    Two neighbouring points count as one if the second saves less than the share `step` of memory.
     """
     free = replace(make_objective(problem, "time"), exact=False)
     fastest = solve_folded(problem, free)
@@ -153,7 +153,7 @@ def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -
         price = slope(a, b)
         if price == 0.0 or b[1] > a[1] * (1 - step):
             continue
-        # Most problems lie above the hull, and their first bound says so: what is above it need not be solved.
+        # Most problems lie above the hull. Their first bound proves it, so they need not be solved.
         corner = solve_folded(problem, free.with_prices(price, 0.0), abandon_above=weighted_sum(a, price))
         if corner is not None and weighted_sum(_point(corner), price) < weighted_sum(a, price) * (1 - TIE):
             return find_corners(problem)

@@ -1,10 +1,10 @@
-"""A network of two sums without the variables whose choice is clear, whatever the sums weigh.
+"""Remove the variables of a two-sum network whose choice is the same at every price.
 
 A variable can be eliminated at once for every price if, with each choice of its neighbours, one of its states is the least in both
 sums. Most operators are such: what an operator sends depends on how it runs, and what is kept for backward on its tensors.
 
-Example: the states p and q of a variable take (1 s, 4 GB) and (2 s, 4 GB) beside one state of its neighbour, and (3 s, 2 GB) and (1 s,
-2 GB) beside the other. Its choice is clear: p beside the first, q beside the second. With (1 s, 5 GB) for p it would not be.
+Example: the states p and q of a variable take (1 s, 4 GB) and (2 s, 4 GB) next to one state of its neighbour, and (3 s, 2 GB) and (1 s,
+2 GB) next to the other. Its choice is clear: p next to the first, q next to the second. With (1 s, 5 GB) for p it would not be.
 """
 
 from __future__ import annotations

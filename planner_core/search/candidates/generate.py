@@ -4,8 +4,8 @@ First the corners of the lower hull of (communication, memory) are found. Betwee
 the front are enumerated (as in `budget.pareto_front`), and dominated ones are dropped (`algebra.pareto_points`). So a candidate that
 is never formed is dominated, or it lies in a part that held too much to enumerate.
 
-All this works on a smaller network: states of which nothing lies between the two corners are gone (`two_sums`), and so are variables
-whose choice is clear among the states that are left (`clear_choices`).
+All this works on a smaller network, without the states through which nothing lies between the two corners (`two_sums`), and without
+the variables whose choice is clear among the remaining states (`clear_choices`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ the bytes per GPU."""
 
 
 def generate_front(compiled: CompiledNetwork, names: Sequence[str]) -> list[BlockChoice]:
-    """The Pareto front of communication and memory over all ways to run a block, of each of which the states of `names` are told.
-    Some dominated ways may be there too."""
+    """Generate the Pareto front of communication and memory over all ways to run a block; each point lists the states of `names`.
+
+    Some dominated points may be among them.
+    """
     block = _FrontOfBlock(compiled, names)
     choices = block.hull_corners()
     for left, right in pairwise(tuple(choices)):
@@ -67,7 +69,10 @@ def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledN
 
 
 class _FrontOfBlock:
-    """A block whose ways are told by the states of `names`. `parts` has what may lie between two corners, of the `unpruned` block."""
+    """The front of a block whose points list the states of `names`.
+
+    `parts` [two corners] is the network of what may lie between them, a part of the `unpruned` network.
+    """
 
     def __init__(self, compiled: CompiledNetwork, names: Sequence[str]) -> None:
         self.compiled, self.names = compiled, names

@@ -1,7 +1,7 @@
 """Score every candidate of a block: each assignment of R, S(0) or S(1) to its weight matrices, on the last axis of the mesh.
 
 TAP counts 3^N such candidates for N matrices. All are scored at once. The block's network is eliminated, but the choices of the
-matrices are kept. What remains is one table [3, 3, ..., 3] with one entry per candidate, in which all else is chosen best. The
+matrices are kept. What remains is one table [3, 3, ..., 3] with one entry per candidate, in which all other choices are at their best. The
 memory of that choice is carried along. The tensor that enters the block and the one that leaves it have the same state, so that
 copies can be stacked.
 
@@ -55,7 +55,7 @@ class Candidates:
 
     @property
     def possible(self) -> int:
-        """Number of candidates that shard evenly: of those that can run if all were scored, else the product over matrices."""
+        """Number of candidates that shard evenly: those that can run if all were scored, otherwise the product over matrices."""
         return self.num_even if self.num_even >= 0 else self.scored
 
     @property
@@ -98,7 +98,7 @@ def score_candidates(
 ) -> Candidates | None:
     """Score a block's candidates on the last axis of a mesh; None if it has none.
 
-    `restrict` says what the other axes do. If there are too many candidates, only the Pareto front is generated (`generate_front`).
+    `restrict` fixes the other axes. If there are too many candidates, only the Pareto front is generated (`generate_front`).
     """
     block = coarse.block
     weights = weight_matrices(block)

@@ -45,7 +45,7 @@ class TwoSums:
 
     @staticmethod
     def from_network(compiled: CompiledNetwork, reported: Sequence[str]) -> TwoSums:
-        """All of a block; the states of the variables in `reported` are asked for."""
+        """The network of a whole block. The caller wants the states of the variables in `reported`."""
         tables = []
         for f in compiled.factors:
             sums = f.cost[SUMS]

@@ -62,13 +62,13 @@ def build_block(
     strategies: BlockStrategies,
     model: CostModel,
     options: UnitOptions | None = None,
-    runs: BlockCache | None = None,
+    cache: BlockCache | None = None,
 ) -> Network:
     """Build the cost network of one block without the blocks that it calls (`repeated_block` adds these as tables).
 
-    `runs` are the values of its operators that another variant computed.
+    `cache` are the values of its operators that another variant computed.
     """
-    return _Builder(coarse, strategies, model, options or UnitOptions(), runs or BlockCache()).build()
+    return _Builder(coarse, strategies, model, options or UnitOptions(), cache or BlockCache()).build()
 
 
 class _Builder:
@@ -79,9 +79,14 @@ class _Builder:
     """
 
     def __init__(
-        self, coarse: CoarseBlock, strategies: BlockStrategies, model: CostModel, options: UnitOptions, runs: BlockCache
+        self,
+        coarse: CoarseBlock,
+        strategies: BlockStrategies,
+        model: CostModel,
+        options: UnitOptions,
+        cache: BlockCache,
     ) -> None:
-        self.cache = runs
+        self.cache = cache
         self.block, self.strategies, self.model, self.options = coarse.block, strategies, model, options
         self.values = coarse.block.values
         self.axes = Axes(model.sizes, model.joined, model.stages)
@@ -111,29 +116,29 @@ class _Builder:
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 
-    def _add_shared_factor(self, make: Callable[[], Factor], kind: object, *place: object) -> None:
-        """Add a factor that other networks of this block have too, where they agree in all that it depends on (`kind`)."""
-        if (key := (kind, *place)) not in self.cache.factors:
+    def _add_shared_factor(self, make: Callable[[], Factor], cost_key: object, *position: object) -> None:
+        """Add a factor that other networks of this block have too, where they agree in all that it depends on (`cost_key`)."""
+        if (key := (cost_key, *position)) not in self.cache.factors:
             self.cache.factors[key] = make()
         self.net.factors.append(self.cache.factors[key])
 
-    def _weight_key(self, *kind: object) -> object:
+    def _weight_key(self, *cost_key: object) -> object:
         """The kind of a factor of a weight: it also depends on the ZeRO stages."""
-        return self.axes.stages, self.model.workload.zero, *kind
+        return self.axes.stages, self.model.workload.zero, *cost_key
 
     def _crossing_values(self) -> set[int]:
         """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
-        found = {v for v in self.ports if self.values[v].kind != "constant"}
-        found.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
+        crossing = {v for v in self.ports if self.values[v].kind != "constant"}
+        crossing.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
         for item in self.block.items:
             if isinstance(item, Call):
-                found.update(v for v in (*item.inputs, *item.outputs) if self.values[v].kind != "constant")
+                crossing.update(v for v in (*item.inputs, *item.outputs) if self.values[v].kind != "constant")
         for i, s in enumerate(self.strategies.groups):
             for op in s.ops:
                 for v in op.inputs:
                     if self.values[v].kind == "activation" and self.maker_group.get(v) != i:
-                        found.add(v)
-        return found
+                        crossing.add(v)
+        return crossing
 
     def segments(self, value: int) -> Segments:
         """The fused dims of a value, and the extents of their parts."""
@@ -155,16 +160,16 @@ class _Builder:
     def _mark_saved(self, group: int, s: GroupStrategy) -> None:
         for op in s.ops:
             for v in op.saved:
-                at: int | None = v
-                while at is not None:  # the nearest tensor from outside that this is a view of
+                base: int | None = v
+                while base is not None:  # the nearest tensor from outside that this is a view of
                     if (
-                        at in self.crossing
-                        and self.maker_group.get(at) != group
-                        and self.values[at].kind == "activation"
+                        base in self.crossing
+                        and self.maker_group.get(base) != group
+                        and self.values[base].kind == "activation"
                     ):
-                        self.saved_inputs.add(at)
+                        self.saved_inputs.add(base)
                         break
-                    at = self.view_bases.get(at)
+                    base = self.view_bases.get(base)
 
     # --- tensors and weights -------------------------------------------------------------------------
 
@@ -193,7 +198,7 @@ class _Builder:
         self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
 
     def _storage_factor(self, value: int) -> Factor:
-        """What a weight costs apart from its uses."""
+        """The factor of a weight's cost without its uses."""
         states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
         cost = self._expose_edge_traffic(value, storage_cost(states, trained, self._weight_moves(value), self.model))
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
@@ -202,12 +207,12 @@ class _Builder:
     def _expose_edge_traffic(self, value: int, cost: Floats) -> Floats:
         """Add the once-a-step traffic of a weight that nothing hides: of the first copy in forward, of the last in backward; or all."""
         once = [Component.FORWARD_ONCE, Component.BACKWARD_ONCE]
-        total = cost[once].sum(axis=0)
+        traffic_s = cost[once].sum(axis=0)
         if value in self.at_the_ends or self.model.late_sums:
-            cost[Component.STEP] += total
+            cost[Component.STEP] += traffic_s
             cost[once] = 0.0
         elif self.options.repeats > 1:
-            cost[Component.STEP] += total / self.options.repeats
+            cost[Component.STEP] += traffic_s / self.options.repeats
         return cost
 
     # --- groups --------------------------------------------------------------------------------------
@@ -226,12 +231,12 @@ class _Builder:
         )
         for value, uses in self._operands(s).items():
             if self.values[value].kind == "parameter":
-                first = value not in self.with_working_copy
+                counts_working_copy = value not in self.with_working_copy
                 self.with_working_copy.add(value)
-                runs_again = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
-                kind = first, runs_again, self.options.saved_share if any(runs_again) else 1.0
-                make = partial(self._weight_factor, s, index, value, uses, first)
-                self._add_shared_factor(make, self._weight_key(kind), number, value)
+                reruns = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
+                cost_key = counts_working_copy, reruns, self.options.saved_share if any(reruns) else 1.0
+                make_factor = partial(self._weight_factor, s, index, value, uses, counts_working_copy)
+                self._add_shared_factor(make_factor, self._weight_key(cost_key), number, value)
             else:
                 self._add_shared_factor(
                     partial(self._operand_factor, name, s, index, value, uses), "operand", number, value
@@ -239,21 +244,21 @@ class _Builder:
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
-                    delivers, own = self._is_delivered_again(op), self._second_tensor_share(s, op, value)
-                    make = partial(self._result_factor, work, value, (k, j), delivers, own)
-                    self._add_shared_factor(make, (delivers, own), number, value, k, j)
+                    is_redelivered, second_share = self._is_delivered_again(op), self._second_tensor_share(s, op, value)
+                    make_factor = partial(self._result_factor, work, value, (k, j), is_redelivered, second_share)
+                    self._add_shared_factor(make_factor, (is_redelivered, second_share), number, value, k, j)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
 
         If the group makes a crossing tensor and also reads it, it reads the tensor in the state in which it was delivered.
         """
-        found: dict[int, list[tuple[int, int]]] = {}
+        positions: dict[int, list[tuple[int, int]]] = {}
         for k, op in enumerate(s.ops):
             for i, v in enumerate(op.inputs):
                 if v in self.crossing:
-                    found.setdefault(v, []).append((k, i))
-        return found
+                    positions.setdefault(v, []).append((k, i))
+        return positions
 
     def _splits_evenly(self, s: GroupStrategy, index: Ints) -> Bools:
         """[joint row]: whether every device gets an equal part of every tensor, and of every part of a fused dim."""
@@ -267,36 +272,37 @@ class _Builder:
                         flags.setdefault((v, p.dim), ([False] * len(s.rows), extents))[0][r] = True
                 if row.divides:
                     flags.setdefault((k, row.name), ([False] * len(s.rows), row.divides))[0][r] = True
-        wanted = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
-        apart = self._rows_go_together(s, index)
-        if not wanted:
-            return apart
-        parts = joint_parts(np.array([flag for flag, _ in wanted]), index, self.model.sizes)
-        whole = np.array([extent for _, extent in wanted])
-        even: Bools = (whole[:, None] % parts.astype(np.int64) == 0).all(axis=0)
-        return even & apart
+        splits = {(tuple(flag), extent) for flag, dims in flags.values() for extent in dims}
+        go_together = self._rows_go_together(s, index)
+        if not splits:
+            return go_together
+        parts = joint_parts(np.array([flag for flag, _ in splits]), index, self.model.sizes)
+        extent_of_split = np.array([extent for _, extent in splits])
+        even: Bools = (extent_of_split[:, None] % parts.astype(np.int64) == 0).all(axis=0)
+        return even & go_together
 
     def _rows_go_together(self, s: GroupStrategy, index: Ints) -> Bools:
-        """[joint row]: whether the rows go together on their axes (`Split.alone`, `Split.within`), as `ops.together` says of one."""
-        found, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
+        """[joint row]: whether the rows go together on their axes (`Split.alone`, `Split.within`). For one joint row this is
+        `ops.together`."""
+        together, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):
-            strict = np.array([bool(rows[k].alone) for rows in s.rows])
-            if strict.any():  # few operators have such rows
-                excluded = {name for rows in s.rows for name in rows[k].alone}
-                here = np.array([rows[k].name in excluded for rows in s.rows])
-                alone = (here[index] & several).sum(axis=1) == 1
-                found &= alone | ~(strict[index] & several).any(axis=1)
-            for r, (name, parts) in ((r, at) for r, rows in enumerate(s.rows) if (at := rows[k].within)):
-                outer = np.array([rows[k].name == name for rows in s.rows])[index]
-                split = np.where(outer, self.model.sizes, 1)
-                before = np.cumprod(split, axis=1) // split
-                found &= ~((index == r) & several & (before != parts)).any(axis=1)
-        return found
+            is_exclusive = np.array([bool(rows[k].alone) for rows in s.rows])
+            if is_exclusive.any():  # few operators have such rows
+                excluded_names = {name for rows in s.rows for name in rows[k].alone}
+                is_excluded = np.array([rows[k].name in excluded_names for rows in s.rows])
+                is_only_one = (is_excluded[index] & several).sum(axis=1) == 1
+                together &= is_only_one | ~(is_exclusive[index] & several).any(axis=1)
+            for r, (name, parts) in ((r, limits) for r, rows in enumerate(s.rows) if (limits := rows[k].within)):
+                is_outer = np.array([rows[k].name == name for rows in s.rows])[index]
+                outer_parts = np.where(is_outer, self.model.sizes, 1)
+                parts_before = np.cumprod(outer_parts, axis=1) // outer_parts
+                together &= ~((index == r) & several & (parts_before != parts)).any(axis=1)
+        return together
 
     def _is_saved_by_reader(self, value: int) -> bool:
         """Whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
-        kept = value in self.saved_inputs or value in self.options.kept_results or value in self.kept_results
-        return value in self.crossing and kept
+        is_saved = value in self.saved_inputs or value in self.options.kept_results or value in self.kept_results
+        return value in self.crossing and is_saved
 
     # --- edges ---------------------------------------------------------------------------------------
 
@@ -309,17 +315,17 @@ class _Builder:
         local = self._moves(value).local
         base = 2 + len(states.meta.shape)
         for k, i in uses:
-            taken = [r[k].inputs[i] for r in s.rows]
-            ok, touch = compatible_operand(taken, states.axis_states)
-            forward = joint_codes([digit(p) for p, _ in taken], index, base)
-            gradient = joint_codes([digit(g) for _, g in taken], index, base)
-            allowed &= joint_all(ok, index, states.index)
+            consumed = [r[k].inputs[i] for r in s.rows]
+            is_compatible, needs_copy = compatible_operand(consumed, states.axis_states)
+            forward = joint_codes([digit(p) for p, _ in consumed], index, base)
+            gradient = joint_codes([digit(g) for _, g in consumed], index, base)
+            allowed &= joint_all(is_compatible, index, states.index)
             # on several axes, slices of one dim nest: only the innermost axis can slice or pad it without communication
             allowed &= (
                 local[states.forward[None, :], forward[:, None]] & local[gradient[:, None], states.gradient[None, :]]
             )
             moved = states.local_bytes / self.model.cluster.gpu.bytes_per_s
-            cost[Component.FORWARD] += np.where(joint_any(touch, index, states.index), moved, 0.0)
+            cost[Component.FORWARD] += np.where(joint_any(needs_copy, index, states.index), moved, 0.0)
         return Factor((name, tensor_name(value)), cost, allowed)
 
     def _is_delivered_again(self, op: Op) -> bool:
@@ -329,34 +335,34 @@ class _Builder:
 
     def _second_tensor_share(self, s: GroupStrategy, op: Op, value: int) -> float:
         """The share that is held at the peak of a result that its operator keeps as it was made, and the reader as it was delivered."""
-        kept = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._is_saved_by_reader(value)
-        return self.options.share(op) if kept else 0.0
+        is_saved = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._is_saved_by_reader(value)
+        return self.options.share(op) if is_saved else 0.0
 
     def _result_factor(
-        self, work: GroupWork, value: int, where: tuple[int, int], again: bool, own_share: float
+        self, work: GroupWork, value: int, position: tuple[int, int], is_redelivered: bool, second_share: float
     ) -> Factor:
         s, index = work.strategy, work.index
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
-        made = [r[where[0]].outputs[where[1]] for r in s.rows]
+        produced = [r[position[0]].outputs[position[1]] for r in s.rows]
         base = 2 + len(v.meta.shape)
-        forward = joint_codes([digit(p) for p, _ in made], index, base)
-        gradient = joint_codes([digit(g) for _, g in made], index, base)
+        forward = joint_codes([digit(p) for p, _ in produced], index, base)
+        gradient = joint_codes([digit(g) for _, g in produced], index, base)
         table = self._moves(value)
-        there = table.cost[forward[:, None], states.forward[None, :]]
-        back = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(there)
-        allowed = np.isfinite(there) & np.isfinite(back)
-        allowed &= joint_all(can_deliver(made, states.axis_states), index, states.index)
-        delay = sent = there
-        if may_run_in_chunks(work, where[0], fused=bool(self.segments(value))):
-            delay, sent = least_delay(work, where[0], forward, states, table, there)
+        forward_s = table.cost[forward[:, None], states.forward[None, :]]
+        backward_s = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(forward_s)
+        allowed = np.isfinite(forward_s) & np.isfinite(backward_s)
+        allowed &= joint_all(can_deliver(produced, states.axis_states), index, states.index)
+        delay_s = sent_s = forward_s
+        if may_run_in_chunks(work, position[0], fused=bool(self.segments(value))):
+            delay_s, sent_s = least_delay(work, position[0], forward, states, table, forward_s)
         cost, m = zero_costs(*allowed.shape), self._micro_batches
-        cost[Component.FORWARD] = np.where(allowed, delay, 0.0)
-        cost[Component.BACKWARD] = np.where(allowed, back + delay if again else back, 0.0)
-        cost[Component.COMMUNICATION] = np.where(allowed, m * (back + (2 if again else 1) * sent), 0.0)
-        if own_share:  # two tensors if they differ
-            own = work.result_bytes(where[0], value) * own_share
-            differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(where[0])[:, None]
-            cost[Component.AFTER_FORWARD] = np.where(differs, own[:, None], 0.0)
+        cost[Component.FORWARD] = np.where(allowed, delay_s, 0.0)
+        cost[Component.BACKWARD] = np.where(allowed, backward_s + delay_s if is_redelivered else backward_s, 0.0)
+        cost[Component.COMMUNICATION] = np.where(allowed, m * (backward_s + (2 if is_redelivered else 1) * sent_s), 0.0)
+        if second_share:  # two tensors if they differ
+            second_bytes = work.result_bytes(position[0], value) * second_share
+            differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(position[0])[:, None]
+            cost[Component.AFTER_FORWARD] = np.where(differs, second_bytes[:, None], 0.0)
         return Factor((s.group.name, tensor_name(value)), cost, allowed)
 
     @property
@@ -364,26 +370,26 @@ class _Builder:
         return self.model.workload.accumulate
 
     def _weight_factor(
-        self, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]], first: bool
+        self, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]], counts_working_copy: bool
     ) -> Factor:
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         table = self._weight_moves(value)
         allowed = np.ones((len(index), len(states)), dtype=bool)
         gathered = np.zeros((len(index), len(states)), dtype=bool)
-        none = np.zeros((len(index), len(states)))
-        traffic = UseTraffic(none, none, none, none, none)
+        zeros = np.zeros((len(index), len(states)))
+        traffic = UseTraffic(zeros, zeros, zeros, zeros, zeros)
         for k, i in uses:
-            op, taken = s.ops[k], [r[k].inputs[i] for r in s.rows]
-            allowed &= joint_all(compatible_weight(taken, states.axis_states), index, states.index)
-            again = op.name in self.options.reruns or (v.grad and value in op.saved)
-            one = use_traffic(taken, states, table, index, v.grad, again, self.model)
-            gathered |= one.gather > 0
-            traffic = traffic + one
+            op, consumed = s.ops[k], [r[k].inputs[i] for r in s.rows]
+            allowed &= joint_all(compatible_weight(consumed, states.axis_states), index, states.index)
+            needed_in_backward = op.name in self.options.reruns or (v.grad and value in op.saved)
+            use = use_traffic(consumed, states, table, index, v.grad, needed_in_backward, self.model)
+            gathered |= use.gather > 0
+            traffic = traffic + use
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.gather_for_backward) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name)
-        if first:
-            beside = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
-            cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = beside
+        if counts_working_copy:
+            working_bytes = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
+            cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = working_bytes
         cost[Component.AFTER_FORWARD] += np.where(
             allowed, self._regathered_bytes(s, index, states, value, uses, gathered), 0.0
         )
@@ -405,23 +411,26 @@ class _Builder:
         saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.reruns]
         total = np.zeros((len(index), 1))
         for k, i in saved:
-            whole = joint_parts(
+            parts = joint_parts(
                 np.array([isinstance(r[k].inputs[i][0], Shard) for r in s.rows]), index, self.model.sizes
             )
-            total += (states.meta.num_bytes / whole)[:, None]
-        found: Floats = np.where(gathered, total * self.options.saved_share, 0.0)
-        return found
+            total += (states.meta.num_bytes / parts)[:, None]
+        regathered: Floats = np.where(gathered, total * self.options.saved_share, 0.0)
+        return regathered
 
     def _traffic_cost(self, traffic: UseTraffic, allowed: Bools, group: str) -> Floats:
-        """[component, row, state]: the cost of weight traffic at use. It runs beside compute. At the ends of the units compute waits."""
+        """[component, row, state]: the cost of weight traffic at use. It overlaps with compute, but compute waits for it at the two
+        ends."""
         cost, c = zero_costs(*allowed.shape), Component
-        before, after = (group in side for side in self.options.ends)
-        gather, again, scatter = np.where(allowed, (traffic.gather, traffic.gather_for_backward, traffic.scatter), 0.0)
+        before_first, after_last = (group in side for side in self.options.ends)
+        gather, gather_for_backward, scatter = np.where(
+            allowed, (traffic.gather, traffic.gather_for_backward, traffic.scatter), 0.0
+        )
         cost[c.FORWARD], cost[c.BACKWARD] = np.where(allowed, (traffic.forward, traffic.backward), 0.0)
-        cost[c.FORWARD if before else c.FORWARD_TRAFFIC] += gather
-        cost[c.BACKWARD if before or after else c.BACKWARD_TRAFFIC] += again
-        cost[c.BACKWARD if before else c.BACKWARD_TRAFFIC] += scatter
-        cost[c.COMMUNICATION] = (gather + again + scatter) * self._micro_batches
+        cost[c.FORWARD if before_first else c.FORWARD_TRAFFIC] += gather
+        cost[c.BACKWARD if before_first or after_last else c.BACKWARD_TRAFFIC] += gather_for_backward
+        cost[c.BACKWARD if before_first else c.BACKWARD_TRAFFIC] += scatter
+        cost[c.COMMUNICATION] = (gather + gather_for_backward + scatter) * self._micro_batches
         if self.options.repeats > 1:
             cost[c.STEP] = (gather + scatter) / self.options.repeats
         return cost

@@ -1,8 +1,8 @@
 """What a result costs on its way to the next operator if the product that makes it runs in chunks (`cost.schedule.chunks`).
 
-Example: a product of 8 ms makes terms that an all_reduce of 4 ms sums. In 4 chunks the sums of the first three run beside products of 2 ms
-each. The last sum, of 1 ms, is waited for. So the redistribution costs 1 ms, the price of contention, and what it takes longer to compute
-and join four small results.
+Example: a product of 8 ms makes terms that an all_reduce of 4 ms sums. In 4 chunks the sums of the first three overlap with
+products of 2 ms each. Only the last sum, of 1 ms, is waited for. So the redistribution costs 1 ms, plus contention, plus the extra
+time to compute and join four small results.
 """
 
 from __future__ import annotations
@@ -31,46 +31,48 @@ def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
 
 
 def least_delay(
-    work: GroupWork, k: int, forward: Ints, states: TensorStates, table: Moves, there: Floats
+    work: GroupWork, k: int, forward: Ints, states: TensorStates, redistributions: Moves, at_once_s: Floats
 ) -> tuple[Floats, Floats]:
     """Two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks, whichever is
     less; and the seconds of its collectives.
 
-    `forward` [row] is the code of the placement in which the result is made. `there` [row, state]: the seconds at once.
+    `forward` [row] is the code of the placement in which the result is made. `at_once_s` [row, state]: the seconds at once.
     """
     (value,), model, chunks = work.strategy.ops[k].outputs, work.model, work.model.workload.chunks
-    delay, sent = there.copy(), there.copy()
-    last = len(states.meta.shape) - 1
-    cut = _divides_evenly(work, k, last, chunks)
-    kernel, made = work.kernel_seconds(k, chunks)[0] / chunks, work.result_bytes(k, value)
-    for axis, kind, pairs in _reductions(forward, states, table, last):
-        row, state = here = np.nonzero(pairs & cut[:, None])
-        each = collective_times(kind, made[row] / chunks, model.links[axis])
+    delay, sent = at_once_s.copy(), at_once_s.copy()
+    last_dim = len(states.meta.shape) - 1
+    is_divisible = _divides_evenly(work, k, last_dim, chunks)
+    kernel, result_bytes = work.kernel_seconds(k, chunks)[0] / chunks, work.result_bytes(k, value)
+    for axis, kind, pairs in _reductions(forward, states, redistributions, last_dim):
+        row, state = entries = np.nonzero(pairs & is_divisible[:, None])
+        each = collective_times(kind, result_bytes[row] / chunks, model.links[axis])
         waits = chunk_waits(each, kernel[row], chunks, model.contention)
         total = waits + work.extra_seconds_in_chunks(k, chunks, row, 2 * states.local_bytes[state])
-        better = total < delay[here]
-        delay[here] = np.where(better, total, delay[here])
-        sent[here] = np.where(better, chunks * each, sent[here])
+        better = total < delay[entries]
+        delay[entries] = np.where(better, total, delay[entries])
+        sent[entries] = np.where(better, chunks * each, sent[entries])
     return delay, sent
 
 
-def _divides_evenly(work: GroupWork, k: int, last: int, chunks: int) -> Bools:
+def _divides_evenly(work: GroupWork, k: int, last_dim: int, chunks: int) -> Bools:
     """[row]: whether this GPU's part of the last dim of op k's result can be cut evenly."""
     (value,) = work.strategy.ops[k].outputs
-    sharded = np.array([rows[k].outputs[0][0] == Shard(last) for rows in work.strategy.rows])
-    features = work.block.values[value].meta.shape[last] // joint_parts(sharded, work.index, work.model.sizes)
+    sharded = np.array([rows[k].outputs[0][0] == Shard(last_dim) for rows in work.strategy.rows])
+    features = work.block.values[value].meta.shape[last_dim] // joint_parts(sharded, work.index, work.model.sizes)
     return np.asarray(features % chunks == 0)
 
 
-def _reductions(forward: Ints, states: TensorStates, table: Moves, last: int) -> Iterator[tuple[int, str, Bools]]:
+def _reductions(
+    forward: Ints, states: TensorStates, redistributions: Moves, last_dim: int
+) -> Iterator[tuple[int, str, Bools]]:
     """Every axis and collective that sums a result there, and for which [row, state] it is all that there is to do. A result is not
     scattered by its last dim, which is cut already."""
     base, delivered = 2 + len(states.meta.shape), states.forward[None, :]
-    direct = table.first[forward[:, None], delivered] == delivered
-    for axis in range(table.num_axes):
-        unit = base ** (table.num_axes - 1 - axis)
+    direct = redistributions.first[forward[:, None], delivered] == delivered
+    for axis in range(redistributions.num_axes):
+        unit = base ** (redistributions.num_axes - 1 - axis)
         summed = direct & (forward // unit % base == PARTIAL)[:, None]
         changed = delivered - forward[:, None]  # in the digit of this axis only, or it is not this axis
-        for digit in (REPLICATE, *range(FIRST_DIM, FIRST_DIM + last)):
+        for digit in (REPLICATE, *range(FIRST_DIM, FIRST_DIM + last_dim)):
             pairs = summed & (changed == (digit - PARTIAL) * unit)
             yield axis, "all_reduce" if digit == REPLICATE else "reduce_scatter", pairs

@@ -1,4 +1,4 @@
-"""The operator because of which a restricted network has no solution: the last of the fewest first operators that have none.
+"""Find the operators because of which a restricted network has no solution.
 
     deciding(problem)     the block, and the operators of the group that decides
 

@@ -1,7 +1,7 @@
 """The parts of a cost network: variables that have states, and factors, which are tables over one or two variables.
 
 Example: an operator with 3 strategies reads a tensor with 4 states. Each is a variable. Their factor has `cost`
-[component, 3, 4] and `allowed` [3, 4]: what strategy a costs beside state b, and whether the two go together at all.
+[component, 3, 4] and `allowed` [3, 4]: the cost of strategy a with state b, and whether the pair is possible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Factor:
 
     @cached_property
     def barrier(self) -> Floats:
-        """[a(, b)]: zero where an entry is possible, else infinite."""
+        """[a(, b)]: zero where an entry is possible, infinite elsewhere."""
         return np.where(self.allowed, 0.0, np.inf)
 
     @cached_property
@@ -55,18 +55,19 @@ class DistinctTables:
 
 def distinct_tables(factors: Sequence[Factor]) -> DistinctTables:
     """The tables of the factors without repetition. The factors become views of them, so that each is held once."""
-    known: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
+    table_numbers: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
     kinds = tuple(
-        known.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(known)) for f in factors
+        table_numbers.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(table_numbers))
+        for f in factors
     )
-    one = dict(zip(reversed(kinds), reversed(factors), strict=True))  # the first factor of each kind
-    flat = [one[k].cost.reshape(NUM_COMPONENTS, -1) for k in range(len(known))]
-    starts = tuple(accumulate((table.shape[1] for table in flat[:-1]), initial=0))
-    found = np.concatenate(flat, axis=1)
-    barrier = np.concatenate([one[k].barrier.ravel() for k in range(len(known))])
+    first_of_kind = dict(zip(reversed(kinds), reversed(factors), strict=True))  # the first factor of each kind
+    flat_costs = [first_of_kind[k].cost.reshape(NUM_COMPONENTS, -1) for k in range(len(table_numbers))]
+    starts = tuple(accumulate((table.shape[1] for table in flat_costs[:-1]), initial=0))
+    costs_of_tables = np.concatenate(flat_costs, axis=1)
+    barrier = np.concatenate([first_of_kind[k].barrier.ravel() for k in range(len(table_numbers))])
     for f, k in zip(factors, kinds, strict=True):
-        f.cost = found[:, starts[k] : starts[k] + f.allowed.size].reshape(f.cost.shape)
-    return DistinctTables(kinds, found, barrier, starts)
+        f.cost = costs_of_tables[:, starts[k] : starts[k] + f.allowed.size].reshape(f.cost.shape)
+    return DistinctTables(kinds, costs_of_tables, barrier, starts)
 
 
 def zero_costs(*shape: int) -> Floats:
@@ -74,9 +75,9 @@ def zero_costs(*shape: int) -> Floats:
     return np.zeros((NUM_COMPONENTS, *shape))
 
 
-def allow_only(name: str, ok: Bools) -> Factor:
-    """A factor that allows a variable only the states in `ok` [state]. It costs nothing."""
-    return Factor((name,), zero_costs(len(ok)), np.asarray(ok, dtype=bool))
+def allow_only(name: str, allowed: Bools) -> Factor:
+    """A factor that allows a variable only the states in `allowed` [state]. It costs nothing."""
+    return Factor((name,), zero_costs(len(allowed)), np.asarray(allowed, dtype=bool))
 
 
 @dataclass

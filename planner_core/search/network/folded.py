@@ -45,7 +45,7 @@ from planner_core.search.network.states import Bools, Floats
 class CompiledNetwork:
     """A network without impossible states, and an order of elimination.
 
-    `alive[v]` are the states of variable v that are left, in the numbering of `net`; `factors` number the states anew. `boundary`
+    `alive[v]` are the remaining states of variable v, in the numbering of `net`; `factors` number them from 0. `boundary`
     are the variables of the block's boundary. `sequence` is the order in which the others are eliminated, and `orders` caches
     the orders for other boundaries.
 
@@ -74,12 +74,12 @@ class CompiledNetwork:
     def least_bytes(self) -> Floats:
         """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
         ends = slice(Component.AFTER_FORWARD, Component.AFTER_BACKWARD + 1)
-        found = np.zeros(2)
+        least = np.zeros(2)
         for f in self.factors:
-            held = f.cost[ends]
-            if held.any():  # most tables hold no memory
-                found += (held + f.barrier).reshape(2, -1).min(axis=1)
-        return found
+            bytes_ = f.cost[ends]
+            if bytes_.any():  # most tables hold no memory
+                least += (bytes_ + f.barrier).reshape(2, -1).min(axis=1)
+        return least
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -110,15 +110,15 @@ class Problem:
     uniform: bool = False
     scopes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     unrestricted: ModelNetworks | None = None
-    """The unrestricted networks, if states were given up to keep elimination tractable (see `restricted_states`); else None."""
+    """The unrestricted networks, if states were removed to make elimination tractable (see `restricted_states`); otherwise None."""
     max_unit_points: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
     cache: SearchCache = field(default_factory=SearchCache, compare=False, repr=False)
     """What searches found. It is no part of the value."""
 
-    def with_point_limit(self, most: int) -> Problem:
-        """The same problem, not searched yet, where units may form so many points."""
-        return replace(self, max_unit_points=most, cache=SearchCache(point_budget=PointBudget(most)))
+    def with_point_limit(self, max_points: int) -> Problem:
+        """A copy of the problem with an empty cache, whose units may form at most `max_points` points."""
+        return replace(self, max_unit_points=max_points, cache=SearchCache(point_budget=PointBudget(max_points)))
 
     def first_variant(self, name: str) -> CompiledNetwork:
         """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
@@ -143,7 +143,7 @@ class Problem:
 
     @property
     def is_infeasible(self) -> bool:
-        """Whether some variable has not one state left, so that no assignment satisfies the constraints."""
+        """Whether some variable has no state left, so that no assignment satisfies the constraints."""
         units = (self.top, *(self.first_variant(name) for name in self.blocks))
         return any(not len(a) for c in units for a in c.alive.values())
 
@@ -166,47 +166,47 @@ def build_networks(
     coarse: CoarseGraph,
     strategies: Mapping[str, BlockStrategies],
     model: CostModel,
-    known: dict[str, BlockCache] | None = None,
+    caches: dict[str, BlockCache] | None = None,
     kernels: dict[str, KernelTimes] | None = None,
 ) -> ModelNetworks:
     """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
-    the name of the top block is "". `known`: what was found about the operators of each block when networks of the same mesh were
+    the name of the top block is "". `caches`: what was found about the operators of each block when networks of the same mesh were
     built, for other ZeRO stages or ways to recompute. `kernels`: the same of other meshes.
     """
-    known, kernels = {} if known is None else known, {} if kernels is None else kernels
+    caches, kernels = {} if caches is None else caches, {} if kernels is None else kernels
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
-    kept = kept_results(graph)
+    kept_by_reader = kept_results(graph)
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        found = known.setdefault(name, BlockCache(kernels=kernels.setdefault(name, {})))
-        for variant, held in recompute_ways(block.block, model.workload.recompute).items():
-            plain = variant == "none"
-            again = {} if plain else run_again(block.block, held)
-            share = 1.0 if plain else 1 / repeats[name]
-            options = UnitOptions(repeats[name], again, held, share, kept_results=kept[name])
-            net = build_block(block, strategies[name], model, options, found)
-            if not plain:
-                given = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
-                net.saved_ports.update(given)
+        block_cache = caches.setdefault(name, BlockCache(kernels=kernels.setdefault(name, {})))
+        for variant, kept_ops in recompute_ways(block.block, model.workload.recompute).items():
+            keeps_all = variant == "none"
+            reruns = {} if keeps_all else run_again(block.block, kept_ops)
+            saved_share = 1.0 if keeps_all else 1 / repeats[name]
+            options = UnitOptions(repeats[name], reruns, kept_ops, saved_share, kept_results=kept_by_reader[name])
+            net = build_block(block, strategies[name], model, options, block_cache)
+            if not keeps_all:
+                activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
+                net.saved_ports.update(activations)
             blocks[name][variant] = net
     entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks)
-    saved: set[int] = set()
+    saved_values: set[int] = set()
     for call in graph.calls():
         inner = graph.blocks[call.block]
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
-        saved.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
+        saved_values.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
-        saved_by_calls=saved,
+        saved_by_calls=saved_values,
         skipped_values=inside,
         ends=ops_at_the_ends(coarse),
         fixed_s=model.software.outside_s,
         fixed_bytes=graph.buffer_bytes,
     )
-    top_runs = known.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
+    top_runs = caches.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _require_replicated_results(coarse.top.block, top)
     return ModelNetworks(runs, top, blocks)
@@ -229,8 +229,14 @@ def build_problem(
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, variants in nets.blocks.items():
         first, *others = restrict_variants(name, variants, restrict).items()
-        like, before = compile_network(first[1], boundary_variables(coarse.graph.blocks[name])), merge_factors(first[1])
-        blocks[name] = {first[0]: like, **{variant: compile_like(like, before, net) for variant, net in others}}
+        compiled_first, merged_first = (
+            compile_network(first[1], boundary_variables(coarse.graph.blocks[name])),
+            merge_factors(first[1]),
+        )
+        blocks[name] = {
+            first[0]: compiled_first,
+            **{variant: compile_like(compiled_first, merged_first, net) for variant, net in others},
+        }
     return assemble_problem(
         coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
     )
@@ -254,13 +260,15 @@ def assemble_problem(
 
 
 def restrict_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:
-    """The networks of all variants of a block without the states that `restrict` forbids. It is asked once: variants have the same
-    variables and states."""
+    """The networks of all variants of a block without the states that `restrict` forbids. `restrict` is applied once: variants have
+    the same variables and states."""
     first, net = next(iter(nets.items()))
-    one = apply_restriction(name, net, restrict)
-    more = one.factors[len(net.factors) :]
+    first_restricted = apply_restriction(name, net, restrict)
+    added = first_restricted.factors[len(net.factors) :]
     return (
-        {v: one if v == first else replace(n, factors=[*n.factors, *more]) for v, n in nets.items()} if more else nets
+        {v: first_restricted if v == first else replace(n, factors=[*n.factors, *added]) for v, n in nets.items()}
+        if added
+        else nets
     )
 
 
@@ -268,9 +276,9 @@ def apply_restriction(name: str, net: Network, restrict: Restriction | None) -> 
     """The network of a block without the states that `restrict` forbids."""
     if restrict is None:
         return net
-    own = replace(net, factors=list(net.factors))
-    restrict.apply(name, own)
-    return own
+    copy = replace(net, factors=list(net.factors))
+    restrict.apply(name, copy)
+    return copy
 
 
 def _require_replicated_results(block: Block, net: Network) -> None:
@@ -279,8 +287,8 @@ def _require_replicated_results(block: Block, net: Network) -> None:
         name = tensor_name(value)
         if name in net.tensors:
             states = net.tensors[name]
-            whole = (states.forward == 0) & (states.gradient == 0)
-            net.factors.append(allow_only(name, whole))
+            is_replicated = (states.forward == 0) & (states.gradient == 0)
+            net.factors.append(allow_only(name, is_replicated))
 
 
 class Restriction:
@@ -296,30 +304,32 @@ def boundary_variables(block: Block) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tensor_name(v) for v in both if block.values[v].kind != "constant"))
 
 
-def compile_network(net: Network, keep: tuple[str, ...]) -> CompiledNetwork:
+def compile_network(net: Network, boundary: tuple[str, ...]) -> CompiledNetwork:
     """Remove states that no solution uses, merge factors of the same variables, and choose an order. Raises TooWide."""
-    return with_elimination_order(prune_states(net), keep)
+    return with_elimination_order(prune_states(net), boundary)
 
 
-def with_elimination_order(pruned: CompiledNetwork, keep: tuple[str, ...]) -> CompiledNetwork:
+def with_elimination_order(pruned: CompiledNetwork, wanted_boundary: tuple[str, ...]) -> CompiledNetwork:
     """The pruned network with the boundary `boundary` and an order in which its other variables are eliminated. Raises TooWide."""
-    kept = tuple(v for v in keep if v in pruned.alive)
+    boundary = tuple(v for v in wanted_boundary if v in pruned.alive)
     return replace(
         pruned,
-        boundary=kept,
-        sequence=choose_elimination_order(pruned.sizes, [f.vars for f in pruned.factors], kept),
+        boundary=boundary,
+        sequence=choose_elimination_order(pruned.sizes, [f.vars for f in pruned.factors], boundary),
         orders={},
     )
 
 
-def compile_like(first: CompiledNetwork, before: Mapping[tuple[str, ...], Factor], net: Network) -> CompiledNetwork:
-    """Compile another variant as the `first` was, whose merged factors are `before`. Variables, states and constraints are the same;
+def compile_like(
+    first: CompiledNetwork, merged_first: Mapping[tuple[str, ...], Factor], net: Network
+) -> CompiledNetwork:
+    """Compile another variant as the `first` was, whose merged factors are `merged_first`. Variables, states and constraints are the same;
     only costs differ."""
     merged, factors = merge_factors(net), []
-    for known in first.factors:
-        f = merged[known.vars]
-        if f is before[known.vars]:
-            factors.append(known)
+    for selected in first.factors:
+        f = merged[selected.vars]
+        if f is merged_first[selected.vars]:
+            factors.append(selected)
             continue
         factors.append(_select_states(f, first.alive))
     return replace(first, net=net, factors=factors)
@@ -342,22 +352,22 @@ def prune_states(net: Network) -> CompiledNetwork:
     """
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
     merged = merge_factors(net)
-    near: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
+    factors_of: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
         for axis, (v, possible) in enumerate(zip(f.vars, f.possible, strict=True)):
             alive[v] = alive[v] & possible
             if len(f.vars) == 2:
-                near[v].append((f, axis))
-    todo = {v: None for v, states in alive.items() if not states.all()}
-    while todo:
-        v = todo.popitem()[0]
-        for f, axis in near[v]:
+                factors_of[v].append((f, axis))
+    changed = {v: None for v, states in alive.items() if not states.all()}
+    while changed:
+        v = changed.popitem()[0]
+        for f, axis in factors_of[v]:
             other = f.vars[1 - axis]
             # [state of the other]: whether it goes with a state that is left; a product of truth values is "and", a sum "or"
-            fresh = alive[other] & (alive[v] @ f.allowed if axis == 0 else f.allowed @ alive[v])
-            if fresh.tobytes() != alive[other].tobytes():
-                alive[other] = fresh
-                todo[other] = None
+            possible_states = alive[other] & (alive[v] @ f.allowed if axis == 0 else f.allowed @ alive[v])
+            if possible_states.tobytes() != alive[other].tobytes():
+                alive[other] = possible_states
+                changed[other] = None
     index = {v: np.flatnonzero(a) for v, a in alive.items()}
     return CompiledNetwork(net, (), index, [_select_states(f, index) for f in merged.values()], [])
 

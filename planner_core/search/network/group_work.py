@@ -44,7 +44,7 @@ NO_ENDS = Ends()
 
 @dataclass(frozen=True)
 class UnitOptions:
-    """What the network of one unit must know beside the block itself.
+    """The properties of one unit that do not follow from its block.
 
     `repeats`: number of copies of the block in the model. Nothing hides the first copy's gather and the last copy's
     reduction, so each copy bears 1 / `repeats` of them.
@@ -56,7 +56,7 @@ class UnitOptions:
     `skipped_values`: values inside a run of equal calls. They are not variables of this network.
     `kept_results`: results that the operator that reads them keeps.
     `ends`: the operators that run before the first unit and after the last one.
-    `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds all through it, whatever the plan.
+    `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds during the whole step, under every plan.
     """
 
     repeats: int = 1
@@ -90,20 +90,20 @@ class GroupWork:
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """What `cost` depends on beside the mesh and the workload. Variants that agree in it share one table."""
-        again = self.options.reruns
+        """All on which `cost` depends except the mesh and the workload. Variants with the same key share one table."""
+        reruns = self.options.reruns
         inner = {v for op in self.strategy.ops for v in op.outputs}
-        held = {
+        counted_here = {
             v
             for op in self.strategy.ops
             for v in self._saved_roots(op)
             if v in inner and not self.is_saved_by_reader(v)
         }
-        ways = [
-            (again.get(op.name), computes_again(op, again), op.name in self.options.kept_ops, self.options.share(op))
+        per_op = [
+            (reruns.get(op.name), computes_again(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
             for op in self.strategy.ops
         ]
-        return frozenset(held), *ways
+        return frozenset(counted_here), *per_op
 
     def _saved_roots(self, op: Op) -> set[int]:
         """The tensors that an operator keeps for backward: of views, those that they are views of."""
@@ -114,37 +114,37 @@ class GroupWork:
     def cost(self) -> Floats:
         """[component, joint row]: what the group costs in each joint row."""
         cost = zero_costs(len(self.index))
-        kept: set[int] = set()
+        counted: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
-            again = self.options.reruns.get(op.name)
-            sends, computed = again is not None and again.sends, computes_again(op, self.options.reruns)
+            rerun = self.options.reruns.get(op.name)
+            resends, recomputes = rerun is not None and rerun.sends, computes_again(op, self.options.reruns)
             forward, backward, sent, waits = self._seconds(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
-                backward + waits[1] + (forward if computed else 0.0) + (waits[0] if sends else 0.0)
+                backward + waits[1] + (forward if recomputes else 0.0) + (waits[0] if resends else 0.0)
             )
-            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * sends)
-            kept.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
+            cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * resends)
+            counted.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
             cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
-        for v in kept:
+        for v in counted:
             share = self.options.share(self.strategy.ops[maker[v]])
             cost[Component.AFTER_FORWARD] += self.result_bytes(maker[v], v) * share
         for k in range(len(self.strategy.ops)):
-            own = self.keeps_own_results(k)
-            if own.any():  # few operators have such rows
-                cost[Component.AFTER_FORWARD] += np.where(own, self._exchanged_bytes(k, kept), 0.0)
+            keeps_own = self.keeps_own_results(k)
+            if keeps_own.any():  # few operators have such rows
+                cost[Component.AFTER_FORWARD] += np.where(keeps_own, self._exchanged_bytes(k, counted), 0.0)
         return cost
 
-    def _exchanged_bytes(self, k: int, kept: Collection[int]) -> Floats:
+    def _exchanged_bytes(self, k: int, counted: Collection[int]) -> Floats:
         """[joint row]: bytes that op k keeps more if it exchanges operands and its results inside (`Split.exchanged`).
 
-        `kept` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
+        `counted` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
         """
         op, total = self.strategy.ops[k], np.zeros(len(self.index))
         for v in op.outputs:
-            if v in op.saved and v not in kept:
+            if v in op.saved and v not in counted:
                 total += self.result_bytes(k, v) * self.options.share(op)
         for i in range(len(op.inputs)) if op.name in self.options.kept_ops else ():
             sharded = [isinstance(r[k].inputs[i][0], Shard) for r in self.strategy.rows]
@@ -158,21 +158,21 @@ class GroupWork:
 
     def _any_axis(self, flags: list[bool]) -> Bools:
         """[joint row]: whether the row of some axis of several ranks has a flag; `flags` has one per row."""
-        found: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
-        return found
+        on_any_axis: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
+        return on_any_axis
 
     def _seconds(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
         """Seconds of op k [joint row], forward and backward; those of the collectives inside it [phase, joint row], and those that it
         waits for them. They are the same in all variants of a block."""
         op = self.strategy.ops[k]
-        known = self.cache.seconds
-        if op.name not in known:
+        cached = self.cache.seconds
+        if op.name not in cached:
             kernels = self.kernel_seconds(k)
-            known[op.name] = (
+            cached[op.name] = (
                 *op_time(op, kernels, self._moved_bytes(k), self.model),
                 *self._internal_collectives(k, kernels),
             )
-        return known[op.name]
+        return cached[op.name]
 
     def result_bytes(self, k: int, value: int) -> Floats:
         """[joint row]: local bytes of the result `value` as op k makes it."""
@@ -184,47 +184,47 @@ class GroupWork:
         """[joint row]: the number of parts of something that exactly the rows with a flag split; `flags` has one per row."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
-    def extra_seconds_in_chunks(self, k: int, chunks: int, rows: Ints, joined: Floats) -> Floats:
+    def extra_seconds_in_chunks(self, k: int, chunks: int, rows: Ints, joined_bytes: Floats) -> Floats:
         """[entry]: by how many seconds op k computes longer in forward if it makes its result in chunks. `rows` [entry] are joint rows.
-        `joined` [entry]: the bytes that are read and written to join the chunks."""
-        kernels, moved = self.kernel_seconds(k, chunks)[0][rows], self._moved_bytes(k)[0][rows] + joined
-        forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved, moved), self.model)
+        `joined_bytes` [entry]: the bytes that are read and written to join the chunks."""
+        kernels, moved_bytes = self.kernel_seconds(k, chunks)[0][rows], self._moved_bytes(k)[0][rows] + joined_bytes
+        forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved_bytes, moved_bytes), self.model)
         return np.asarray(forward - self._seconds(k)[0][rows])
 
     def kernel_seconds(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
-        """Two arrays [joint row]: seconds of op k's kernels forward (in so many chunks) and backward. Equal joint rows are priced once."""
-        op, found = self.strategy.ops[k], np.zeros((2, len(self.index)))
+        """Two arrays [joint row]: seconds of op k's kernels, forward (in `chunks` parts) and backward. Equal joint rows are priced once."""
+        op, seconds = self.strategy.ops[k], np.zeros((2, len(self.index)))
         if not has_kernels(op):
-            return found[0], found[1]
+            return seconds[0], seconds[1]
         rows = [r[k] for r in self.strategy.rows]
         first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
-        distinct, place = np.unique(first[self.index], axis=0, return_inverse=True)
+        distinct, inverse = np.unique(first[self.index], axis=0, return_inverse=True)
         each = [self._joint_kernel_seconds(op, rows, joint, chunks) for joint in distinct.tolist()]
         forward, backward = np.array(each).T
-        return forward[place.ravel()], backward[place.ravel()]
+        return forward[inverse.ravel()], backward[inverse.ravel()]
 
     def _joint_kernel_seconds(self, op: Op, rows: list[Row], joint: list[int], chunks: int) -> tuple[float, float]:
         """Seconds of the kernels of `op`, forward and backward, if it runs `rows[joint[axis]]` on each axis. On meshes that split it by
-        the same rows into as many parts they are the same."""
+        the same rows into the same number of parts they are equal."""
         parts: dict[int, int] = {}
         for row, size in zip(joint, self.model.sizes, strict=True):
             parts[row] = parts.get(row, 1) * size
         key = op.name, chunks, frozenset(parts.items())
-        known = self.cache.kernels
-        if key not in known:
-            known[key] = kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks)
-        return known[key]
+        cached = self.cache.kernels
+        if key not in cached:
+            cached[key] = kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks)
+        return cached[key]
 
     def _moved_bytes(self, k: int) -> tuple[Floats, Floats]:
         """Two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""
         op, total = self.strategy.ops[k], np.zeros((2, len(self.index)))
         passes = self.passes[op.name]
         for position, v in enumerate((*op.inputs, *op.outputs)):
-            there, back = passes.forward[position], passes.backward[position]
-            if there or back:
+            forward, backward = passes.forward[position], passes.backward[position]
+            if forward or backward:
                 ends = [(*r[k].inputs, *r[k].outputs)[position][0] for r in self.strategy.rows]
                 local = self.block.values[v].meta.num_bytes / self._parts([isinstance(p, Shard) for p in ends])
-                total += np.array([there, back])[:, None] * local
+                total += np.array([forward, backward])[:, None] * local
         return total[0], total[1]
 
     def _extra_saved_bytes(self, k: int) -> Floats:
@@ -236,22 +236,24 @@ class GroupWork:
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
-            kept = meta.num_bytes / self._parts(
+            saved_bytes = meta.num_bytes / self._parts(
                 [r[k].splits_work and splits_kept(op, r[k].name, meta.shape, shapes) for r in rows]
             )
             routed = self._any_axis([len(meta.shape) > 1 and r[k].routed for r in rows])
-            total += np.where(routed, self.model.workload.expert_imbalance, 1.0) * kept
+            total += np.where(routed, self.model.workload.expert_imbalance, 1.0) * saved_bytes
         return total
 
     def _loss_bytes(self, k: int) -> Floats:
         """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
-        held = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
+        bytes_of_split = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
-        found: Floats = (np.array([held[split] for split in chosen]) + logits) / parts / self.options.share(op)
-        return found
+        bytes_: Floats = (
+            (np.array([bytes_of_split[split] for split in chosen]) + logits) / parts / self.options.share(op)
+        )
+        return bytes_
 
     def _internal_collectives(self, k: int, kernels: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1), and those that it waits for them.
@@ -262,14 +264,19 @@ class GroupWork:
         total, waits = np.zeros((2, 2, len(self.index)))
         for axis, link in enumerate(self.model.links):
             for r, rows in enumerate(self.strategy.rows):
-                here: Bools = self.index[:, axis] == r
+                takes_row: Bools = self.index[:, axis] == r
                 for c in rows[k].internal:
                     shrunk = np.array([x[k].name in c.shrinks for x in self.strategy.rows])
-                    own = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
-                    others = joint_parts(shrunk, self.index, self.model.sizes) / own
+                    own_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
+                    other_parts = joint_parts(shrunk, self.index, self.model.sizes) / own_size
                     load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0
-                    each, phase = collective_times(c.kind, load * c.num_bytes / others, link), int(c.phase != "forward")
-                    runs, behind = c.runs(link.size), c.share * kernels[phase] / link.size
-                    total[phase] += np.where(here, runs * each, 0.0)
-                    waits[phase] += np.where(here, runs * waited_seconds(each, behind, self.model.contention), 0.0)
+                    collective_s, phase = (
+                        collective_times(c.kind, load * c.num_bytes / other_parts, link),
+                        int(c.phase != "forward"),
+                    )
+                    runs, hideable_s = c.runs(link.size), c.share * kernels[phase] / link.size
+                    total[phase] += np.where(takes_row, runs * collective_s, 0.0)
+                    waits[phase] += np.where(
+                        takes_row, runs * waited_seconds(collective_s, hideable_s, self.model.contention), 0.0
+                    )
         return total, waits

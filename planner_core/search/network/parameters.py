@@ -34,20 +34,20 @@ class WeightMoves:
 
 
 def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model: CostModel) -> Floats:
-    """[component, state]: what a weight costs apart from its uses: memory, the optimizer, and its traffic once a step.
+    """[component, state]: the cost of a weight without its uses: memory, the optimizer, and its traffic once a step.
 
     Once a step the working copy is made from the stored form (gather), and the gradient is brought to the stored form
     (reduce). Either is free where the two forms have the same placements.
     """
     item, w = ITEM_BYTES[states.meta.dtype], model.workload
-    each = weight_bytes(item, trained, w)
+    item_bytes = weight_bytes(item, trained, w)
     elements = states.meta.num_bytes / item / states.shares  # [form, state]
     cost = zero_costs(len(states))
-    held = elements[2] * (each.stored + each.moments)
+    state_bytes = elements[2] * (item_bytes.stored + item_bytes.moments)
     # With several micro-batches the sums of gradients stay from one to the next. Otherwise each is reduced during backward.
-    sums = w.accumulate > 1
-    cost[Component.AFTER_BACKWARD] = held + elements[1 if sums else 2] * each.gradient
-    cost[Component.AFTER_FORWARD] = held + (elements[1] * each.gradient if sums else 0.0)
+    accumulates = w.accumulate > 1
+    cost[Component.AFTER_BACKWARD] = state_bytes + elements[1 if accumulates else 2] * item_bytes.gradient
+    cost[Component.AFTER_FORWARD] = state_bytes + (elements[1] * item_bytes.gradient if accumulates else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += handed_out_seconds(states.shares[2] / states.shares[0], model)
@@ -61,14 +61,14 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
 
 
 def working_copy_bytes(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
-    """[row, state]: bytes of a working copy that is held beside the stored parameter, where the weight is `gathered` [row, state] at
+    """[row, state]: bytes of a working copy in addition to the stored parameter, where the weight is `gathered` [row, state] at
     each use, or not."""
     item = ITEM_BYTES[states.meta.dtype]
-    same = (states.stored == states.forward).astype(int)
-    kept = np.array(
+    is_stored_so = (states.stored == states.forward).astype(int)
+    has_copy = np.array(
         [[has_working_copy(item, trained, model.workload, s, g) for g in (False, True)] for s in (False, True)]
     )
-    return np.where(kept[same[None, :], gathered.astype(int)], states.local_bytes[None, :], 0.0)
+    return np.where(has_copy[is_stored_so[None, :], gathered.astype(int)], states.local_bytes[None, :], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class UseTraffic:
     """Seconds of one use of a weight, each [row, state].
 
     `gather`: gather before the use. `gather_for_backward`: gather again for backward. `scatter`: reduce the gradient. `forward` and
-    `backward`: what the compute stream spends on copies and sums beside these (`cost.compute.weights`).
+    `backward`: seconds of the compute stream for the copies and sums of these (`cost.compute.weights`).
     """
 
     gather: Floats
@@ -96,39 +96,41 @@ class UseTraffic:
 
 
 def use_traffic(
-    taken: list[Pair],
+    consumed: list[Pair],
     states: TensorStates,
     moves: WeightMoves,
     index: Ints,
     trained: bool,
-    again: bool,
+    needed_in_backward: bool,
     model: CostModel,
 ) -> UseTraffic:
-    """Traffic of a weight that an operator takes as `taken` [group row], in the joint rows `index` [row, axis].
+    """Traffic of a weight that an operator takes as `consumed` [group row], in the joint rows `index` [row, axis].
 
-    `again` says whether backward needs the weight again.
+    `needed_in_backward` says whether backward needs the weight again.
     """
     base = 2 + len(states.meta.shape)
-    whole = joint_codes([digit(R if used == P else used) for used, _ in taken], index, base)
-    gather = moves.weight.cost[states.forward[None, :], whole[:, None]]
-    stays = moves.weight.local[states.forward[None, :], whole[:, None]]
+    at_use = joint_codes([digit(R if used == P else used) for used, _ in consumed], index, base)
+    gather = moves.weight.cost[states.forward[None, :], at_use[:, None]]
+    is_local = moves.weight.local[states.forward[None, :], at_use[:, None]]
     scatter, item = np.zeros_like(gather), ITEM_BYTES[states.meta.dtype]
-    forward = np.where(stays, 0.0, copied_seconds(_local_bytes(states, taken, 0, item, index, model), model)[:, None])
-    backward = forward if again else np.zeros_like(forward)
+    forward = np.where(
+        is_local, 0.0, copied_seconds(_local_bytes(states, consumed, 0, item, index, model), model)[:, None]
+    )
+    backward = forward if needed_in_backward else np.zeros_like(forward)
     if trained:
-        made = joint_codes([digit(g) for _, g in taken], index, base)
-        scatter = moves.gradient.cost[made[:, None], states.gradient[None, :]]
-        stays = moves.gradient.local[made[:, None], states.gradient[None, :]]
-        gradient = _local_bytes(states, taken, 1, model.workload.gradient_item(item), index, model)
+        produced = joint_codes([digit(g) for _, g in consumed], index, base)
+        scatter = moves.gradient.cost[produced[:, None], states.gradient[None, :]]
+        is_local = moves.gradient.local[produced[:, None], states.gradient[None, :]]
+        gradient = _local_bytes(states, consumed, 1, model.workload.gradient_item(item), index, model)
         added, copied = accumulated_seconds(gradient, model), copied_seconds(gradient, model)
-        backward = backward + np.where(stays, added[:, None], copied[:, None])
-    return UseTraffic(gather, gather if again else np.zeros_like(gather), scatter, forward, backward)
+        backward = backward + np.where(is_local, added[:, None], copied[:, None])
+    return UseTraffic(gather, gather if needed_in_backward else np.zeros_like(gather), scatter, forward, backward)
 
 
 def _local_bytes(
-    states: TensorStates, taken: list[Pair], which: int, item: int, index: Ints, model: CostModel
+    states: TensorStates, consumed: list[Pair], form: int, item: int, index: Ints, model: CostModel
 ) -> Floats:
-    """[joint row]: local bytes of a weight as the operator takes it (`which` 0), or of the gradient that it makes (1)."""
-    parts = joint_parts(np.array([isinstance(pair[which], Shard) for pair in taken]), index, model.sizes)
+    """[joint row]: local bytes of a weight as the operator takes it (`form` 0), or of the gradient that it makes (1)."""
+    parts = joint_parts(np.array([isinstance(pair[form], Shard) for pair in consumed]), index, model.sizes)
     size: Floats = math.prod(states.meta.shape) * item / parts
     return size

@@ -47,22 +47,22 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
 
 
 def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
-    before = run.calls[-1]
+    previous = run.calls[-1]
     if run.block != call.block:
         return None
     differ = [
         p
-        for p, (a, b) in enumerate(zip(before.inputs, call.inputs, strict=True))
+        for p, (a, b) in enumerate(zip(previous.inputs, call.inputs, strict=True))
         if a != b and top.values[b].kind != "constant"
     ]
     if len(differ) != 1:
         return None
     (p,) = differ
     value = call.inputs[p]
-    if value not in before.outputs or users[value] != 1 or value in top.outputs:
+    if value not in previous.outputs or users[value] != 1 or value in top.outputs:
         return None
-    q = before.outputs.index(value)
-    others = [o for i, o in enumerate(before.outputs) if i != q]
+    q = previous.outputs.index(value)
+    others = [o for i, o in enumerate(previous.outputs) if i != q]
     if any(users.get(o) or o in top.outputs for o in others):
         return None
     if run.chain_in >= 0 and (p, q) != (run.chain_in, run.chain_out):
@@ -82,33 +82,33 @@ def mark_kept_chain_tensors(
     for run in runs:
         if run.chain_in < 0:
             continue
-        entry, made = blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]
+        entry, exit_value = blocks[run.block].inputs[run.chain_in], blocks[run.block].outputs[run.chain_out]
         variants = list(nets[run.block].values())
         keeps = [entry in net.saved_ports for net in variants]
         first = run.calls[0].inputs[run.chain_in]
         if (
             any(keeps)
             and not all(keeps)
-            and not any(made in n.saved_ports for n in variants)
+            and not any(exit_value in n.saved_ports for n in variants)
             and _is_read_once(run, first, runs, top)
         ):
             entries.add(first)
-            for net, kept in zip(variants, keeps, strict=True):
+            for net, keeps_it in zip(variants, keeps, strict=True):
                 cost = zero_costs(net.sizes[tensor_name(entry)])
-                cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * kept
+                cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * keeps_it
                 net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
         else:
             for net in variants:
-                net.keeps_between = any(keeps) or any(made in n.saved_ports for n in variants)
+                net.keeps_between = any(keeps) or any(exit_value in n.saved_ports for n in variants)
     return entries
 
 
 def _is_read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
     """Whether all calls of the run's block are in it, and the tensor with which it begins is kept by nothing else."""
-    alone = sum(r.block == run.block for r in runs) == 1
+    is_only_run = sum(r.block == run.block for r in runs) == 1
     others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]
     return (
-        alone
+        is_only_run
         and not any(isinstance(i, Call) or first in i.saved for i in others)
         and run.calls[0].inputs.count(first) == 1
     )

@@ -1,6 +1,6 @@
 """Which dim of each value holds the samples: as inputs bring them, and as the rows of operators pass them on.
 
-A size alone does not tell: a model may have as many tokens, features or bins as samples, and may put the samples behind the tokens.
+A size alone does not decide: a model may have as many tokens, features or bins as samples, and may put the tokens first.
 """
 
 from __future__ import annotations
@@ -31,46 +31,51 @@ class SampleDims:
 def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
     """For each block the dims of the samples in what it is given: constants, inputs, and what it gets back from the blocks it calls."""
     top = graph.top.name
-    found = {top: _constant_dims(graph, graph.top)}
-    inside: dict[str, DimByValue] = {}
-    dims = dict(found[top])
+    dims_of_block = {top: _constant_dims(graph, graph.top)}
+    dims_inside: dict[str, DimByValue] = {}
+    dims = dict(dims_of_block[top])
     for item in graph.top.items:
         if isinstance(item, Op):
             _propagate(graph.top, dims, (item,), [(row,) for row in rows(item, graph.top.values)])
             continue
         block = graph.blocks[item.block]
-        if block.name not in found:
-            given = {i: dims[o] for i, o in zip(block.inputs, item.inputs, strict=True) if o in dims}
-            found[block.name] = _constant_dims(graph, block) | given
-            inside[block.name] = dict(found[block.name])
+        if block.name not in dims_of_block:
+            block_inputs = {i: dims[o] for i, o in zip(block.inputs, item.inputs, strict=True) if o in dims}
+            dims_of_block[block.name] = _constant_dims(graph, block) | block_inputs
+            dims_inside[block.name] = dict(dims_of_block[block.name])
             for op in block.ops:
-                _propagate(block, inside[block.name], (op,), [(row,) for row in rows(op, block.values)])
-        made = inside[block.name]
-        back = {o: made[i] for i, o in zip(block.outputs, item.outputs, strict=True) if i in made}
-        dims.update(back)
-        found[top].update(back)
-    return found
+                _propagate(block, dims_inside[block.name], (op,), [(row,) for row in rows(op, block.values)])
+        block_dims = dims_inside[block.name]
+        returned = {o: block_dims[i] for i, o in zip(block.outputs, item.outputs, strict=True) if i in block_dims}
+        dims.update(returned)
+        dims_of_block[top].update(returned)
+    return dims_of_block
 
 
-def find_sample_dims(where: Block, net: Network, given: DimByValue) -> SampleDims:
-    """The dims of the samples in a block, by the rows of its groups. `given`: those of what it is given."""
-    dims, whole = dict(given), {*where.inputs, *where.outputs}  # the block around may need all samples of these
+def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> SampleDims:
+    """The dims of the samples in a block, by the rows of its groups. `input_dims`: those of what it is given."""
+    dims, needed_whole = (
+        dict(input_dims),
+        {*block.inputs, *block.outputs},
+    )  # the block around may need all samples of these
     for node in _topological_order(net):
         s = node.strategy
-        even = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
-        chosen = _propagate(where, dims, s.ops, even)
-        whole.update(v for v, pair in _operand_placements(s.ops, chosen) if v in dims and pair != Shard(dims[v]))
-    return SampleDims(dims, {v: d for v, d in dims.items() if v not in whole})
+        even_rows = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
+        row_choice = _propagate(block, dims, s.ops, even_rows)
+        needed_whole.update(
+            v for v, pair in _operand_placements(s.ops, row_choice) if v in dims and pair != Shard(dims[v])
+        )
+    return SampleDims(dims, {v: d for v, d in dims.items() if v not in needed_whole})
 
 
 def _topological_order(net: Network) -> list[GroupRows]:
     """The groups, each after those that make what it reads."""
-    home = {v: name for name, node in net.nodes.items() for op in node.strategy.ops for v in op.outputs}
-    reads = {
-        name: {home[v] for op in node.strategy.ops for v in op.inputs if v in home} - {name}
+    maker = {v: name for name, node in net.nodes.items() for op in node.strategy.ops for v in op.outputs}
+    dependencies = {
+        name: {maker[v] for op in node.strategy.ops for v in op.inputs if v in maker} - {name}
         for name, node in net.nodes.items()
     }
-    return [net.nodes[name] for name in TopologicalSorter(reads).static_order()]
+    return [net.nodes[name] for name in TopologicalSorter(dependencies).static_order()]
 
 
 def _constant_dims(graph: Graph, block: Block) -> DimByValue:
@@ -79,10 +84,12 @@ def _constant_dims(graph: Graph, block: Block) -> DimByValue:
     return {i: 0 for i, v in enumerate(block.values) if v.kind == "constant" and v.meta.shape[:1] in sizes}
 
 
-def _propagate(where: Block, dims: DimByValue, ops: Sequence[Op], options: Sequence[Sequence[Row]]) -> Sequence[Row]:
+def _propagate(
+    block: Block, dims: DimByValue, ops: Sequence[Op], row_choices: Sequence[Sequence[Row]]
+) -> Sequence[Row]:
     """Add the dims of what a group makes, by the row that takes most operands by their samples, computed ones first; that row."""
-    held = [
-        (k, i, Shard(dims[v]), where.values[v].kind == "activation")
+    operands = [
+        (k, i, Shard(dims[v]), block.values[v].kind == "activation")
         for k, op in enumerate(ops)
         for i, v in enumerate(op.inputs)
         if v in dims
@@ -91,10 +98,10 @@ def _propagate(where: Block, dims: DimByValue, ops: Sequence[Op], options: Seque
     def fits(chosen: Sequence[Row]) -> tuple[int, int]:
         if any(row.name == DISPATCH for row in chosen):
             return (0, 0)
-        computed = [is_computed for k, i, cut, is_computed in held if chosen[k].inputs[i][0] == cut]
+        computed = [is_computed for k, i, cut, is_computed in operands if chosen[k].inputs[i][0] == cut]
         return sum(computed), len(computed)
 
-    best = max(options, key=fits)
+    best = max(row_choices, key=fits)
     if any(fits(best)):
         for op, row in zip(ops, best, strict=True):
             dims.update((v, p.dim) for v, (p, _) in zip(op.outputs, row.outputs, strict=True) if isinstance(p, Shard))

@@ -97,4 +97,4 @@ class SearchCache:
     """The tables of the last search."""
     point_budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
     """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
-    own, and the gap that they leave is closed, or told, after the last price (see `lagrangian`)."""
+    own. The gap that they leave is closed after the last price, or it is reported (see `lagrangian`)."""

@@ -53,12 +53,12 @@ class WeightState(NamedTuple):
 
 def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
     """(forward, gradient) states of an activation on one axis. Only dims of more than one element are sharded."""
-    found: list[Pair] = [(R, R)]
+    states: list[Pair] = [(R, R)]
     if grad:
-        found.append((R, P))
-    found.append((P, R))
-    found += [(Shard(d), Shard(d) if grad else R) for d in range(len(shape)) if shape[d] > 1]
-    return tuple(found)
+        states.append((R, P))
+    states.append((P, R))
+    states += [(Shard(d), Shard(d) if grad else R) for d in range(len(shape)) if shape[d] > 1]
+    return tuple(states)
 
 
 NO_STAGE = -1
@@ -68,14 +68,14 @@ MAX_ZERO_DIMS = 2
 
 def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -> tuple[WeightState, ...]:
     """States of a weight on one axis, in ZeRO stage 0 and in `stages`."""
-    found = [WeightState(R, R, R, NO_STAGE)]
+    states = [WeightState(R, R, R, NO_STAGE)]
     dims = [Shard(d) for d in range(len(shape)) if shape[d] > 1]
     if grad:
-        found.append(WeightState(R, P, R, 0))
-        found += [WeightState(R, P, at, 1) for at in dims[:MAX_ZERO_DIMS] if 1 in stages]
-        found += [WeightState(R, at, at, 2) for at in dims[:MAX_ZERO_DIMS] if 2 in stages]
-    found += [WeightState(at, at if grad else R, at, 3) for at in dims if 3 in stages]
-    return (*found, *(WeightState(at, at if grad else R, at, NO_STAGE) for at in dims))
+        states.append(WeightState(R, P, R, 0))
+        states += [WeightState(R, P, shard, 1) for shard in dims[:MAX_ZERO_DIMS] if 1 in stages]
+        states += [WeightState(R, shard, shard, 2) for shard in dims[:MAX_ZERO_DIMS] if 2 in stages]
+    states += [WeightState(shard, shard if grad else R, shard, 3) for shard in dims if 3 in stages]
+    return (*states, *(WeightState(shard, shard if grad else R, shard, NO_STAGE) for shard in dims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segmen
 
 def _joint_states(
     meta: TensorMeta,
-    pairs: tuple[Any, ...],
-    placed: Sequence[tuple[Placement, Placement, Placement]],
+    axis_states: tuple[Any, ...],
+    placements: Sequence[tuple[Placement, Placement, Placement]],
     index: Ints,
     axes: Axes,
     segments: Segments,
@@ -165,7 +165,7 @@ def _joint_states(
     shares = np.ones((3, len(index)))
     fused = dict(segments)
     for d, extent in enumerate(meta.shape):
-        sharded = np.array([[p == Shard(d) for p in three] for three in placed]).T  # [3, pair]
+        sharded = np.array([[p == Shard(d) for p in three] for three in placements]).T  # [3, pair]
         n = joint_parts(sharded, index, axes.sizes)
         shares *= extent / np.ceil(extent / n) if extent else n
         equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
@@ -175,8 +175,8 @@ def _joint_states(
         even &= equal.all(axis=0)
     index, shares = index[even], shares[:, even]
     base = 2 + len(meta.shape)
-    codes = [joint_codes([digit(three[k]) for three in placed], index, base) for k in range(3)]
-    return TensorStates(meta, pairs, index, codes[0], codes[1], codes[2], shares)
+    codes = [joint_codes([digit(three[k]) for three in placements], index, base) for k in range(3)]
+    return TensorStates(meta, axis_states, index, codes[0], codes[1], codes[2], shares)
 
 
 @functools.lru_cache(maxsize=256)
@@ -229,7 +229,7 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
     return out
 
 
-def compatible_operand(taken: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
+def compatible_operand(consumed: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
     """Two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
     `states[state]` without communication, and whether it must pad or divide to do so.
 
@@ -238,40 +238,44 @@ def compatible_operand(taken: Sequence[Pair], states: Sequence[AxisState]) -> tu
     R to P: divide it by the number of devices.
     Gradient R to P: divide the gradient by the number of devices.
     """
-    ok = np.zeros((len(taken), len(states)), dtype=bool)
-    touch = np.zeros_like(ok)
-    for r, (c, gc) in enumerate(taken):
+    is_compatible = np.zeros((len(consumed), len(states)), dtype=bool)
+    needs_copy = np.zeros_like(is_compatible)
+    for r, (c, gc) in enumerate(consumed):
         for s, (f, g) in enumerate(states):
             if (c, gc) == (f, g):
-                ok[r, s] = True
+                is_compatible[r, s] = True
             elif f == R and (
                 (c in (R, P) and gc == R and g in (R, P)) or (isinstance(c, Shard) and (g == P if gc == c else g == R))
             ):
-                ok[r, s] = touch[r, s] = True
-    return ok, touch
+                is_compatible[r, s] = needs_copy[r, s] = True
+    return is_compatible, needs_copy
 
 
-def compatible_weight(taken: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
+def compatible_weight(consumed: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
     """[row, state]: whether a weight that an operator takes as `taken[row]` may be in `states[state]` on one axis.
 
     A Replicate working copy serves an operator that takes the weight as R or P. Its gradient is made Partial; it is
     accumulated Partial, or scattered at once (ZeRO-2). A sharded working copy serves an operator that takes that shard
     (`stage` FREE), or it is gathered for an operator that takes the weight as R (ZeRO-3).
     """
-    ok = np.zeros((len(taken), len(states)), dtype=bool)
-    for r, (used, made) in enumerate(taken):
+    is_compatible = np.zeros((len(consumed), len(states)), dtype=bool)
+    for r, (used, produced) in enumerate(consumed):
         for s, (working, gradient, _, stage) in enumerate(states):
             if working == R:
-                lies = made == gradient or (made == R and gradient == P) or (made == P and isinstance(gradient, Shard))
-                ok[r, s] = used in (R, P) and lies
+                gradient_fits = (
+                    produced == gradient
+                    or (produced == R and gradient == P)
+                    or (produced == P and isinstance(gradient, Shard))
+                )
+                is_compatible[r, s] = used in (R, P) and gradient_fits
             else:
-                ok[r, s] = used == (working if stage == NO_STAGE else R)
-    return ok
+                is_compatible[r, s] = used == (working if stage == NO_STAGE else R)
+    return is_compatible
 
 
-def can_deliver(made: list[Pair], states: tuple[AxisState, ...]) -> Bools:
-    """[row, state]: whether a result that was `made` so may be delivered in a state, on one axis.
+def can_deliver(produced: list[Pair], states: tuple[AxisState, ...]) -> Bools:
+    """[row, state]: whether a result that was `produced` so may be delivered in a state, on one axis.
 
     A tensor is delivered Partial only if it was made Partial. To make a Replicate tensor Partial gains nothing.
     """
-    return np.array([[f != P or m == P for f, _ in states] for m, _ in made])
+    return np.array([[f != P or m == P for f, _ in states] for m, _ in produced])

@@ -25,32 +25,38 @@ SWEEPS = 2
 DIMS = len(Shares._fields)
 
 
-def best_shares(objective: Objective, found: Sequence[Floats], start: Shares) -> Shares:
-    """The shares at which the cheapest assignment of `found` (totals [component] each) costs most, moved one share at a time."""
-    at = np.array(start)
-    totals = np.stack(found)  # [assignment, component]
+def best_shares(objective: Objective, assignments: Sequence[Floats], start_shares: Shares) -> Shares:
+    """The shares at which the cheapest assignment of `assignments` (totals [component] each) costs most, moved one share at a time."""
+    shares = np.array(start_shares)
+    totals = np.stack(assignments)  # [assignment, component]
     for _ in range(SWEEPS):
         for dim in range(DIMS):
-            low, high = (totals @ objective.weights(_move_share(at, dim, end)) for end in (0.0, 1.0))
-            at[dim] = _highest_point(low, high, at[dim])
-    return Shares(*map(float, at))
+            low, high = (totals @ objective.weights(_move_share(shares, dim, end)) for end in (0.0, 1.0))
+            shares[dim] = _highest_point(low, high, shares[dim])
+    return Shares(*map(float, shares))
 
 
-def _move_share(at: Floats, dim: int, value: float) -> Shares:
-    moved = at.copy()
+def _move_share(shares: Floats, dim: int, value: float) -> Shares:
+    moved = shares.copy()
     moved[dim] = value
     return Shares(*map(float, moved))
 
 
-def _highest_point(low: Floats, high: Floats, now: float) -> float:
-    """The point of [0, 1] at which the least line is highest; `now` if it is nowhere higher than there.
+def _highest_point(low: Floats, high: Floats, current: float) -> float:
+    """The point of [0, 1] at which the least line is highest; `current` if it is nowhere higher than there.
 
     Line i is `low[i]` at 0 and `high[i]` at 1. The highest point is at an end or where two lines cross.
     """
     slope = high - low
     with np.errstate(divide="ignore", invalid="ignore"):
         cross = (low[None, :] - low[:, None]) / (slope[:, None] - slope[None, :])
-    points = sorted_distinct(np.concatenate([[now, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]]))
-    least = (low[None, :] + points[:, None] * slope[None, :]).min(axis=1)  # [point]
-    best = least.max()
-    return now if least[np.searchsorted(points, now)] >= best - 1e-12 * abs(best) else float(points[least.argmax()])
+    points = sorted_distinct(
+        np.concatenate([[current, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]])
+    )
+    lowest_line = (low[None, :] + points[:, None] * slope[None, :]).min(axis=1)  # [point]
+    best = lowest_line.max()
+    return (
+        current
+        if lowest_line[np.searchsorted(points, current)] >= best - 1e-12 * abs(best)
+        else float(points[lowest_line.argmax()])
+    )

@@ -45,14 +45,14 @@ class PrunedUnit:
     def from_network(
         compiled: CompiledNetwork,
         sequence: Sequence[str],
-        at: Mapping[str, int],
+        fixed: Mapping[str, int],
         others: Sequence[Table] = (),
         keep: tuple[str, ...] = (),
     ) -> PrunedUnit:
-        """Return the whole network with the variables in `at` fixed. Those in `keep` have all of their states. `others` are tables of
+        """Return the whole network with the variables in `fixed` fixed. Those in `keep` have all of their states. `others` are tables of
         seconds of other units."""
-        every = {v: np.array([at[v]]) if v in at else np.arange(n) for v, n in compiled.sizes.items()}
-        return PrunedUnit(every, compiled.factors, others, sequence, keep).select({v: every[v] for v in at})
+        alive = {v: np.array([fixed[v]]) if v in fixed else np.arange(n) for v, n in compiled.sizes.items()}
+        return PrunedUnit(alive, compiled.factors, others, sequence, keep).select({v: alive[v] for v in fixed})
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -73,44 +73,47 @@ class PrunedUnit:
         """Whether some variable has no state left: no assignment is within the limit."""
         return not all(len(states) for states in self.alive.values())
 
-    def select(self, left: Mapping[str, Ints]) -> PrunedUnit:
-        """The part with the states `left` of some variables; they are numbered as in its tables."""
-        pick = {v: left.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
-        alive = {v: a if len(pick[v]) == len(a) else a[pick[v]] for v, a in self.alive.items()}
+    def select(self, selected: Mapping[str, Ints]) -> PrunedUnit:
+        """The part with the states `selected` of some variables; they are numbered as in its tables."""
+        selection = {v: selected.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
+        alive = {v: a if len(selection[v]) == len(a) else a[selection[v]] for v, a in self.alive.items()}
         return PrunedUnit(
             alive,
-            [_select_states(f, pick) if any(v in left for v in f.vars) else f for f in self.factors],
-            [drop_fixed_variables(n, a[np.ix_(*(pick[v] for v in n))]) if n else (n, a) for n, a in self.other_tables],
+            [_select_states(f, selection) if any(v in selected for v in f.vars) else f for f in self.factors],
+            [
+                drop_fixed_variables(n, a[np.ix_(*(selection[v] for v in n))]) if n else (n, a)
+                for n, a in self.other_tables
+            ],
             [v for v in self.sequence if len(alive[v]) > 1],
             self.keep,
         )
 
-    def bucket_tree(self, objective: Objective, shares: Shares, rest: Floats | None = None) -> BucketTree:
-        """The part as a plain sum, weighed: its maxima are weighted at `shares`. `rest`: the least cost of all outside of it."""
+    def bucket_tree(self, objective: Objective, shares: Shares, outside_cost: Floats | None = None) -> BucketTree:
+        """The part as a plain sum, weighed: its maxima are weighted at `shares`. `outside_cost`: the least cost of all outside of it."""
         tables = [*weighted_tables(self.factors, objective.weights(shares)), *self.other_tables]
         tree = BucketTree(self.sizes, tables, self.sequence, self.keep)
-        tree.compute_margins(None if rest is None else add_outside_cost(tree.root, rest))
+        tree.compute_margins(None if outside_cost is None else add_outside_cost(tree.root, outside_cost))
         return tree
 
-    def weighted_bounds(self, sums: WeightedSums, rest: Floats | None = None) -> WeightedBounds:
+    def weighted_bounds(self, sums: WeightedSums, outside_cost: Floats | None = None) -> WeightedBounds:
         """The part as several plain sums. Raises TablesTooLarge."""
-        joined = []
+        tables = []
         for f in self.factors:
             names, table = drop_fixed_variables(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
-            joined.append(((*names, SUM_NUMBER), np.moveaxis(table, 0, -1)))
+            tables.append(((*names, SUM_NUMBER), np.moveaxis(table, 0, -1)))
         for names, table in self.other_tables:
-            joined.append(((*names, SUM_NUMBER), np.repeat(table[..., None], len(sums.weights), axis=-1)))
-        return WeightedBounds(self.sizes, joined, self.sequence, sums.prices, self.keep, rest)
+            tables.append(((*names, SUM_NUMBER), np.repeat(table[..., None], len(sums.weights), axis=-1)))
+        return WeightedBounds(self.sizes, tables, self.sequence, sums.prices, self.keep, outside_cost)
 
     def keep_within(self, margins: Sequence[Floats], limit: float) -> PrunedUnit:
         """The part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted costs through
         each entry of its bucket [others..., state, sum]."""
-        left = {}
+        selected = {}
         for v, margin in zip(self.sequence, margins, strict=True):
-            ok = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
-            if not ok.all():
-                left[v] = np.flatnonzero(ok)
-        return self.select(left) if left else self
+            is_within = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
+            if not is_within.all():
+                selected[v] = np.flatnonzero(is_within)
+        return self.select(selected) if selected else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +138,17 @@ def _select_states(f: Factor, pick: Mapping[str, Ints]) -> Factor:
 
 
 def prune_by_limit(
-    part: PrunedUnit, tree: BucketTree, sums: WeightedSums, limit: float, rest: Floats | None = None
+    unit: PrunedUnit, tree: BucketTree, sums: WeightedSums, limit: float, outside_cost: Floats | None = None
 ) -> tuple[PrunedUnit, WeightedBounds | None]:
     """The part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
-    `tree` is the part weighed at one of them; `rest` is the least cost of all outside of it. Raises TablesTooLarge."""
-    part, before = part.keep_within([m[..., None] for m in tree.margins[:-1]], limit), part.num_states
-    bounds = None if part.is_empty else part.weighted_bounds(sums, rest)
+    `tree` is the part weighed at one of them; `outside_cost` is the least cost of all outside of it. Raises TablesTooLarge."""
+    unit, num_states = unit.keep_within([m[..., None] for m in tree.margins[:-1]], limit), unit.num_states
+    bounds = None if unit.is_empty else unit.weighted_bounds(sums, outside_cost)
     for _ in range(ROUNDS):
-        if bounds is None or part.num_states > MAX_SHARE_LEFT * before:
+        if bounds is None or unit.num_states > MAX_SHARE_LEFT * num_states:
             break
-        before, fewer = part.num_states, part.keep_within(bounds.margins[:-1], limit)
-        if fewer is part:
+        num_states, pruned = unit.num_states, unit.keep_within(bounds.margins[:-1], limit)
+        if pruned is unit:
             break
-        part, bounds = fewer, None if fewer.is_empty else fewer.weighted_bounds(sums, rest)
-    return part, bounds
+        unit, bounds = pruned, None if pruned.is_empty else pruned.weighted_bounds(sums, outside_cost)
+    return unit, bounds

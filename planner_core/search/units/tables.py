@@ -13,11 +13,11 @@ from planner_core.search.network.factors import Factor
 
 def weighted_tables(factors: Sequence[Factor], weights: Floats) -> list[Table]:
     """Tables of one number per entry: the components weighted with `weights` [component]; infinite if an entry is impossible."""
-    found = []
+    tables = []
     for f in factors:
         priced = (weights @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape)
-        found.append(drop_fixed_variables(f.vars, priced + f.barrier))
-    return found
+        tables.append(drop_fixed_variables(f.vars, priced + f.barrier))
+    return tables
 
 
 def sum_tables(factors: Sequence[Factor], sums: Floats) -> list[Table]:
@@ -28,6 +28,8 @@ def sum_tables(factors: Sequence[Factor], sums: Floats) -> list[Table]:
 def drop_fixed_variables(names: tuple[str, ...], array: Floats) -> Table:
     """The table without the variables that have one state. There may be more of these than numpy allows dims. Leading dims that
     name no variable stay."""
-    lead = array.ndim - len(names)
-    one = [i for i in range(len(names)) if array.shape[lead + i] == 1]
-    return tuple(v for i, v in enumerate(names) if i not in one), array.squeeze(axis=tuple(lead + i for i in one))
+    num_leading = array.ndim - len(names)
+    single = [i for i in range(len(names)) if array.shape[num_leading + i] == 1]
+    return tuple(v for i, v in enumerate(names) if i not in single), array.squeeze(
+        axis=tuple(num_leading + i for i in single)
+    )

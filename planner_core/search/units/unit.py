@@ -67,36 +67,36 @@ class VariantSolver:
         self.compiled, self.reduced = compiled, inside
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
-    def eliminate_except(self, keep: tuple[str, ...], at: Mapping[str, int]) -> Elimination:
-        """Eliminate all variables except `keep`, with the variables in `at` fixed (states numbered as in `alive`)."""
-        key = (keep, tuple(at.items()))
+    def eliminate_except(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> Elimination:
+        """Eliminate all variables except `keep`, with the variables in `fixed` fixed (states numbered as in `alive`)."""
+        key = (keep, tuple(fixed.items()))
         if key not in self.solved:
-            rest = self.reduced.remaining_tables
-            sequence = self._order(("", *keep), at, self.reduced.remaining, [t[0] for t in rest])
-            found = eliminate(self.compiled.sizes, fix_variables(rest, at), sequence, keep)
-            found.previous = self.reduced
-            self.solved[key] = found
+            tables = self.reduced.remaining_tables
+            sequence = self._order(("", *keep), fixed, self.reduced.remaining, [t[0] for t in tables])
+            solution = eliminate(self.compiled.sizes, fix_variables(tables, fixed), sequence, keep)
+            solution.previous = self.reduced
+            self.solved[key] = solution
         return self.solved[key]
 
-    def elimination_order(self, keep: tuple[str, ...], at: Mapping[str, int]) -> list[str]:
-        """An order in which the whole block can be eliminated, except `keep` and the variables in `at`."""
+    def elimination_order(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> list[str]:
+        """An order in which the whole block can be eliminated, except `keep` and the variables in `fixed`."""
         c = self.compiled
-        return self._order(keep, at, c.sequence, [f.vars for f in c.factors])
+        return self._order(keep, fixed, c.sequence, [f.vars for f in c.factors])
 
     def _order(
-        self, key: tuple[str, ...], at: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
+        self, key: tuple[str, ...], fixed: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
     ) -> list[str]:
-        """An order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `at` (fixed)."""
+        """An order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `fixed` (fixed)."""
         c = self.compiled
-        left = [v for v in (*free, *c.boundary) if v not in at and v not in key]
-        if len(left) < 2 or len(left) == len(c.sequence):
-            return left
-        where = (key, tuple(at))
-        if where not in c.orders:
-            sizes = {v: n for v, n in c.sizes.items() if v in left or v in key}
-            inside = [[v for v in scope if v in sizes] for scope in scopes]
-            c.orders[where] = choose_elimination_order(sizes, inside, [v for v in key if v in sizes])
-        return c.orders[where]
+        remaining = [v for v in (*free, *c.boundary) if v not in fixed and v not in key]
+        if len(remaining) < 2 or len(remaining) == len(c.sequence):
+            return remaining
+        cache_key = (key, tuple(fixed))
+        if cache_key not in c.orders:
+            sizes = {v: n for v, n in c.sizes.items() if v in remaining or v in key}
+            scopes_inside = [[v for v in scope if v in sizes] for scope in scopes]
+            c.orders[cache_key] = choose_elimination_order(sizes, scopes_inside, [v for v in key if v in sizes])
+        return c.orders[cache_key]
 
 
 @dataclass
@@ -150,42 +150,42 @@ class UnitCost:
             self.bounds[view] = np.min(tables, axis=0)
         return self.bounds[view]
 
-    def settle(self, view: View, entry: tuple[int, ...], room: float = float("inf")) -> float:
-        """Find the least true cost at one entry, and keep it. `room`: it is enough to raise the bound by so much. Returns by how much
+    def settle(self, view: View, entry: tuple[int, ...], max_rise: float = float("inf")) -> float:
+        """Find the least true cost at one entry, and keep it. `max_rise`: it is enough to raise the bound by so much. Returns by how much
         the bound rose."""
         before = float(self.bound(view)[entry])
-        limit = before + room
-        known = self.settled.get((view, entry))
-        if known is not None and (not room or known.limit >= limit):
+        limit = before + max_rise
+        previous = self.settled.get((view, entry))
+        if previous is not None and (not max_rise or previous.limit >= limit):
             return 0.0
-        if known is not None:  # a third look would cost more than to see all at the second
+        if previous is not None:  # a third look would cost more than to see all at the second
             limit = float("inf")
         self.num_settlings += 1
         best: SettledEntry | None = None
         # Most promising first: a variant whose bound is not below the best true cost cannot win, and is not looked at.
         for variant in sorted(self.variants, key=lambda v: float(self.by_variant[v, view][entry])):
             if best is None or self.by_variant[variant, view][entry] < best.cost:
-                found = self._settle_variant(variant, view, entry, min(best.cost, limit) if best else limit)
-                if best is None or found.cost < best.cost:
-                    best = SettledEntry(found.cost, min(found.bound, best.bound if best else np.inf), found.copy)
+                settled = self._settle_variant(variant, view, entry, min(best.cost, limit) if best else limit)
+                if best is None or settled.cost < best.cost:
+                    best = SettledEntry(settled.cost, min(settled.bound, best.bound if best else np.inf), settled.copy)
                 else:
-                    best = SettledEntry(best.cost, min(found.bound, best.bound), best.copy)
+                    best = SettledEntry(best.cost, min(settled.bound, best.bound), best.copy)
         assert best is not None
-        if known is not None:  # it looked less far, but may have found as much
-            cost, copy = min((best.cost, best.copy), (known.cost, known.copy), key=lambda found: found[0])
-            best = SettledEntry(cost, max(best.bound, known.bound), copy)
+        if previous is not None:  # it looked less far, but may have found as much
+            cost, copy = min((best.cost, best.copy), (previous.cost, previous.copy), key=lambda settled: settled[0])
+            best = SettledEntry(cost, max(best.bound, previous.bound), copy)
         closed = best.cost <= best.bound * (1 + TIE / 10)
         self.settled[view, entry] = best if closed else replace(best, limit=limit)
         self.bounds[view] = np.array(np.min([self.by_variant[v, view] for v in self.variants], axis=0))
-        for (where, at), other in self.settled.items():
-            if where == view:
-                # Tables were made again from all variants, which forgets what was settled. So that is put back.
-                self.bounds[view][at] = max(other.bound, float(self.bounds[view][at]))
+        for (settled_view, settled_entry), settled_other in self.settled.items():
+            if settled_view == view:
+                # The table was recomputed from all variants, so the settled entries must be written into it once more.
+                self.bounds[view][settled_entry] = max(settled_other.bound, float(self.bounds[view][settled_entry]))
         rise = best.bound - before
         return rise if rise > before * TIE / 10 else 0.0
 
-    def _settle_variant(self, variant: str, view: View, entry: tuple[int, ...], at_most: float) -> SettledEntry:
-        """The least true cost of one variant at one entry. It may stop when its bound is at least `at_most`."""
+    def _settle_variant(self, variant: str, view: View, entry: tuple[int, ...], enough: float) -> SettledEntry:
+        """The least true cost of one variant at one entry. It may stop when its bound is at least `enough`."""
         totals: list[Floats] = []
         best: tuple[float, Copy] | None = None
         bound = -np.inf
@@ -199,19 +199,19 @@ class UnitCost:
             if best is None or cost < best[0]:
                 best = (cost, copy)
             # The weighted sum of the best copy is its true cost, or the bound is high enough for the caller: nothing is left to do.
-            if best[0] <= bound * (1 + TIE / 10) or bound >= at_most or self.objective.is_sum:
+            if best[0] <= bound * (1 + TIE / 10) or bound >= enough or self.objective.is_sum:
                 return SettledEntry(best[0], min(bound, best[0]), best[1])
             totals.append(copy.totals)
-            following = best_shares(self.objective, totals, shares)
-            if following == shares:
+            next_shares = best_shares(self.objective, totals, shares)
+            if next_shares == shares:
                 break
-            shares = following
+            shares = next_shares
             if step + 1 < MAX_SHARES:
                 self.shares[variant].append(shares)
         assert best is not None
         if not self.objective.exact:
             return SettledEntry(best[0], bound, best[1])
-        return self._enumerate_gap(variant, shares, view, entry, best, bound, at_most)
+        return self._enumerate_gap(variant, shares, view, entry, best, bound, enough)
 
     def _enumerate_gap(
         self,
@@ -228,11 +228,11 @@ class UnitCost:
         if self.budget.left < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
-        at = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
+        fixed = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
         states, least = least_by_points(
             self.variants[variant],
-            solver.elimination_order((), at),
-            at,
+            solver.elimination_order((), fixed),
+            fixed,
             self.objective,
             shares,
             min(best[0], at_most),
@@ -253,10 +253,10 @@ class UnitCost:
         """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         key = variant, shares, view, entry
         if key not in self.best_copies:
-            solved = self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed))
-            at = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
-            one = {v: 0 for v in self.first_variant.boundary if v not in at}  # variables that have one state
-            self.best_copies[key] = self.copy_in_states(variant, solved.assignment(one | at))
+            solution = self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed))
+            fixed = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
+            single = {v: 0 for v in self.first_variant.boundary if v not in fixed}  # variables that have one state
+            self.best_copies[key] = self.copy_in_states(variant, solution.assignment(single | fixed))
         return self.best_copies[key]
 
     def copy_in_states(self, variant: str, states: Mapping[str, int]) -> Copy:
@@ -266,10 +266,10 @@ class UnitCost:
         return Copy(variant, full, sum_factors(compiled.net.factors, full))
 
 
-def sum_factors(factors: Sequence[Factor], at: Mapping[str, int]) -> Floats:
-    """[component]: the sum of a network's factors in the states `at`."""
-    found = np.zeros(NUM_COMPONENTS)
+def sum_factors(factors: Sequence[Factor], states: Mapping[str, int]) -> Floats:
+    """[component]: the sum of a network's factors in the states `states`."""
+    total = np.zeros(NUM_COMPONENTS)
     for f in factors:
-        where: tuple[Any, ...] = (slice(None), *(at[v] for v in f.vars))
-        found += f.cost[where]
-    return found
+        where: tuple[Any, ...] = (slice(None), *(states[v] for v in f.vars))
+        total += f.cost[where]
+    return total

@@ -30,8 +30,8 @@ MAX_HELD_POINTS = 8_000
 MAX_ENTRY_POINTS = 200_000
 """Points that may be formed to settle one entry."""
 POINTS_PER_ENUMERATION = 5_000
-"""Points that are formed in the time in which the tables of one enumeration are made. So many are taken from the work for them. Else
-many enumerations of few points would have no end."""
+"""Points that are formed in the time in which the tables of one enumeration are made. Each enumeration takes them from the budget.
+Otherwise a long series of enumerations of few points would not end."""
 
 MAX_FIRST_POINTS = 5_000
 """Points that may be formed in a first attempt at the whole gap."""
@@ -79,7 +79,7 @@ class TimeSums:
     def prices(self, shares: Shares) -> Floats:
         """[row]: the prices at which the rows add up to the objective's weighted sum at `shares`."""
         weights = self.objective.weights(shares)
-        return np.array([*(weights[place] for place in self.row_components[:-1]), 1.0])
+        return np.array([*(weights[component] for component in self.row_components[:-1]), 1.0])
 
     def cost(self, rows: Floats) -> Floats:
         """The true cost of assignments whose sums are `rows` [..., row]."""
@@ -93,61 +93,63 @@ class TimeSums:
 def least_by_points(
     compiled: CompiledNetwork,
     sequence: Sequence[str],
-    at: Mapping[str, int],
+    fixed: Mapping[str, int],
     objective: Objective,
     shares: Shares,
     limit: float,
-    work: PointBudget,
-    others: Sequence[Table] = (),
+    budget: PointBudget,
+    other_tables: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:
-    """The assignment of least true cost below `limit`, with the variables in `at` fixed; and a lower bound on that cost.
+    """The assignment of least true cost below `limit`, with the variables in `fixed` fixed; and a lower bound on that cost.
 
-    The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `work` ran out. If an
-    assignment was found, the bound is its cost. `others` are tables of seconds of other units, which are added. States are
+    The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `budget` ran out. If an
+    assignment was found, the bound is its cost. `other_tables` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
-    work.left -= POINTS_PER_ENUMERATION
-    how, below = TimeSums(objective), limit * (1 - TIE / 10)
-    part = PrunedUnit.from_network(compiled, sequence, at, others)
-    tree = part.bucket_tree(objective, shares)
+    budget.left -= POINTS_PER_ENUMERATION
+    sums, below = TimeSums(objective), limit * (1 - TIE / 10)
+    unit = PrunedUnit.from_network(compiled, sequence, fixed, other_tables)
+    tree = unit.bucket_tree(objective, shares)
     if not (root := float(tree.root)) < below:
         return None, limit
     bounds: WeightedBounds | None = None
     with contextlib.suppress(TablesTooLarge):
-        part, bounds = prune_by_limit(part, tree, sums_around(shares, how), below)
-        if part.is_empty:
+        unit, bounds = prune_by_limit(unit, tree, sums_around(shares, sums), below)
+        if unit.is_empty:
             return None, limit
-        tree = part.bucket_tree(objective, shares)
+        tree = unit.bucket_tree(objective, shares)
     # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
-    steps = np.full(len(how.row_components), limit * TIE * 1e-3)
+    steps = np.full(len(sums.row_components), limit * TIE * 1e-3)
     rows = [
-        *sum_tables(part.factors, how.sums),
-        *(_as_rows(table, len(how.row_components)) for table in part.other_tables),
+        *sum_tables(unit.factors, sums.sums),
+        *(_as_rows(table, len(sums.row_components)) for table in unit.other_tables),
     ]
 
-    def within(most: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
-        points = tree.enumerate_points(rows, [], Pruning(most, steps, MAX_HELD_POINTS, budget=points_left), bounds)
-        costs = how.cost(points.cost)
-        if not len(costs) or costs.min() > most:
+    def within(limit_of_part: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
+        points = tree.enumerate_points(
+            rows, [], Pruning(limit_of_part, steps, MAX_HELD_POINTS, budget=points_left), bounds
+        )
+        costs = sums.cost(points.cost)
+        if not len(costs) or costs.min() > limit_of_part:
             return None
-        return part.full_states(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
+        return unit.full_states(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
 
-    # Most gaps are small enough to be enumerated as a whole. Only else is the limit raised from the bound on, step by step.
+    # Most gaps are small enough to be enumerated at once. Only if one is not, the limit is raised step by step, from the bound on.
     with contextlib.suppress(TooManyPoints):
         return within(below, PointBudget(MAX_FIRST_POINTS)) or (None, limit)
-    here = PointBudget(max(0, min(MAX_ENTRY_POINTS, work.left)))
-    before, bound = here.left, root
+    local_budget = PointBudget(max(0, min(MAX_ENTRY_POINTS, budget.left)))
+    before, bound = local_budget.left, root
     try:
-        for most in _rising_limits(bound, below):
-            found = within(most, here)
-            if found is not None:
-                return found
-            # All assignments up to `most` were looked at and none was found, so every one costs more.
-            bound = most
+        for limit_of_part in _rising_limits(bound, below):
+            solution = within(limit_of_part, local_budget)
+            if solution is not None:
+                return solution
+            # All assignments up to `limit_of_part` were looked at and none was found, so every one costs more.
+            bound = limit_of_part
     except TooManyPoints:
         return None, bound
     finally:
-        work.left -= before - max(here.left, 0)
+        budget.left -= before - max(local_budget.left, 0)
     return None, limit
 
 
@@ -164,15 +166,17 @@ def _rising_limits(bound: float, limit: float) -> Iterator[float]:
 def _as_rows(table: Table, rows: int) -> Table:
     """A table of seconds as rows: the last row, which is added, holds all of it."""
     names, seconds = table
-    found = np.zeros((rows, *seconds.shape))
-    found[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # impossible entries are never looked up
-    return names, found
+    row_table = np.zeros((rows, *seconds.shape))
+    row_table[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # impossible entries are never looked up
+    return names, row_table
 
 
-def sums_around(shares: Shares, how: TimeSums, added: Sequence[float] = ()) -> WeightedSums:
-    """The weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added`: the prices of further
-    rows."""
-    single = how.objective.step_time.accumulate == 1
+def sums_around(shares: Shares, time_sums: TimeSums, added_prices: Sequence[float] = ()) -> WeightedSums:
+    """The weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added_prices`: the prices
+    of further rows."""
+    single = time_sums.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
-    every = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in SHARE_GRID))
-    return WeightedSums.from_shares(how.objective, every, [np.array([*how.prices(s), *added]) for s in every])
+    all_shares = list(dict.fromkeys(shares._replace(**{dim: share}) for dim in dims for share in SHARE_GRID))
+    return WeightedSums.from_shares(
+        time_sums.objective, all_shares, [np.array([*time_sums.prices(s), *added_prices]) for s in all_shares]
+    )
