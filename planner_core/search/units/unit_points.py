@@ -120,10 +120,7 @@ def least_by_points(
         tree = unit.bucket_tree(objective, shares)
     # Sums that differ by a thousandth of a tie are equal, so rounding does not keep points alive.
     steps = np.full(len(sums.row_components), limit * TIE * 1e-3)
-    rows = [
-        *sum_tables(unit.factors, sums.sums),
-        *(_as_rows(table, len(sums.row_components)) for table in unit.other_tables),
-    ]
+    rows = [*sum_tables(unit.factors, sums.sums), *(_as_rows(t, len(steps)) for t in unit.other_tables)]
 
     def within(limit_of_part: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
         points = tree.enumerate_points(
@@ -137,20 +134,16 @@ def least_by_points(
     # Most gaps are small enough to be enumerated at once. Only if one is not, the limit is raised step by step, from the bound on.
     with contextlib.suppress(TooManyPoints):
         return within(below, PointBudget(MAX_FIRST_POINTS)) or (None, limit)
-    local_budget = PointBudget(max(0, min(MAX_ENTRY_POINTS, budget.left)))
-    before, bound = local_budget.left, root
-    try:
-        for limit_of_part in _rising_limits(bound, below):
-            solution = within(limit_of_part, local_budget)
+    bound = root
+    with contextlib.suppress(TooManyPoints), budget.portion(MAX_ENTRY_POINTS) as portion:
+        for limit_of_part in _rising_limits(root, below):
+            solution = within(limit_of_part, portion)
             if solution is not None:
                 return solution
-            # All assignments up to `limit_of_part` were looked at and none was found, so every one costs more.
+            # All assignments up to this limit were enumerated without a solution, so each one costs more.
             bound = limit_of_part
-    except TooManyPoints:
-        return None, bound
-    finally:
-        budget.left -= before - max(local_budget.left, 0)
-    return None, limit
+        return None, limit
+    return None, bound
 
 
 def _rising_limits(bound: float, limit: float) -> Iterator[float]:
