@@ -11,7 +11,7 @@ from planner_core.core.cluster import (
     gpu_names,
     load_cluster,
     load_gpu,
-    slow_numbers,
+    slow_dtype_notes,
     timing,
 )
 from planner_core.core.errors import (
@@ -27,7 +27,7 @@ from planner_core.core.errors import (
     naming_extras,
     require,
 )
-from planner_core.core.files import ASSETS, is_file, is_folder, is_there, write_file
+from planner_core.core.files import ASSETS, is_file, is_folder, path_exists, write_file
 from planner_core.core.forms import listed, nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
@@ -44,11 +44,11 @@ from planner_core.core.graph import (
     join_name,
     root,
     unfold,
-    with_gradient,
-    with_result,
+    differentiable_inputs,
+    with_result_as_output,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json
-from planner_core.core.mesh import DeviceMesh, axis_names, divisors, grids, parse_mesh
+from planner_core.core.mesh import DeviceMesh, axis_names, divisors, mesh_shapes, parse_mesh
 from planner_core.core.placement import (
     P,
     Partial,
@@ -59,12 +59,12 @@ from planner_core.core.placement import (
     Shard,
     State,
     format_placements,
-    largest_part,
+    largest_local_shape,
     local_shape,
     parse_placement,
     parse_placements,
-    parts_differ,
-    unequal_dims,
+    needs_uneven_split,
+    unevenly_split_dims,
 )
 from planner_core.core.plan import (
     ONE_EACH,
@@ -85,7 +85,7 @@ from planner_core.core.plan import (
     Traffic,
     data_axes_of,
     glob_name,
-    leading,
+    shortest_steps,
     params_by_pattern,
     placements_by_pattern,
     refuse_stages,
@@ -197,13 +197,13 @@ __all__ = [
     "gpu_names",
     "graph_from_json",
     "graph_to_json",
-    "grids",
+    "mesh_shapes",
     "is_file",
     "is_folder",
-    "is_there",
+    "path_exists",
     "join_name",
-    "largest_part",
-    "leading",
+    "largest_local_shape",
+    "shortest_steps",
     "listed",
     "load_cluster",
     "load_gpu",
@@ -216,7 +216,7 @@ __all__ = [
     "parse_mesh",
     "parse_placement",
     "parse_placements",
-    "parts_differ",
+    "needs_uneven_split",
     "placements_by_pattern",
     "plan_from_json",
     "plan_to_json",
@@ -225,13 +225,13 @@ __all__ = [
     "root",
     "save_plan",
     "short",
-    "slow_numbers",
+    "slow_dtype_notes",
     "stack_names",
     "states_by_pattern",
     "timing",
-    "unequal_dims",
+    "unevenly_split_dims",
     "unfold",
-    "with_gradient",
-    "with_result",
+    "differentiable_inputs",
+    "with_result_as_output",
     "write_file",
 ]

@@ -29,7 +29,7 @@ def is_folder(name: str | Path) -> bool:
         return False
 
 
-def is_there(name: str | Path) -> bool:
+def path_exists(name: str | Path) -> bool:
     """Whether anything is there."""
     try:
         return Path(name).exists()
@@ -46,20 +46,20 @@ def write_file(path: Path, text: str) -> None:
     try:
         if is_folder(path):
             raise InputError(f"cannot write {path}: it is a folder; name a file in it")
-        if is_there(path) and (not is_file(path) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
+        if path_exists(path) and (not is_file(path) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
             with path.open("w", encoding="utf-8") as device:
                 device.write(text)
         else:
-            _replace(path.resolve() if path.is_symlink() else path, text)
+            _write_then_rename(path.resolve() if path.is_symlink() else path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _replace(path: Path, text: str) -> None:
+def _write_then_rename(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")
-        if is_there(path):
+        if path_exists(path):
             shutil.copymode(path, part)
         part.replace(path)
     except OSError:

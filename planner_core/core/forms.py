@@ -21,15 +21,15 @@ from typing import Any
 
 from planner_core.core.files import ASSETS
 
-SHOWN = 100
+MAX_MESSAGE_END = 100
 """Characters at each end of the validator's own message that are shown."""
-MOST_FAULTS = 100
+MAX_FAULTS = 100
 """The fault to report is chosen among at most this many."""
-MOST_NAMES = 12
+MAX_LISTED_NAMES = 12
 """A sentence lists at most this many names."""
 
 
-def wrong_field(
+def first_schema_fault(
     data: Any, form: str, where: str, expected: Mapping[str, str] | None = None, *, strict: bool = False
 ) -> str | None:
     """A sentence about the first fault of `data`, which begins with `where`; None if `data` has the form.
@@ -41,12 +41,12 @@ def wrong_field(
         # an image with a GPU may lack it, where the plan of another machine runs
         warnings.warn(f"{where} was not checked against its schema: install jsonschema", stacklevel=3)
         return None
-    faults = islice(_validator(form, strict).iter_errors(data), MOST_FAULTS)
-    found = min(faults, key=_rank, default=None)
+    faults = islice(_validator(form, strict).iter_errors(data), MAX_FAULTS)
+    found = min(faults, key=_report_order, default=None)
     return f"{where}{_sentence(found, expected or {})}" if found is not None else None
 
 
-def _rank(error: Any) -> int:
+def _report_order(error: Any) -> int:
     """The order in which faults are reported: unknown fields first, since a misspelled field is also missing; missing fields last."""
     if error.validator == "additionalProperties":
         return 0
@@ -74,39 +74,41 @@ def _validator(form: str, strict: bool) -> Any:
 def _sentence(error: Any, expected: Mapping[str, str]) -> str:
     path, schema = list(error.absolute_path), error.schema
     if error.validator == "additionalProperties":
-        return _colon(path) + _unknown(error.instance, schema["properties"])
+        return _path_prefix(path) + _unknown_field(error.instance, schema["properties"])
     if error.validator == "required":
         name = next(n for n in error.validator_value if n not in error.instance)
-        return _missing([*path, name], _expected([*path, name], schema.get("properties", {}).get(name, {}), expected))
+        return _missing_field(
+            [*path, name], _expected_words([*path, name], schema.get("properties", {}).get(name, {}), expected)
+        )
     if error.validator == "oneOf" and "expected" in schema:
-        return _colon(path) + _one_of(error, schema["expected"])
-    said = _expected(path, schema, expected)
+        return _path_prefix(path) + _one_of_fields(error, schema["expected"])
+    said = _expected_words(path, schema, expected)
     if not said:
         from jsonschema.exceptions import best_match
 
         best = best_match(iter([error]))
-        at = f", at {_shortened(_text(list(best.absolute_path)))}" if best.absolute_path else ""
-        return f": {_shortened(' '.join(best.message.split()))}{at}"
+        at = f", at {_shorten_message(_path_text(list(best.absolute_path)))}" if best.absolute_path else ""
+        return f": {_shorten_message(' '.join(best.message.split()))}{at}"
     if error.instance is None and path:
-        return _missing(path, said)
-    return f"{': ' + _text(path) if path else ''} is {short(error.instance)}, but must be {said}"
+        return _missing_field(path, said)
+    return f"{': ' + _path_text(path) if path else ''} is {short(error.instance)}, but must be {said}"
 
 
-def _expected(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
+def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
     own = expected.get(path[0]) if len(path) == 1 else None
     return own or str(schema.get("expected", ""))
 
 
-def _missing(path: list[Any], said: str) -> str:
-    return f": {_text(path)} is missing" + (f"; give {said}" if said else "")
+def _missing_field(path: list[Any], said: str) -> str:
+    return f": {_path_text(path)} is missing" + (f"; give {said}" if said else "")
 
 
-def _unknown(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+def _unknown_field(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     key = next(k for k in instance if k not in known)
     return f"{short(key)} is not a field; {nearest(str(key), tuple(known))}"
 
 
-def _one_of(error: Any, what: str) -> str:
+def _one_of_fields(error: Any, what: str) -> str:
     """The sentence if exactly one of several fields is needed."""
     names = [branch["required"][0] for branch in error.validator_value]
     given = [n for n in names if n in error.instance]
@@ -114,18 +116,18 @@ def _one_of(error: Any, what: str) -> str:
     return f"{problem}; give {what}, as one of {', '.join(names)}"
 
 
-def _text(path: list[Any]) -> str:
+def _path_text(path: list[Any]) -> str:
     """`levels[0].size`."""
     parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in path]
     return "".join(parts).removeprefix(".")
 
 
-def _colon(path: list[Any]) -> str:
-    return f": {_text(path)}: " if path else ": "
+def _path_prefix(path: list[Any]) -> str:
+    return f": {_path_text(path)}: " if path else ": "
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 2 * SHOWN else f"{text[:SHOWN]} ... {text[-SHOWN:]}"
+def _shorten_message(text: str) -> str:
+    return text if len(text) <= 2 * MAX_MESSAGE_END else f"{text[:MAX_MESSAGE_END]} ... {text[-MAX_MESSAGE_END:]}"
 
 
 def short(value: Any) -> str:
@@ -142,5 +144,5 @@ def nearest(text: str, names: Sequence[str]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Names as text for a sentence, at most MOST_NAMES of them."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + more

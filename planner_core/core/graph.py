@@ -42,7 +42,7 @@ NO_GRADIENT = "no gradient to"
 """The attribute with the positions of the operands to which a model's own backward gives none, though they could have one."""
 
 
-def with_gradient(inputs: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
+def differentiable_inputs(inputs: Sequence[int], attrs: Mapping[str, Any]) -> list[int]:
     """The operands of a call to which its backward gives a gradient, if they can have one."""
     return [v for k, v in enumerate(inputs) if k not in attrs.get(NO_GRADIENT, ())]
 
@@ -200,7 +200,7 @@ def root(block: Block, value: int) -> int:
         value = storage
 
 
-def with_result(graph: Graph) -> Graph:
+def with_result_as_output(graph: Graph) -> Graph:
     """The graph with the model's result (its loss) as the output of the top block."""
     last = graph.top.items[-1] if graph.top.items else None
     if graph.top.outputs or last is None:
@@ -227,19 +227,19 @@ def unfold(graph: Graph) -> Graph:
         else:
             number = seen.setdefault(item.block, 0)
             seen[item.block] += 1
-            items.extend(_inline(graph.blocks[item.block], item, number, values, names))
+            items.extend(_inline_call(graph.blocks[item.block], item, number, values, names))
     top = replace(graph.top, values=tuple(values), items=tuple(items))
     return replace(graph, top=top, blocks={})
 
 
-def _literals(attrs: Mapping[str, Attr], number: int) -> Mapping[str, Attr]:
+def _attrs_of_call(attrs: Mapping[str, Attr], number: int) -> Mapping[str, Attr]:
     """The attributes of an op in call `number` of its block."""
     if not any(isinstance(v, tuple) and v[:1] == (PER_CALL,) for v in attrs.values()):
         return attrs
     return {k: v[1 + number] if isinstance(v, tuple) and v[:1] == (PER_CALL,) else v for k, v in attrs.items()}
 
 
-def _inline(block: Block, call: Call, number: int, values: list[Value], names: dict[str, int]) -> list[Op]:
+def _inline_call(block: Block, call: Call, number: int, values: list[Value], names: dict[str, int]) -> list[Op]:
     ids = dict(zip(block.inputs, call.inputs, strict=True))
     for inner, outer in zip(block.outputs, call.outputs, strict=True):
         ids.setdefault(inner, outer)
@@ -270,7 +270,7 @@ def _inline(block: Block, call: Call, number: int, values: list[Value], names: d
             inputs=rename(op.inputs),
             outputs=rename(op.outputs),
             saved=rename(op.saved),
-            attrs=_literals(op.attrs, number),
+            attrs=_attrs_of_call(op.attrs, number),
         )
         for op in block.ops
     ]

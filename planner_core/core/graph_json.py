@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner_core.core.errors import InputError
-from planner_core.core.graph import Attr, Block, Call, Graph, Op, TensorMeta, Value, with_result
+from planner_core.core.graph import Attr, Block, Call, Graph, Op, TensorMeta, Value, with_result_as_output
 
 GRAPH_SCHEMA = "shardscope.graph/1"
 
@@ -57,7 +57,7 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
         assumptions=tuple(data.get("assumptions", ())),
         buffer_bytes=data.get("buffer_bytes", 0),
     )
-    return with_result(graph)
+    return with_result_as_output(graph)
 
 
 def _block_json(block: Block) -> dict[str, Any]:

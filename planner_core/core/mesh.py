@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner_core.core.errors import InputError
 
-MOST_AXES = 4
+MAX_AXES = 4
 """Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
 
 
@@ -39,10 +39,10 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
         raise InputError(f"mesh {text!r} is not of the form 8 or 2x8") from None
     if any(s < 1 for s in sizes):
         raise InputError(f"mesh {text!r} needs positive sizes, e.g. 2x8")
-    if len(sizes) > MOST_AXES:
-        joined = "x".join(map(str, (math.prod(sizes[: 1 - MOST_AXES]), *sizes[1 - MOST_AXES :])))
+    if len(sizes) > MAX_AXES:
+        joined = "x".join(map(str, (math.prod(sizes[: 1 - MAX_AXES]), *sizes[1 - MAX_AXES :])))
         raise InputError(
-            f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MOST_AXES} are searched: with more there are too many ways from one "
+            f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MAX_AXES} are searched: with more there are too many ways from one "
             f"placement to another; join the outer axes, as in --mesh {joined}"
         )
     if math.prod(sizes) != num_devices:
@@ -59,7 +59,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n < number]
 
 
-def grids(num_devices: int) -> list[tuple[int, ...]]:
+def mesh_shapes(num_devices: int) -> list[tuple[int, ...]]:
     """The shapes of every mesh of one or two axes that has so many devices. Example: 4 can be (4,) or (2, 2)."""
     return [(num_devices,), *((n, num_devices // n) for n in divisors(num_devices)[1:-1])]
 

@@ -102,7 +102,7 @@ def local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int
     return tuple(local)
 
 
-def largest_part(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def largest_local_shape(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape on the device that holds most. A dim that has no equal parts is cut as `torch.chunk` does.
 
     Example: 10 rows over 4 devices are 3, 3, 3 and 1, so the largest part has 3.
@@ -114,7 +114,7 @@ def largest_part(shape: tuple[int, ...], placements: Placements, sizes: tuple[in
     return tuple(local)
 
 
-def parts_differ(shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int) -> bool:
+def needs_uneven_split(shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int) -> bool:
     """Whether a weight that is gathered before use may be cut along `dim` into `size` parts, of which the last are shorter.
 
     It may if no dim of it has that many equal parts (else an equal cut is as good), and if it has an element for each device. A message
@@ -126,7 +126,7 @@ def parts_differ(shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]]
     return not equal and shape[dim] >= size
 
 
-def unequal_dims(
+def unevenly_split_dims(
     shape: tuple[int, ...], forms: Iterable[Placements], sizes: tuple[int, ...]
 ) -> dict[int, tuple[int, ...]]:
     """The dims that one of the placements cuts into parts of different length, each with its whole extent."""

@@ -53,7 +53,7 @@ class Step:
         return f"{self.axis}:{self.src}>{self.dst}"
 
 
-def leading(src: Placements, dst: Placements) -> tuple[Step, ...]:
+def shortest_steps(src: Placements, dst: Placements) -> tuple[Step, ...]:
     """One step for each axis that changes: gathers from the innermost axis outwards, then the others inwards."""
     changed = [Step(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
     gathers = [s for s in changed if isinstance(s.src, Shard)]
@@ -99,7 +99,7 @@ class ParamPlan:
     `gathered`: the axes on which the working copy is sharded but used whole. It is gathered at use, freed, and gathered again for
     backward.
     `refresh`: the steps from `stored` to `working`, and `reduce`: those from `gradient` to `stored`. Both are taken once a step. None:
-    the steps of `leading`.
+    the steps of `shortest_steps`.
     `trained`: whether the loss sends it a gradient. If not, it is kept in compute dtype.
     """
 
@@ -114,11 +114,11 @@ class ParamPlan:
 
     def refreshed(self) -> tuple[Step, ...]:
         """Steps that make the working copy, once a step."""
-        return leading(self.stored, self.working) if self.refresh is None else self.refresh
+        return shortest_steps(self.stored, self.working) if self.refresh is None else self.refresh
 
     def reduced(self) -> tuple[Step, ...]:
         """Steps that bring the accumulated gradient to the stored parameter, once a step."""
-        return leading(self.gradient, self.stored) if self.reduce is None else self.reduce
+        return shortest_steps(self.gradient, self.stored) if self.reduce is None else self.reduce
 
     @property
     def gathered_once(self) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core.errors import InputError
-from planner_core.core.files import is_file, is_there, write_file
-from planner_core.core.forms import SHOWN, wrong_field
+from planner_core.core.files import is_file, path_exists, write_file
+from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.placement import Placements, format_placements, parse_placement, parse_placements, parse_state
 from planner_core.core.plan import (
@@ -31,13 +31,13 @@ from planner_core.core.plan import (
 )
 
 PLAN_SCHEMA = "shardscope.plan/3"
-OLDER = ("shardscope.plan/2",)
+OLDER_SCHEMAS = ("shardscope.plan/2",)
 """Forms that are read as well: /2 has no stages."""
 
 LARGEST_FILE_BYTES = 50_000_000
 
 
-MEND = "make it again with `plan MODEL -o FILE`"
+REMAKE_HINT = "make it again with `plan MODEL -o FILE`"
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 [t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                 for t in plan.cost.traffic
             ],
-            **({} if plan.cost.pipeline is None else {"pipeline": _lists(asdict(plan.cost.pipeline))}),
+            **({} if plan.cost.pipeline is None else {"pipeline": _with_lists(asdict(plan.cost.pipeline))}),
         },
         **({} if plan.pipeline is None else {"pipeline": _pipeline_json(plan.pipeline)}),
     }
@@ -88,12 +88,12 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
-    if not isinstance(data, dict) or data.get("schema") not in (PLAN_SCHEMA, *OLDER):
-        found = str(data.get("schema"))[:SHOWN] if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict) or data.get("schema") not in (PLAN_SCHEMA, *OLDER_SCHEMAS):
+        found = str(data.get("schema"))[:MAX_MESSAGE_END] if isinstance(data, dict) else type(data).__name__
         raise InputError(f"not a plan: schema is {found!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`")
-    wrong = wrong_field(data, "plan", "broken plan file", strict=True)
+    wrong = first_schema_fault(data, "plan", "broken plan file", strict=True)
     if wrong:
-        raise InputError(f"{wrong}; {MEND}")
+        raise InputError(f"{wrong}; {REMAKE_HINT}")
     cost = data["cost"]
     plan = Plan(
         name=data["name"],
@@ -117,14 +117,14 @@ def plan_from_json(data: Any) -> Plan:
             optimizer_time_s=float(cost["optimizer_time_s"]),
             outside_time_s=float(cost.get("outside_time_s", 0.0)),
             host_wait_s=float(cost.get("host_wait_s", 0.0)),
-            pipeline=_pipeline_cost(cost.get("pipeline")),
+            pipeline=_pipeline_cost_from_json(cost.get("pipeline")),
         ),
         assumptions=dict(data.get("assumptions", {})),
-        pipeline=_pipeline(data.get("pipeline")),
+        pipeline=_pipeline_from_json(data.get("pipeline")),
     )
-    wrong = next(_disagreements(plan), None)
+    wrong = next(_plan_faults(plan), None)
     if wrong:
-        raise InputError(f"broken plan file: {wrong}; {MEND}")
+        raise InputError(f"broken plan file: {wrong}; {REMAKE_HINT}")
     return plan
 
 
@@ -145,7 +145,7 @@ def load_plan(path: str | Path) -> Plan:
         (8,)
     """
     file = Path(path)
-    if is_there(file) and not is_file(file):
+    if path_exists(file) and not is_file(file):
         raise InputError(f"cannot read {path}: it is not a regular file")
     try:
         if file.stat().st_size > LARGEST_FILE_BYTES:
@@ -177,22 +177,22 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     write_file(Path(path), json.dumps(plan_to_json(plan)))
 
 
-def _disagreements(plan: Plan) -> Iterator[str]:
+def _plan_faults(plan: Plan) -> Iterator[str]:
     """The faults that a schema cannot express: all placements must be of the plan's mesh."""
     axes, costs = len(plan.mesh.axis_sizes), plan.cost
     if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
     if any(t.axis >= axes for t in costs.traffic):
         yield "traffic runs on a mesh axis that does not exist"
-    yield from _stages_amiss(plan)
+    yield from _stage_faults(plan)
     prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
     if len(set(prefixes)) != len(prefixes) or plan.blocks[""].prefixes != ("",):
         yield "two blocks are for the same part of the model, or the top block is not for the whole of it"
     for label, block in plan.blocks.items():
-        yield from _off_the_mesh(label, block, axes)
+        yield from _block_faults(label, block, axes)
 
 
-def _lists(data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_lists(data: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields, tuples as lists."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
@@ -202,20 +202,20 @@ def _pipeline_json(cut: Pipeline) -> dict[str, Any]:
     return {"ranks": cut.ranks, "schedule": cut.schedule, "copies": list(cut.copies), **parts}
 
 
-def _pipeline(data: Mapping[str, Any] | None) -> Pipeline | None:
+def _pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
     if data is None:
         return None
     parts = tuple(tuple(part) for part in data.get("parts", ()))
     return Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]), parts)
 
 
-def _pipeline_cost(data: Mapping[str, Any] | None) -> PipelineCost | None:
+def _pipeline_cost_from_json(data: Mapping[str, Any] | None) -> PipelineCost | None:
     if data is None:
         return None
     return PipelineCost(tuple(StageCost(**s) for s in data["stages"]), float(data["bubble_s"]), float(data["bound_s"]))
 
 
-def _stages_amiss(plan: Plan) -> Iterator[str]:
+def _stage_faults(plan: Plan) -> Iterator[str]:
     """The faults of a plan's stages that a schema cannot express."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     if (cut is None) != (cost is None):
@@ -233,9 +233,9 @@ def _stages_amiss(plan: Plan) -> Iterator[str]:
         yield f"a rank has {cut.virtual} stages, which {cut.schedule} does not run"
 
 
-def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
+def _block_faults(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
     for name, param in block.params.items():
-        yield from _misplaced(f"{label}.{name}", param, axes)
+        yield from _param_faults(f"{label}.{name}", param, axes)
     if strange := next((name for name in block.kept if name not in block.sites or block.recompute == "none"), None):
         yield f"{label} keeps the result of {strange}, which does not run again there"
     for name, site in block.sites.items():
@@ -246,17 +246,17 @@ def _off_the_mesh(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
                 yield f"{label}.{name} moves a tensor along a mesh axis that does not exist"
 
 
-def _misplaced(name: str, param: ParamPlan, axes: int) -> Iterator[str]:
+def _param_faults(name: str, param: ParamPlan, axes: int) -> Iterator[str]:
     if {len(param.stored), len(param.working), len(param.gradient)} != {axes}:
         yield f"{name} is not placed on {axes} mesh axes"
     if any(a >= axes for a in param.gathered):
         yield f"{name} is gathered over a mesh axis that does not exist"
     for steps, src, dst in ((param.refresh, param.stored, param.working), (param.reduce, param.gradient, param.stored)):
-        if steps is not None and _after(steps, src) != dst:
+        if steps is not None and _apply_steps(steps, src) != dst:
             yield f"{name} does not come to {format_placements(dst)} by the steps that it takes once a step"
 
 
-def _after(steps: tuple[Step, ...], start: Placements) -> Placements | None:
+def _apply_steps(steps: tuple[Step, ...], start: Placements) -> Placements | None:
     """Where the steps lead from `start`; None where one does not begin where the one before ended."""
     here = list(start)
     for step in steps:
@@ -268,7 +268,9 @@ def _after(steps: tuple[Step, ...], start: Placements) -> Placements | None:
 
 def _param_json(p: ParamPlan) -> list[Any]:
     three = map(format_placements, (p.stored, p.working, p.gradient))
-    once = [] if p.refresh is None and p.reduce is None else [_steps_text(p.refreshed()), _steps_text(p.reduced())]
+    once = (
+        [] if p.refresh is None and p.reduce is None else [_steps_to_text(p.refreshed()), _steps_to_text(p.reduced())]
+    )
     rest = once if p.trained else [False]  # nothing is reduced to a weight that is not trained
     return [*three, list(p.gathered), _segments_json(p.segments), *rest]
 
@@ -280,7 +282,7 @@ def _param_from_json(row: list[Any]) -> ParamPlan:
     made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), trained=trained)
     if not rest or not trained:
         return made
-    refresh, reduce = map(_steps, rest)
+    refresh, reduce = map(_steps_from_text, rest)
     return replace(made, refresh=refresh, reduce=reduce)
 
 
@@ -297,8 +299,8 @@ def _edge_json(e: Edge) -> list[Any]:
     return [
         str(e.src),
         str(e.dst),
-        _steps_text(e.forward),
-        _steps_text(e.backward),
+        _steps_to_text(e.forward),
+        _steps_to_text(e.backward),
         _segments_json(e.segments),
         *chunks,
     ]
@@ -307,15 +309,20 @@ def _edge_json(e: Edge) -> list[Any]:
 def _edge_from_json(row: list[Any]) -> Edge:
     src, dst, forward, backward, segments, *chunks = row
     return Edge(
-        parse_state(src), parse_state(dst), _steps(forward), _steps(backward), _segments_from_json(segments), *chunks
+        parse_state(src),
+        parse_state(dst),
+        _steps_from_text(forward),
+        _steps_from_text(backward),
+        _segments_from_json(segments),
+        *chunks,
     )
 
 
-def _steps_text(steps: tuple[Step, ...]) -> str:
+def _steps_to_text(steps: tuple[Step, ...]) -> str:
     return " ".join(map(str, steps))
 
 
-def _steps(text: str) -> tuple[Step, ...]:
+def _steps_from_text(text: str) -> tuple[Step, ...]:
     steps = []
     for part in text.split():
         axis, _, move = part.partition(":")

@@ -14,7 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import ITEM_BYTES, Block, BlockPlan, Cost, Graph, Op, SitePlan, Step, Traffic, largest_part
+from planner_core.core import (
+    ITEM_BYTES,
+    Block,
+    BlockPlan,
+    Cost,
+    Graph,
+    Op,
+    SitePlan,
+    Step,
+    Traffic,
+    largest_local_shape,
+)
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.compute import (
     accumulated_seconds,
@@ -211,7 +222,7 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
     for value in block.values:
         param = bp.params.get(value.name) if value.kind == "parameter" and value.grad else None
         if param is not None:
-            elements = math.prod(largest_part(value.meta.shape, param.stored, model.sizes))
+            elements = math.prod(largest_local_shape(value.meta.shape, param.stored, model.sizes))
             total += float(optimizer_seconds(np.array(float(elements)), ITEM_BYTES[value.meta.dtype], model))
             holders = math.prod(model.sizes[axis] for axis in param.gathered_once)
             total += float(handed_out_seconds(np.array(float(holders)), model))

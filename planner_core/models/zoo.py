@@ -23,7 +23,7 @@ from planner_core.core import (
     Value,
     graph_from_json,
     is_folder,
-    is_there,
+    path_exists,
 )
 
 SNAPSHOTS = ASSETS / "models"
@@ -228,7 +228,7 @@ def config_file(source: str) -> Path:
     """The file of a config that `source` names: itself, or the config.json of a folder. Raises InputError if nothing has this name."""
     path = Path(source)
     file = path / "config.json" if is_folder(path) else path
-    if is_there(file):
+    if path_exists(file):
         return file
     if source.strip() and is_folder(path):
         raise InputError(f"the folder {source} holds no config.json; give a folder that does, or the file itself")

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_numbers
+from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_dtype_notes
 from planner_core.cost import Component
 from planner_core.models import VOCABULARY
 from planner_core.ops import CoarseGraph
@@ -204,7 +204,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *own,
         *fewer_gpus(planner, chosen, draft.say),
         *uncounted(chosen, planner.graph),
-        *slow_numbers(planner.cluster.gpu, planner.workload.dtype),
+        *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,
         *planner.graph.assumptions,
         *without(planner, draft.usual),

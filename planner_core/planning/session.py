@@ -18,7 +18,7 @@ from planner_core.core import (
     Plan,
     Workload,
     axis_names,
-    grids,
+    mesh_shapes,
     load_cluster,
     parse_mesh,
     timing,
@@ -394,7 +394,7 @@ def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
     told = {s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster, request.seq, request.batch)}
-    return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in grids(n)]
+    return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in mesh_shapes(n)]
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Placements, Plan, Replicate, Shard, leading
+from planner_core.core import Placements, Plan, Replicate, Shard, shortest_steps
 from planner_core.models.hooks import makes_kv_cache
 from planner_core.models.sources import spelled, state_of, unread_argument
 from planner_core.runtime.bound_call import BoundCall, adopt_script
@@ -234,7 +234,9 @@ class Parallel:
         """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
         held = weight.parameter.detach() if part is None else part
         own = held._local_tensor if isinstance(held, DTensor) else held
-        return apply_moves(own, make_moves(leading(self.stored_as(weight), self.whole), self.axes), weight.segments)
+        return apply_moves(
+            own, make_moves(shortest_steps(self.stored_as(weight), self.whole), self.axes), weight.segments
+        )
 
     @torch.no_grad()
     def gather_buffers(self) -> None:
@@ -242,7 +244,7 @@ class Parallel:
         for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
             own = shard_tensor(buffer, placements, self.axes).contiguous()
-            buffer.copy_(apply_moves(own, make_moves(leading(placements, self.whole), self.axes)))
+            buffer.copy_(apply_moves(own, make_moves(shortest_steps(placements, self.whole), self.axes)))
 
     def split_buffers(self) -> dict[str, Placements]:
         """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""

@@ -25,7 +25,7 @@ from planner_core.core import (
     SitePlan,
     State,
     Step,
-    unequal_dims,
+    unevenly_split_dims,
 )
 from planner_core.cost import Buckets, CostModel, in_chunks
 from planner_core.cost.communication import Moves, Segments, moves
@@ -97,7 +97,7 @@ class _BlockStates:
             return fused
         name, sizes = tensor_name(value), self.model.sizes
         forms = (state.forward, state.gradient, self.tensors[name].stored_at(self.at[name], len(sizes)))
-        return {**fused, **unequal_dims(v.meta.shape, forms, sizes)}
+        return {**fused, **unevenly_split_dims(v.meta.shape, forms, sizes)}
 
     def delivered(self, value: int) -> State | None:
         """The state in which a value is delivered between groups, or None if it stays inside one group."""

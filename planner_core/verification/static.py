@@ -28,7 +28,7 @@ from planner_core.core import (
     TensorMeta,
     format_placements,
     local_shape,
-    parts_differ,
+    needs_uneven_split,
 )
 from planner_core.cost import cuttable
 from planner_core.models import load_plan_graph
@@ -198,7 +198,7 @@ def _without_shorter(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placemen
     fused = {d: s for d, s in param.segments.items() if len(s) > 1}
     alone = [p for p in param.stored if isinstance(p, Shard) and param.stored.count(p) == 1]
     return tuple(
-        Replicate() if used != p and p in alone and parts_differ(meta.shape, fused, p.dim, n) else p
+        Replicate() if used != p and p in alone and needs_uneven_split(meta.shape, fused, p.dim, n) else p
         for p, used, n in zip(param.stored, _at_use(param), plan.mesh.axis_sizes, strict=True)
     )
 

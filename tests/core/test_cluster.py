@@ -21,11 +21,11 @@ from planner_core.core.cluster import (
     gpu_names,
     load_cluster,
     load_gpu,
-    slow_numbers,
+    slow_dtype_notes,
 )
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
-from planner_core.core.forms import wrong_field
+from planner_core.core.forms import first_schema_fault
 
 GOOD = {
     "name": "mine",
@@ -115,10 +115,10 @@ def test_training_dtype_follows_the_tensor_cores() -> None:
 
 def test_a_gpu_that_is_slow_in_a_16_bit_dtype_is_told() -> None:
     v100 = load_gpu("v100-32gb-sxm")
-    (told,) = slow_numbers(v100, "bfloat16")
+    (told,) = slow_dtype_notes(v100, "bfloat16")
     assert "no tensor cores for bfloat16" in told and "15.7 TFLOP/s; in float16 it is 125" in told
-    assert not slow_numbers(v100, "float16") and not slow_numbers(v100, "float32")
-    assert not slow_numbers(load_gpu("h100-sxm"), "bfloat16")
+    assert not slow_dtype_notes(v100, "float16") and not slow_dtype_notes(v100, "float32")
+    assert not slow_dtype_notes(load_gpu("h100-sxm"), "bfloat16")
 
 
 def test_a_dtype_that_is_not_listed_runs_at_the_slowest_rate() -> None:
@@ -270,7 +270,7 @@ def test_the_published_forms_are_schemas_that_every_bundled_file_has() -> None:
         schema = json.loads((ASSETS / f"{form}.schema.json").read_text())
         Draft202012Validator.check_schema(schema)
         for file in (ASSETS / folder).glob("*.json"):
-            assert wrong_field(json.loads(file.read_text()), form, file.name) is None
+            assert first_schema_fault(json.loads(file.read_text()), form, file.name) is None
         assert set(of.__dataclass_fields__) <= set(schema["properties"])
         assert all("expected" in s or "$ref" in s or "type" not in s for s in schema["properties"].values())
     sizes = [s["properties"] for s in (schema_of("cluster"), schema_of("cluster")["$defs"]["level"])]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import planner_core as shardscope
-from planner_core.core import Shard, largest_part, parts_differ
+from planner_core.core import Shard, largest_local_shape, needs_uneven_split
 from planner_core.models import load_plan_graph
 from planner_core.runtime.program.collectives import split_unevenly
 from planner_core.verification.fake.group import verify_fake
@@ -34,13 +34,13 @@ CASES = (
 def test_parts_are_those_of_torch(extent: int, size: int) -> None:
     parts, own = torch.arange(extent).chunk(size), split_unevenly(torch.arange(extent), 0, size)
     assert [part.tolist() for part in own] == [p.tolist() for p in parts] + [[]] * (size - len(parts))
-    assert largest_part((extent,), (Shard(0),), (size,)) == (len(parts[0]),)
-    assert parts_differ((extent,), {}, 0, size) == (extent > size and extent % size > 0)
+    assert largest_local_shape((extent,), (Shard(0),), (size,)) == (len(parts[0]),)
+    assert needs_uneven_split((extent,), {}, 0, size) == (extent > size and extent % size > 0)
 
 
 def test_a_dim_with_equal_parts_is_preferred() -> None:
-    assert not parts_differ((10, 9), {}, 0, 3)
-    assert parts_differ((10, 9), {1: (4, 5)}, 0, 3)  # neither fused part of 4 and 5 columns has thirds
+    assert not needs_uneven_split((10, 9), {}, 0, 3)
+    assert needs_uneven_split((10, 9), {1: (4, 5)}, 0, 3)  # neither fused part of 4 and 5 columns has thirds
 
 
 def test_they_run_as_predicted() -> None:

@@ -27,7 +27,7 @@ from planner_core.core import (
     InputError,
     cluster_names,
     gpu_names,
-    grids,
+    mesh_shapes,
     load_cluster,
     load_gpu,
 )
@@ -250,7 +250,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
             "Mesh",
             "mesh",
             v["mesh"],
-            [None, *("x".join(map(str, n)) for n in grids(cluster.num_gpus))],
+            [None, *("x".join(map(str, n)) for n in mesh_shapes(cluster.num_gpus))],
             lambda m: "as is best" if m is None else m.replace("x", " × "),
             MESH_HELP,
         )

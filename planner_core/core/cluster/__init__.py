@@ -11,7 +11,7 @@ from planner_core.core.cluster.cluster import (
 from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
 from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, HostLink, Products
-from planner_core.core.cluster.numbers import slow_numbers
+from planner_core.core.cluster.numbers import slow_dtype_notes
 
 __all__ = [
     "CHANGES",
@@ -29,6 +29,6 @@ __all__ = [
     "gpu_names",
     "load_cluster",
     "load_gpu",
-    "slow_numbers",
+    "slow_dtype_notes",
     "timing",
 ]

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.cluster.gpu import Gpu, gpu_names, gpu_of
+from planner_core.core.cluster.gpu import Gpu, gpu_names, gpu_from_json
 from planner_core.core.errors import InputError
-from planner_core.core.files import ASSETS, is_file, is_folder, is_there
-from planner_core.core.forms import listed, nearest, short, wrong_field
+from planner_core.core.files import ASSETS, is_file, is_folder, path_exists
+from planner_core.core.forms import listed, nearest, short, first_schema_fault
 
 SCHEMA = "shardscope.cluster/1"
 MAX_GPUS = 100_000
@@ -31,7 +31,7 @@ _LATENCIES = {"latency_s": 1.0, "latency_us": 1e-6}
 CHANGES = ("nodes", "gpus", "intra", "inter", "gpu")
 """What `NAME:nodes=4,gpus=8,intra=450,inter=400,gpu=a100-80gb-sxm` may change: nodes, GPUs per node, GB/s one way out of a GPU
 inside a node and out of a node, and the GPU itself: a name, or a file such as calibration writes."""
-MOST_CHANGE = 1e6
+MAX_CHANGE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +121,16 @@ class Cluster:
     def from_json(data: Any, where: str = "cluster", name: str = UNNAMED) -> Cluster:
         """Read and check a cluster. Every message begins with `where`; `name` is used if the data has no name. Raises InputError."""
         gpus = f"one of {listed(gpu_names())}, or an object like the files of assets/hardware"
-        wrong = wrong_field(data, "cluster", where, {"gpu": gpus})
+        wrong = first_schema_fault(data, "cluster", where, {"gpu": gpus})
         if wrong:
             raise InputError(wrong)
-        return _cluster(data, where, name)
+        return _cluster_from_json(data, where, name)
 
 
-def _cluster(data: Mapping[str, Any], where: str, name: str) -> Cluster:
+def _cluster_from_json(data: Mapping[str, Any], where: str, name: str) -> Cluster:
     """A cluster from data that has its form. Raises InputError for faults that a schema cannot express."""
-    gpu = gpu_of(data["gpu"], where)
-    levels = tuple(_level(row, i, gpu, where) for i, row in enumerate(data["levels"]))
+    gpu = gpu_from_json(data["gpu"], where)
+    levels = tuple(_level_from_json(row, i, gpu, where) for i, row in enumerate(data["levels"]))
     cluster = Cluster(data.get("name", name), gpu, levels, data.get("description", ""))
     sizes = "×".join(str(level.size) for level in levels)
     if cluster.num_gpus > MAX_GPUS:
@@ -179,24 +179,24 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     text = str(source)
     name, _, changes = text.partition(":")
     if changes and (name in cluster_names() or name.endswith(".json")):
-        return _changed(name, changes)
-    known, size = _of_another_size(name)
+        return _apply_changes(name, changes)
+    known, size = _known_cluster_resized(name)
     if known:
         stated = {part.partition("=")[0].strip() for part in changes.split(",")}
         kept = [f"{key}={value}" for key, value in size.items() if key not in stated]
-        return replace(_changed(known, ",".join([*kept, *filter(None, [changes])])), name=text)
+        return replace(_apply_changes(known, ",".join([*kept, *filter(None, [changes])])), name=text)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
-        return _cluster(_read(path), f"cluster {text}", text)  # its form is held by a test
+        return _cluster_from_json(_read_json(path), f"cluster {text}", text)  # its form is held by a test
     path = Path(text)
     if path.suffix == ".json" or "/" in text or is_file(path):
-        return Cluster.from_json(_read(path), where=f"cluster file {path.name}", name=path.stem)
+        return Cluster.from_json(_read_json(path), where=f"cluster file {path.name}", name=path.stem)
     raise InputError(
         f"no cluster is called {short(text)}; {nearest(text, cluster_names()).rstrip('?')}, or give a JSON file"
     )
 
 
-def _of_another_size(name: str) -> tuple[str, dict[str, str]]:
+def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
     """A cluster that comes with the project, and the changes that make `name` of it; no name if there is none.
 
     `4x8-h100` is 2x8-h100 with nodes=4 and gpus=8. Several clusters may have the GPU: two levels of links fit any number of nodes,
@@ -214,15 +214,15 @@ def _of_another_size(name: str) -> tuple[str, dict[str, str]]:
     return known.name, changes
 
 
-def _changed(name: str, changes: str) -> Cluster:
+def _apply_changes(name: str, changes: str) -> Cluster:
     """The cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
-    given = _given(changes, where)
-    data = _read(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
+    given = _parse_changes(changes, where)
+    data = _read_json(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
     cluster = Cluster.from_json(data, where, Path(name).stem)
     if "gpu" in given:
-        cluster = _cluster({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
-    numbers = {key: _change(key, text, where) for key, text in given.items()}
+        cluster = _cluster_from_json({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
+    numbers = {key: _parse_change(key, text, where) for key, text in given.items()}
     inner, *outer = cluster.levels
     if len(outer) > 1 and "nodes" in numbers:
         raise InputError(
@@ -239,7 +239,7 @@ def _changed(name: str, changes: str) -> Cluster:
         unit_bytes_per_s=numbers.get("intra", inner.unit_bytes_per_s / 1e9) * 1e9,
     )
     network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
-    link = outer[0] if outer else _level(network, 1, cluster.gpu, where)
+    link = outer[0] if outer else _level_from_json(network, 1, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
     changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="")
@@ -252,14 +252,14 @@ def _gpu_data(name: str) -> Any:
     """A GPU's name, or the content of its file, which calibration may have written."""
     if not name.endswith(".json"):
         return name
-    data = _read(Path(name))
-    wrong = wrong_field(data, "gpu", f"GPU file {Path(name).name}")
+    data = _read_json(Path(name))
+    wrong = first_schema_fault(data, "gpu", f"GPU file {Path(name).name}")
     if wrong:
         raise InputError(wrong)
     return data
 
 
-def _given(changes: str, where: str) -> dict[str, str]:
+def _parse_changes(changes: str, where: str) -> dict[str, str]:
     """The changes by name. Raises InputError for an unknown one."""
     found: dict[str, str] = {}
     for part in changes.split(","):
@@ -272,22 +272,22 @@ def _given(changes: str, where: str) -> dict[str, str]:
     return found
 
 
-def _change(key: str, text: str, where: str) -> float:
+def _parse_change(key: str, text: str, where: str) -> float:
     """The number of a change. Counts are whole numbers."""
     count = key in ("nodes", "gpus")
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < MOST_CHANGE or (count and value != int(value)):
+    if not 0 < value < MAX_CHANGE or (count and value != int(value)):
         what = "a whole number from 1" if count else "GB/s one way, more than 0"
         example = {"nodes": "nodes=4", "gpus": "gpus=8", "intra": "intra=450", "inter": "inter=400"}[key]
         raise InputError(f"{where}: {key} is {short(text)}, but must be {what}; give for example {example}")
     return value
 
 
-def _read(path: Path) -> Any:
-    if is_there(path) and not (is_file(path) or is_folder(path)):
+def _read_json(path: Path) -> Any:
+    if path_exists(path) and not (is_file(path) or is_folder(path)):
         raise InputError(f"{path} cannot be read (it is not a regular file); {nearest(path.stem, cluster_names())}")
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -303,7 +303,7 @@ def _read(path: Path) -> Any:
         ) from None
 
 
-def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
+def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
     """A level of links. Figures that the data does not have are those measured with this GPU."""
     measured = gpu.collectives
     latency, tree, efficiency = 0.0, 0.0, 1.0
@@ -315,17 +315,17 @@ def _level(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) -> Level:
         raise InputError(
             f"{where}: level {index} says no latency, and no collective of {gpu.name} was measured; give latency_us, e.g. 3"
         )
-    latency = _in_units(data, _LATENCIES) if stated else latency
+    latency = _convert_units(data, _LATENCIES) if stated else latency
     return Level(
         name=data.get("name", f"level {index}"),
         size=int(data["size"]),
-        unit_bytes_per_s=_in_units(data, _BANDWIDTHS),
+        unit_bytes_per_s=_convert_units(data, _BANDWIDTHS),
         latency_s=latency,
         efficiency=float(data.get("efficiency", efficiency)),
         tree_latency_s=float(data.get("tree_latency_s", 0.0 if stated else tree)),
     )
 
 
-def _in_units(data: Mapping[str, Any], units: Mapping[str, float]) -> float:
+def _convert_units(data: Mapping[str, Any], units: Mapping[str, float]) -> float:
     """The value of the one field of `units` that is given, converted to the first of these units."""
     return next(float(data[key]) * unit for key, unit in units.items() if key in data)

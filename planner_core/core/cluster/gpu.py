@@ -12,11 +12,11 @@ from planner_core.core.cluster.kernels import (
     Collectives,
     HostLink,
     Products,
-    attentions_of,
-    collectives_of,
-    host_of,
+    attentions_from_json,
+    collectives_from_json,
+    host_link_from_json,
     kernels_json,
-    products_of,
+    products_from_json,
 )
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
@@ -110,12 +110,12 @@ def load_gpu(name: str) -> Gpu:
     """
     if name not in gpu_names():
         raise InputError(f"no GPU is called {short(name)}; {nearest(name, gpu_names())}")
-    return gpu_of(
+    return gpu_from_json(
         json.loads((ASSETS / "hardware" / f"{name}.json").read_text(encoding="utf-8")), f"GPU {name}"
     )  # its form is held by a test
 
 
-def gpu_of(data: Any, where: str) -> Gpu:
+def gpu_from_json(data: Any, where: str) -> Gpu:
     """A GPU by its name, or from data whose form was checked. Raises InputError for a name that does not exist."""
     if isinstance(data, str):
         try:
@@ -130,8 +130,8 @@ def gpu_of(data: Any, where: str) -> Gpu:
         memory_bytes_per_s=float(data["memory_bytes_per_s"]),
         memory_efficiency=float(data.get("memory_efficiency", 1.0)),
         launch_s=float(data.get("launch_s", 4e-6)),
-        products=products_of(data.get("products", {})),
-        attention=attentions_of(data.get("attention", {})),
-        collectives=collectives_of(data.get("collectives")),
-        host=host_of(data.get("host")),
+        products=products_from_json(data.get("products", {})),
+        attention=attentions_from_json(data.get("attention", {})),
+        collectives=collectives_from_json(data.get("collectives")),
+        host=host_link_from_json(data.get("host")),
     )

@@ -90,23 +90,23 @@ class HostLink:
         return self.efficiency * self.bytes_per_s
 
 
-def products_of(data: Mapping[str, Any]) -> Products:
+def products_from_json(data: Mapping[str, Any]) -> Products:
     """Read a form that was checked."""
     return Products(**_constants(data))
 
 
-def attentions_of(data: Mapping[str, Any]) -> Attentions:
+def attentions_from_json(data: Mapping[str, Any]) -> Attentions:
     """Read a form that was checked."""
     rates = tuple(AttentionRate(name, **_constants(rate)) for name, rate in data.get("rates", {}).items())
     return Attentions(**{**_constants(data), "rates": rates})
 
 
-def collectives_of(data: Mapping[str, Any] | None) -> Collectives | None:
+def collectives_from_json(data: Mapping[str, Any] | None) -> Collectives | None:
     """Read a form that was checked."""
     return Collectives(**_constants(data)) if data is not None else None
 
 
-def host_of(data: Mapping[str, Any] | None) -> HostLink | None:
+def host_link_from_json(data: Mapping[str, Any] | None) -> HostLink | None:
     """Read a form that was checked."""
     return HostLink(**_constants(data)) if data is not None else None
 

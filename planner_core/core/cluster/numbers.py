@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from planner_core.core.cluster.gpu import Gpu
 
-HALVES = ("bfloat16", "float16")
+HALF_DTYPES = ("bfloat16", "float16")
 
 
-def slow_numbers(gpu: Gpu, dtype: str) -> tuple[str, ...]:
+def slow_dtype_notes(gpu: Gpu, dtype: str) -> tuple[str, ...]:
     """A sentence if products in a 16-bit `dtype` are slower on `gpu` than in the other one; none if they are not."""
     better = gpu.training_dtype
-    if dtype not in HALVES or gpu.flops_per_s(dtype) >= gpu.flops_per_s(better):
+    if dtype not in HALF_DTYPES or gpu.flops_per_s(dtype) >= gpu.flops_per_s(better):
         return ()
     peaks = dict(gpu.peak_flops)
     slow, fast = (peaks.get(name, min(peaks.values())) / 1e12 for name in (dtype, better))

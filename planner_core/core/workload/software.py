@@ -93,7 +93,7 @@ class Software:
     def resolved(self) -> Stack:
         """The stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
         found = load_stack(self.stack or USUAL_STACK)
-        stated = {name: value for name in _STATED if (value := getattr(self, name)) is not None}
+        stated = {name: value for name in _OVERRIDES if (value := getattr(self, name)) is not None}
         return replace(found, **stated) if stated else found
 
     def check_software(self) -> None:
@@ -113,7 +113,7 @@ class Software:
             )
 
 
-_STATED = ("attention", "optimizer_kernels", "loss")
+_OVERRIDES = ("attention", "optimizer_kernels", "loss")
 SOFTWARE = tuple(f.name for f in fields(Software))
 """The names of all that a run may state of its software."""
 

@@ -22,7 +22,7 @@ RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "ful
 """What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
 each copy of each repeated block."""
 FLOAT32_BYTES = 4
-USUAL = {
+USUAL_VALUES = {
     "expert_imbalance": 1,
     "rank_by_rank": False,
     "chunks": 1,
@@ -30,7 +30,7 @@ USUAL = {
     **{f.name: f.default for f in fields(Software) if f.name != "compiled"},
 }
 """Fields that plain data leaves out while they have these values."""
-MOST_IMBALANCE = 1000
+MAX_IMBALANCE = 1000
 CHUNKS = (1, 2, 4, 8)
 
 
@@ -70,9 +70,9 @@ class Workload(Software):
             raise InputError(
                 f"--accumulate {self.accumulate} does not divide --batch {self.batch}; give a divisor of it"
             )
-        if not 1 <= self.expert_imbalance <= MOST_IMBALANCE:
+        if not 1 <= self.expert_imbalance <= MAX_IMBALANCE:
             raise InputError(
-                f"--expert-imbalance {self.expert_imbalance} is not between 1 and {MOST_IMBALANCE}: the fullest GPU gets the mean or more; "
+                f"--expert-imbalance {self.expert_imbalance} is not between 1 and {MAX_IMBALANCE}: the fullest GPU gets the mean or more; "
                 "give e.g. --expert-imbalance 1.5"
             )
         choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
@@ -127,4 +127,4 @@ class Workload(Software):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as plans and reports keep it. What is usual is not said, as in files that were made before it could be."""
-        return {k: v for k, v in asdict(self).items() if k not in USUAL or v != USUAL[k]}
+        return {k: v for k, v in asdict(self).items() if k not in USUAL_VALUES or v != USUAL_VALUES[k]}

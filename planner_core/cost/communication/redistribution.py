@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_part, parts_differ
+from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_local_shape, needs_uneven_split
 from planner_core.cost.communication.collectives import collective_times
 from planner_core.cost.communication.links import AxisLink
 
@@ -95,7 +95,7 @@ def step_bytes(
     """B of a step's collective: bytes on one rank of the tensor that is whole on the step's axis and local on the other axes. Where
     parts differ in length, each is sent as long as the longest."""
     n = sizes[step.axis]
-    whole = largest_part(shape, (*placements[: step.axis], R, *placements[step.axis + 1 :]), sizes)
+    whole = largest_local_shape(shape, (*placements[: step.axis], R, *placements[step.axis + 1 :]), sizes)
     cut = {p.dim for p in (step.src, step.dst) if isinstance(p, Shard)}
     return math.prod(-(-e // n) * n if d in cut else e for d, e in enumerate(whole)) * item_bytes
 
@@ -123,10 +123,10 @@ def moves(
     weight: bool = False,
 ) -> Moves:
     """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
-    `weight` may differ in length (`parts_differ`)."""
+    `weight` may differ in length (`needs_uneven_split`)."""
     rank, axes = len(shape), len(sizes)
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
-    loose = weight and any(parts_differ(shape, dict(segments), d, n) for d in range(rank) for n in sizes)
+    loose = weight and any(needs_uneven_split(shape, dict(segments), d, n) for d in range(rank) for n in sizes)
     even = np.array(
         [
             splits_evenly(shape, p, sizes, segments) or (loose and _cut_alone(shape, p, sizes, segments))
@@ -160,7 +160,7 @@ def _cut_alone(shape: tuple[int, ...], placements: Placements, sizes: tuple[int,
     for d, extent in enumerate(shape):
         cuts = [n for p, n in zip(placements, sizes, strict=True) if p == Shard(d) and n > 1]
         equal = all(e % math.prod(cuts) == 0 for e in fused.get(d, (extent,)))
-        if not equal and not (len(cuts) == 1 and parts_differ(shape, fused, d, cuts[0])):
+        if not equal and not (len(cuts) == 1 and needs_uneven_split(shape, fused, d, cuts[0])):
             return False
     return True
 

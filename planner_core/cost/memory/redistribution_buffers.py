@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner_core.core import Partial, Placements, Replicate, Shard, Step, largest_part
+from planner_core.core import Partial, Placements, Replicate, Shard, Step, largest_local_shape
 from planner_core.cost.communication.redistribution import step_bytes
 
 
@@ -36,12 +36,12 @@ def transit(
     """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
     here, held, peak = list(start), 0, 0
     for step in steps:
-        before = largest_part(shape, tuple(here), sizes)
+        before = largest_local_shape(shape, tuple(here), sizes)
         here[step.axis] = step.dst
         if sizes[step.axis] == 1:
             continue
         old = math.prod(before) * item_bytes
-        new = math.prod(largest_part(shape, tuple(here), sizes)) * item_bytes
+        new = math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes
         result, used = _step(step, before, old, new, segments)
         # `held` is what the step before made. The tensor that came in is its maker's, and is not counted here.
         peak = max(peak, held + used)
@@ -91,5 +91,5 @@ def buffers(
         elif after is not None and after.collective == "reduce_scatter":
             found.append(step_bytes(shape, item_bytes, tuple(here), after, sizes))
         else:
-            found.append(math.prod(largest_part(shape, tuple(here), sizes)) * item_bytes)
+            found.append(math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes)
     return found

@@ -17,7 +17,7 @@ from planner_core.core import (
     Shard,
     Value,
     data_axes_of,
-    largest_part,
+    largest_local_shape,
 )
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 from planner_core.cost.model import CostModel
@@ -124,7 +124,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         yield WeightForms(
             number,
             *(
-                Form(placed, math.prod(largest_part(shape, placed, model.sizes)) * per_element)
+                Form(placed, math.prod(largest_local_shape(shape, placed, model.sizes)) * per_element)
                 for placed, per_element in (
                     (param.stored, each.stored),
                     (param.working, each.working if copied else 0),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result
+from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result_as_output
 from planner_core.models.capture.build.gradients import keep_reached_gradients
 from planner_core.models.capture.build.graph_builder import GraphBuilder
 from planner_core.models.capture.checks.policy import run_checked
@@ -57,7 +57,7 @@ def capture_module(
     found, kept = run_checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
     graph = keep_reached_gradients(
-        with_result(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {})))
+        with_result_as_output(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {})))
     )
     check(graph)
     told = (*notes, *found.told, *_kept_tensor_notes(kept), *idle_parameter_notes(graph, trained))

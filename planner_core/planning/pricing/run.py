@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_numbers
+from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_dtype_notes
 from planner_core.planning.fitting.shortage import what_fills
 from planner_core.planning.methods import CP_TYPES, Layout, faults, undecided, unseen
 from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
@@ -61,7 +61,7 @@ def price_statement(
     load = planner.workload
     notes = (
         *notes,
-        *slow_numbers(pricer.cluster.gpu, load.dtype),
+        *slow_dtype_notes(pricer.cluster.gpu, load.dtype),
         *load.assumptions,
         *planner.graph.assumptions,
         *_usual_stack(stated, load),

@@ -33,7 +33,7 @@ from planner_core.core import (
     State,
     Step,
     join_name,
-    unequal_dims,
+    unevenly_split_dims,
 )
 from planner_core.cost import CostModel, cuttable, ops_at_the_ends, price, price_pipeline, with_parts
 from planner_core.cost.communication import Moves, Segments, moves
@@ -161,7 +161,7 @@ class _Retarget:
     def _parts(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
         """The dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
         shape = block.values[value].meta.shape
-        return {**dict(self._fused(block, value)), **unequal_dims(shape, forms, self.model.sizes)}
+        return {**dict(self._fused(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
 
     def _moves(self, block: Block, value: int) -> Moves:
         v, (sizes, links) = block.values[value], (self.model.sizes, self.model.links)

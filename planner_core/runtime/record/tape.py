@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Value, with_gradient
+from planner_core.core import Value, differentiable_inputs
 
 PARAMETER, INPUT, BUFFER, LITERAL, CONSTANT, COMPUTED = (
     "parameter",
@@ -95,7 +95,7 @@ class TapeCall:
 
     def gives_gradient(self) -> list[int]:
         """The operands to which its backward gives a gradient, if they can have one."""
-        return with_gradient(self.inputs, self.attrs or {})
+        return differentiable_inputs(self.inputs, self.attrs or {})
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta, parts_differ
+from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta, needs_uneven_split
 from planner_core.cost.communication import Segments, decode, digit
 from planner_core.ops import Pair
 
@@ -144,7 +144,7 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 @functools.lru_cache(maxsize=8192)
 def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
     """All joint states of a weight up to ZeRO stage `zero`. Every device holds an equal part, or, of a weight that is gathered for use
-    and has no equal parts, one that may be shorter (`parts_differ`)."""
+    and has no equal parts, one that may be shorter (`needs_uneven_split`)."""
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
     gathered = np.array([pair.stage > 0 for pair in pairs])
     index = joint_index(len(pairs), len(axes.sizes))
@@ -170,7 +170,7 @@ def _joint_states(
         shares *= extent / np.ceil(extent / n) if extent else n
         equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
         for axis, size in enumerate(axes.sizes if gathered is not None else ()):
-            if parts_differ(meta.shape, fused, d, size):  # this axis alone shards the dim
+            if needs_uneven_split(meta.shape, fused, d, size):  # this axis alone shards the dim
                 equal |= (n == size) & (sharded & gathered)[:, index[:, axis]]
         even &= equal.all(axis=0)
     index, shares = index[even], shares[:, even]

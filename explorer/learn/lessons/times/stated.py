@@ -9,7 +9,7 @@ from functools import lru_cache
 from explorer.address.settings import DTYPES
 from explorer.learn import links
 from explorer.learn.learner import Learner, standard
-from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_numbers
+from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
 from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
 from planner_core.planning import METHODS, Planner, choose_mesh, meshes
 from planner_core.planning.methods import Layout
@@ -106,7 +106,7 @@ def halved(learner: Learner) -> tuple[Learner, str]:
     if ITEM_BYTES[load.dtype] > WORKING:
         learner = Learner(replace(learner.request, dtype=gpu.training_dtype), learner.load)
         note = f"Products are in {DTYPES[gpu.training_dtype]} here, not in {DTYPES[load.dtype]}."
-    slow = slow_numbers(gpu, learner.planner.workload.dtype)
+    slow = slow_dtype_notes(gpu, learner.planner.workload.dtype)
     return learner, " ".join([note, *(f"{sentence}." for sentence in slow)]).strip()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import Graph, Plan, largest_part
+from planner_core.core import Graph, Plan, largest_local_shape
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.events import Event, scheduled_pass
@@ -106,6 +106,6 @@ def tied_bytes(stages: Sequence[StagePlan], model: CostModel) -> list[tuple[tupl
         value = next(i for i, v in enumerate(top.values) if v.kind == "parameter" and v.name == name)
         if top.values[value].grad:
             stored = stages[users[0]].blocks[""].params[name].stored
-            part = largest_part(top.values[value].meta.shape, stored, model.sizes)
+            part = largest_local_shape(top.values[value].meta.shape, stored, model.sizes)
             found.append((users, int(np.prod(part)) * weight_item(top, value, model)))
     return found

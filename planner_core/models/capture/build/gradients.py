@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op, with_gradient
+from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op, differentiable_inputs
 
 Ports = frozenset[int]
 """Positions among a block's outputs."""
@@ -97,7 +97,7 @@ class _GradientReach:
                 part = self._reach_block(item.block, hands_on)
                 live.update(v for k, v in enumerate(item.inputs) if k in part.inputs and block.values[v].grad)
             elif hands_on:
-                live.update(v for v in with_gradient(item.inputs, item.attrs) if block.values[v].grad)
+                live.update(v for v in differentiable_inputs(item.inputs, item.attrs) if block.values[v].grad)
             else:
                 dead.add(position)
         values = tuple(replace(v, grad=v.grad and i in live) for i, v in enumerate(block.values))
