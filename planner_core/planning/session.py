@@ -18,8 +18,8 @@ from planner_core.core import (
     Plan,
     Workload,
     axis_names,
-    mesh_shapes,
     load_cluster,
+    mesh_shapes,
     parse_mesh,
     timing,
 )

@@ -27,9 +27,9 @@ from planner_core.core import (
     InputError,
     cluster_names,
     gpu_names,
-    mesh_shapes,
     load_cluster,
     load_gpu,
+    mesh_shapes,
 )
 from planner_core.models import ZOO
 from planner_core.planning import usable_bytes

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner_core.core.cluster.gpu import Gpu, gpu_names, gpu_from_json
+from planner_core.core.cluster.gpu import Gpu, gpu_from_json, gpu_names
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS, is_file, is_folder, path_exists
-from planner_core.core.forms import listed, nearest, short, first_schema_fault
+from planner_core.core.forms import first_schema_fault, listed, nearest, short
 
 SCHEMA = "shardscope.cluster/1"
 MAX_GPUS = 100_000
