@@ -30,7 +30,7 @@ from bench.support.published.table import bands, document, predictions
 from planner_core.core import ASSETS, Gpu, InputError, Plan
 from planner_core.cost import CostModel, cost_model, step_seconds, units_of
 from planner_core.planning import Planner
-from planner_core.planning.pricing import PREDICTED
+from planner_core.planning.pricing import PREDICTIONS_FILE
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "support" / "results" / "published.jsonl"
@@ -55,7 +55,7 @@ def main() -> None:
     found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
     told = published_pairs.told(args.redo)
     TABLE.write_text(document(found, told))
-    with PREDICTED.open("w", encoding="utf-8", newline="") as file:
+    with PREDICTIONS_FILE.open("w", encoding="utf-8", newline="") as file:
         rows = predictions(found)
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

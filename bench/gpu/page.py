@@ -11,7 +11,7 @@ from typing import Any
 
 import planner_core as shardscope
 from bench.gpu.cases import CASES, OURS, ROWS, Case
-from planner_core.planning.pricing import ONE_RANK
+from planner_core.planning.pricing import ONE_RANK_FILE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "HARDWARE.md"
 GIB = 2**30
@@ -73,7 +73,7 @@ def write() -> None:
         }
         for case, row in judged()
     ]
-    with ONE_RANK.open("w", encoding="utf-8", newline="") as file:
+    with ONE_RANK_FILE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)

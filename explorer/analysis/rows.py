@@ -13,7 +13,7 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork
 from planner_core.planning.methods import BASELINES, Method
-from planner_core.planning.pricing import model_flops, speed_of
+from planner_core.planning.pricing import count_model_flops, measure_speed
 from planner_core.search.candidates import Candidates
 
 
@@ -42,7 +42,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
 
 
 def _speed_columns(plan: Plan, result: Result) -> dict[str, object]:
-    s = speed_of(plan, model_flops(result.graph), result.cluster)
+    s = measure_speed(plan, count_model_flops(result.graph), result.cluster)
     return {
         "step_time_low_s": s.low_s,
         "step_time_high_s": s.high_s,

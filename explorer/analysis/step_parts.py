@@ -11,7 +11,7 @@ from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
-from planner_core.planning.pricing import stage_parts
+from planner_core.planning.pricing import split_pipeline_step
 
 STATED_METHOD = "layout"
 """The method of a plan whose layout somebody stated."""
@@ -63,7 +63,7 @@ def fastest_other(shown: Mapping[str, Plan], first: str) -> str:
 def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
     """Seconds of a step by what they go to; they add up to the step's time."""
     if plan.pipeline:  # of the rank that works longest; what it computes again counts as compute
-        return dict.fromkeys(PARTS, 0.0) | stage_parts(plan)
+        return dict.fromkeys(PARTS, 0.0) | split_pipeline_step(plan)
     again = _recomputation_s(plan, graph)
     shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in shown if e.why == WAITED)

@@ -23,7 +23,7 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Request, Result, prepare
 from planner_core.planning.analysis import AblationStep, ablation_steps
-from planner_core.planning.pricing import model_flops, speed_of
+from planner_core.planning.pricing import count_model_flops, measure_speed
 
 PlansById = Mapping[str, Plan]
 
@@ -188,7 +188,7 @@ def show_speeds(shown: PlansById, homes: Mapping[str, Result]) -> None:
     body = []
     for name, plan in shown.items():
         home = homes[name]
-        s = speed_of(plan, model_flops(home.graph), home.cluster)
+        s = measure_speed(plan, count_model_flops(home.graph), home.cluster)
         times = [units.seconds(s.step_time_s), " to ".join(filter(None, s.between(units.seconds)))]
         body.append(
             [

@@ -17,7 +17,7 @@ from planner_core.cost import cost_model_of
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.cost.memory import tensors_at_peak
 from planner_core.planning import Result
-from planner_core.planning.pricing import Reserved, reserved_of
+from planner_core.planning.pricing import ReservedMemory, predict_reserved
 
 MEMORY_FORMULAS = {
     "params": "the weights that this GPU stores, and the copies of them to compute with that it keeps, added up",
@@ -205,7 +205,7 @@ def _show_traffic(plan: Plan, result: Result) -> None:
     )
 
 
-def _describe_reserved(found: Reserved) -> str:
+def _describe_reserved(found: ReservedMemory) -> str:
     """What a tool that asks the allocator or the driver will show."""
     if found.short:
         return (
@@ -229,7 +229,7 @@ def _show_memory(plan: Plan, result: Result) -> None:
     frame.show_table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
     if plan.fits:
-        st.markdown(_describe_reserved(reserved_of(plan, result.cluster)))
+        st.markdown(_describe_reserved(predict_reserved(plan, result.cluster)))
     if plan.pipeline:  # the walk below is that of a whole model, and a rank holds some stages of it
         return
     st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")

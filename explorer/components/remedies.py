@@ -14,7 +14,7 @@ from explorer.session import state
 from explorer.text import recipe, units
 from planner_core.core import InputError, PlannerError, load_cluster
 from planner_core.planning import Result
-from planner_core.planning.pricing import Budget, model_flops, speed_of
+from planner_core.planning.pricing import Budget, count_model_flops, measure_speed
 
 
 def show_remedies(result: Result) -> None:
@@ -89,7 +89,7 @@ def _remedy_row(k: int, ladder: list[Remedy], one: tuple[Remedy, Result] | None)
 def _describe_result(result: Result) -> str:
     """The time and memory of the best plan of a way out."""
     plan = result.best
-    s = speed_of(plan, model_flops(result.graph), result.cluster)
+    s = measure_speed(plan, count_model_flops(result.graph), result.cluster)
     parts = [
         f"{units.memory(plan.cost.memory_bytes['peak'])} of {units.memory(step_parts.memory_limit_bytes(result))}",
         f"{units.seconds(s.step_time_s)} a step",

@@ -28,9 +28,9 @@ from planner_core.core import PHASES, PLAN_SCHEMA, Graph, Plan, Traffic, timing
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import USABLE_MEMORY, Result
 from planner_core.planning.analysis import step_work, unknown_ops
-from planner_core.planning.pricing import LEFT_OUT, Budget, model_flops, published_runs, speed_of
+from planner_core.planning.pricing import FITS, Budget, count_model_flops, load_published_runs, measure_speed
 
-LEFT_OUT_GROUP = LEFT_OUT[1]
+LEFT_OUT_GROUP = FITS[1]
 COST_MODEL = (
     "Times are estimates: rates of products, kernels and links are fitted to published measurements. Plans that the scatter of such "
     "estimates does not tell apart are ties.",
@@ -44,7 +44,7 @@ COST_MODEL = (
 
 def describe_accuracy() -> str:
     """How far predictions of published runs are off, with constants that have not seen the run's group; where to see them."""
-    runs = published_runs()
+    runs = load_published_runs()
     half, nine = np.quantile([abs(r.error(LEFT_OUT_GROUP)) for r in runs], (0.5, 0.9)).tolist()
     return (
         f"Of {len(runs)} published runs half are predicted within {units.percent(half)} and nine in ten within {units.percent(nine)} "
@@ -182,7 +182,7 @@ def _speeds(plans: Mapping[str, Plan], graphs: Mapping[str, Graph], budget: Budg
     rows = []
     for name, p in plans.items():
         cluster = topology.cluster_of(p)
-        s = speed_of(p, model_flops(graphs[name]), cluster)
+        s = measure_speed(p, count_model_flops(graphs[name]), cluster)
         rows.append(
             [
                 words.plan_title(p),

@@ -19,7 +19,7 @@ from explorer.figures.style import GIB, apply_style, draw_limit_line
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan
-from planner_core.planning.pricing import PublishedRun, own_runs, published_runs
+from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
 
@@ -399,7 +399,7 @@ def _draw_runs(
     left_out: str,
     theme: Theme,
 ) -> None:
-    gpus = sorted({r.gpu for r in (*published_runs(), *own_runs())})
+    gpus = sorted({r.gpu for r in (*load_published_runs(), *load_own_runs())})
     for family, colour in FAMILY_COLOURS.items():
         mine = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
         figure.add_scatter(

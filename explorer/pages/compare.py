@@ -11,7 +11,7 @@ from explorer.session import current_setup, state
 from explorer.text import glossary, words
 from planner_core.core import Plan
 from planner_core.planning import Result
-from planner_core.planning.pricing import band_of
+from planner_core.planning.pricing import time_band
 
 
 def chosen_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
@@ -66,7 +66,7 @@ def page() -> None:
     plan_numbers.show_numbers_of(current, homes)
     comparing.show_restrictions(result)
     report.offer_report(current, homes)
-    bands = [band_of(p, homes[n].cluster) for n, p in current.items()]
+    bands = [time_band(p, homes[n].cluster) for n, p in current.items()]
     frame.link_to_measured(of_kind=tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
 
 

@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
-from planner_core.planning.pricing import LEFT_OUT, PublishedRun, own_runs, published_runs
+from planner_core.planning.pricing import FITS, PublishedRun, load_own_runs, load_published_runs
 
 # settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
 FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
@@ -70,12 +70,12 @@ def left_out() -> str:
         help="A prediction is honest where the constants have not seen the run. A group: the same source, model, GPU, layout and "
         "recomputation.",
     )
-    return LEFT_OUT[list(FITTED_RUNS).index(state.value("left_out"))]
+    return FITS[list(FITTED_RUNS).index(state.value("left_out"))]
 
 
 def told(runs: Sequence[PublishedRun], out: str) -> str:
     """How far predictions are off. Our own steps of one rank have a sentence of their own, since they say nothing of a network."""
-    ours = {r.id for r in own_runs()}
+    ours = {r.id for r in load_own_runs()}
     published, own = ([r for r in runs if (r.id in ours) is mine] for mine in (False, True))
     sentences = []
     if published:
@@ -212,7 +212,7 @@ def page() -> None:
         "and set against what its source measured. Steps of one rank of this project's own program stand beside them."
     )
     out = left_out()
-    runs = filtered([*published_runs(), *own_runs()])
+    runs = filtered([*load_published_runs(), *load_own_runs()])
     if not runs:
         st.info("No run passes these filters. Take one away.")
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from planner_core.cli.options import add_software
 from planner_core.core import RECOMPUTE, SOFTWARE, InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
-from planner_core.planning.pricing import NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
+from planner_core.planning.pricing import EXIT_NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
 OFFLOAD = "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step"
 
@@ -124,7 +124,7 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     from planner_core.planning.analysis import price_report, price_text
 
     show(args, price_report(priced, budget), price_text(priced, budget))
-    return 0 if priced.legal else NOT_LEGAL
+    return 0 if priced.legal else EXIT_NOT_LEGAL
 
 
 _OPTIONS: tuple[str, ...] = (

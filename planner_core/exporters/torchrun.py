@@ -13,7 +13,7 @@ import planner_core.runtime.program as program
 from planner_core.core import InputError, Plan, params_by_pattern
 from planner_core.exporters.source import stages_template, train_template
 from planner_core.models import load_plan_graph
-from planner_core.planning.pricing import model_flops
+from planner_core.planning.pricing import count_model_flops
 from planner_core.runtime.stages import check_schedule
 from planner_core.runtime.training import Blocks, blocks_of
 from planner_core.runtime.write import wrap_lines
@@ -52,7 +52,7 @@ def torchrun_script(plan: Plan) -> str:
     if plan.pipeline:
         check_schedule(plan.pipeline)
     blocks = Blocks() if own or plan.pipeline else blocks_of(plan)
-    flops = 0 if own else model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
+    flops = 0 if own else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
     parts = [f"{_head(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [

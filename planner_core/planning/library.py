@@ -158,7 +158,7 @@ def price(
 
     there = load_cluster(cluster)
     degrees = parse_layout(layout)
-    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, given=has_own_inputs(model))
+    pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, has_inputs=has_own_inputs(model))
     samples = pricer.usual_micro_batch(degrees) if micro_batch is None else micro_batch
     return price_statement(pricer, Statement(degrees, samples, accumulate, **options), advise=advise)
 

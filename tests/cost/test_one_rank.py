@@ -15,7 +15,7 @@ from bench.gpu.cases import CASES, OURS, PLANS, WAYS, Case
 from bench.gpu.kernels import KINDS, by_kind, kind_of
 from bench.gpu.page import PAGE, judged, predicted, rows, steps
 from planner_core.core import load_plan
-from planner_core.planning.pricing import own_runs
+from planner_core.planning.pricing import load_own_runs
 
 AIM = (0.10, 0.03)
 """The largest allowed error of a step's seconds, and of its peak of memory."""
@@ -32,7 +32,7 @@ def test_a_step_takes_what_is_predicted(case: Case, row: dict[str, Any]) -> None
 
 def test_the_page_of_measurements_shows_these_predictions() -> None:
     """`python -m bench.gpu --table` writes the page and the file that the explorer reads."""
-    shown = {run.id: run for run in own_runs()}
+    shown = {run.id: run for run in load_own_runs()}
     assert set(shown) == {row["id"] for _, row in judged()}
     page = PAGE.read_text(encoding="utf-8")
     for case, row in judged():

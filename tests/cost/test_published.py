@@ -8,7 +8,7 @@ import pytest
 
 from bench.support.published.memory import measured, predicted, stated_runs
 from bench.support.published.runs import Run, priced, runs
-from planner_core.planning.pricing import band_of
+from planner_core.planning.pricing import time_band
 
 SAMPLE = {
     "r0069": 0.03,  # MPT-760m, FSDP on 8 H100
@@ -45,11 +45,11 @@ def test_where_the_host_sets_the_pace_the_band_reaches_the_measured_step(name: s
     (run,) = (run for run in stated_runs() if run.id == name)
     plan, planner = priced(run)
     assert plan is not None and plan.cost.step_time_s < 0.85 * run.measured_s  # by the GPU's work alone
-    band = band_of(plan, planner.cluster)
+    band = time_band(plan, planner.cluster)
     assert band.host_s == pytest.approx(run.measured_s, rel=0.15)
     assert band.low * plan.cost.step_time_s < run.measured_s < 1.15 * band.high * plan.cost.step_time_s
     compiled = replace(plan, workload={**plan.workload, "compiled": True})
-    assert band_of(compiled, planner.cluster).host_s == 0
+    assert time_band(compiled, planner.cluster).host_s == 0
 
 
 MEMORY = {

@@ -9,7 +9,7 @@ from planner_core.core import Plan, plan_from_json, plan_to_json
 from planner_core.cost import axis_roles, micro_batch, weight_roles
 from planner_core.planning import Planner, Request, prepare
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import band_of
+from planner_core.planning.pricing import time_band
 
 LLAMA = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=1024, layers=2)
 
@@ -62,7 +62,7 @@ def test_an_axis_on_which_all_do_the_same_is_idle() -> None:
     best = result.best
     assert axis_roles(best) == best.mesh.axis_names == ("idle", "shard")
     assert not any(t.axis == 0 for t in best.cost.traffic)
-    assert band_of(best, result.cluster).kind.startswith("FSDP")
+    assert time_band(best, result.cluster).kind.startswith("FSDP")
 
 
 def test_an_axis_that_deals_experts_out_is_for_experts() -> None:

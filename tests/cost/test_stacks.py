@@ -11,7 +11,7 @@ from planner_core.core import Pipeline, Plan, Stack, StageCost, load_cluster, lo
 from planner_core.cost import simulated_pipeline
 from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.planning.pricing.bands import band_of
+from planner_core.planning.pricing.bands import time_band
 
 CLUSTER = load_cluster("2x8-a100")
 MODEL = "llama-3-8b"
@@ -113,6 +113,6 @@ def test_gradients_of_a_stage_do_not_hold_the_one_before() -> None:
 
 
 def test_a_step_with_stages_has_the_band_of_published_ones(priced: Price) -> None:
-    band = band_of(priced("dp=4,tp=2,pp=2"), CLUSTER)
+    band = time_band(priced("dp=4,tp=2,pp=2"), CLUSTER)
     assert band.kind == "pipeline stages" and band.low is not None and band.high is not None
     assert band.low < 0.9 and band.high > 1.1

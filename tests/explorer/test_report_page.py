@@ -17,7 +17,7 @@ from explorer.text import commands, spending, units, words
 from planner_core.core.plan import Plan
 from planner_core.planning.analysis import step_work
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import Budget, model_flops, published_runs, speed_of
+from planner_core.planning.pricing import Budget, count_model_flops, load_published_runs, measure_speed
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -130,7 +130,9 @@ def test_other_models_and_one_plan(model: str) -> None:
     budget = Budget(1e12, 2.0)
     root = read(report_page.build_report({"best": result.best}, result, NOW, budget=budget))
     assert words.describe_axes(result.best) in all_text(root)
-    days, cost = spending.budget_cells(budget, speed_of(result.best, model_flops(result.graph), result.cluster), 8)
+    days, cost = spending.budget_cells(
+        budget, measure_speed(result.best, count_model_flops(result.graph), result.cluster), 8
+    )
     assert f"{days} {cost}" in all_text(root)
 
 
@@ -146,7 +148,7 @@ def test_the_command_makes_the_same_plan(result: Result) -> None:
 
 
 def test_it_says_how_far_predictions_of_published_runs_are_off(page: str) -> None:
-    errors = np.abs([r.seconds["group out"] / r.measured_s - 1 for r in published_runs()])
+    errors = np.abs([r.seconds["group out"] / r.measured_s - 1 for r in load_published_runs()])
     half, nine = (units.percent(float(np.quantile(errors, q))) for q in (0.5, 0.9))
     assert (
         f"Of {len(errors)} published runs half are predicted within {half} and nine in ten within {nine}"

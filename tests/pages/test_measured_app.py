@@ -16,7 +16,7 @@ from explorer.figures import scatter
 from explorer.figures.palette import LIGHT
 from explorer.text import units
 from planner_core.core import ASSETS
-from planner_core.planning.pricing import LEFT_OUT, own_runs, published_runs
+from planner_core.planning.pricing import FITS, load_own_runs, load_published_runs
 from tests.pages.test_app import open_page, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_runs_are_those_that_were_predicted_and_make_the_bands() -> None:
     rows = map(json.loads, (ROOT / "bench" / "support" / "results" / "published.jsonl").read_text().splitlines())
     known = {r["id"]: r["predicted_s"] for r in rows if "predicted_s" in r}
-    runs = published_runs()
+    runs = load_published_runs()
     assert {r.id: pytest.approx(r.seconds["fitted"], rel=1e-5) for r in runs} == known
     bands = json.loads((ASSETS / "bands.json").read_text())["kinds"]
     for kind in {r.kind for r in runs}:
@@ -38,17 +38,17 @@ def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
     at = open_page("measured")
     assert not at.exception
     assert (
-        f"**{len(published_runs())} published runs** of {len({r.source for r in published_runs()})} sources"
+        f"**{len(load_published_runs())} published runs** of {len({r.source for r in load_published_runs()})} sources"
         in words(at)
     )
-    off = np.abs([r.error("group out") for r in own_runs()])
-    assert f"**{len(own_runs())} steps of one rank**" in words(
+    off = np.abs([r.error("group out") for r in load_own_runs()])
+    assert f"**{len(load_own_runs())} steps of one rank**" in words(
         at
     ) and f"half within **{units.percent(float(np.median(off)))}**" in words(at)
     at.multiselect(key="w_of_kind").set_value(["fsdp-one-node"]).run()
     assert "of one rank**" not in words(at)
     assert at.query_params["of_kind"] == "fsdp-one-node"
-    mine = [r for r in published_runs() if r.kind == "FSDP, one node"]
+    mine = [r for r in load_published_runs() if r.kind == "FSDP, one node"]
     errors = np.abs([r.error("group out") for r in mine])
     assert f"**{len(mine)} published runs**" in words(at) and f"**{units.percent(float(np.median(errors)))}**" in words(
         at
@@ -58,7 +58,7 @@ def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
     errors = np.abs([r.error("fitted") for r in mine])
     assert f"**{units.percent(float(np.median(errors)))}**" in words(at)
     kind = "data parallel or ZeRO-1, more ranks"
-    without = sorted({r.gpu for r in published_runs()} - {r.gpu for r in published_runs() if r.kind == kind})
+    without = sorted({r.gpu for r in load_published_runs()} - {r.gpu for r in load_published_runs() if r.kind == kind})
     at.multiselect(key="w_of_kind").set_value([slug(kind)]).run()
     at.multiselect(key="w_on_gpu").set_value(without[:1]).run()
     assert any("No run passes" in i.value for i in at.info)
@@ -68,12 +68,12 @@ def test_what_the_address_asks_for_in_vain_is_told() -> None:
     at = open_page("measured", on_gpu="abacus,h100-sxm", left_out="nobody")
     told = [w.value for w in at.warning]
     assert any("abacus" in t for t in told) and any("nobody" in t for t in told)
-    assert f"**{sum(r.gpu == 'h100-sxm' for r in published_runs())} published runs**" in words(at)
+    assert f"**{sum(r.gpu == 'h100-sxm' for r in load_published_runs())} published runs**" in words(at)
 
 
-@pytest.mark.parametrize("out", LEFT_OUT)
+@pytest.mark.parametrize("out", FITS)
 def test_every_point_has_its_numbers_and_its_source(out: str) -> None:
-    runs = (*published_runs(), *own_runs())
+    runs = (*load_published_runs(), *load_own_runs())
     by_id = {r.id: r for r in runs}
     for figure, value in (
         (scatter.measured_scatter(runs, out, LIGHT), lambda r: r.seconds[out]),
@@ -101,7 +101,7 @@ def test_compared_plans_lead_to_the_runs_of_their_kinds(shown: str, kinds: list[
     assert not at.exception
     (link,) = (e.proto for e in at.get("page_link") if e.proto.page.endswith("measured"))
     assert parse_qs(link.query_string)["of_kind"] == [",".join(kinds)]
-    assert set(kinds) <= {slug(r.kind) for r in published_runs()}
+    assert set(kinds) <= {slug(r.kind) for r in load_published_runs()}
 
 
 @pytest.mark.slow

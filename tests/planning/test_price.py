@@ -19,9 +19,9 @@ from planner_core.planning.pricing import (
     Budget,
     Pricer,
     Statement,
-    band_of,
-    model_flops,
+    count_model_flops,
     price_statement,
+    time_band,
 )
 from tests.support.plans import pricer
 
@@ -232,7 +232,7 @@ def test_model_flops_are_six_per_weight_and_token_and_attentions() -> None:
     tokens = 8 * 1024
     products = 6 * tokens * (MATRICES - VOCAB * HIDDEN)  # the embedding is looked up, not multiplied
     attention = LAYERS * (2 + 5) * 8 * HIDDEN * 1024**2  # half of the pairs of a causal mask, two FLOPs each
-    assert model_flops(planner.graph) == products + attention
+    assert count_model_flops(planner.graph) == products + attention
 
 
 def test_speed_is_tokens_over_seconds_and_gpus() -> None:
@@ -243,7 +243,7 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
     step = priced.plan.cost.step_time_s
     assert priced.speed.tokens_per_s_per_gpu == pytest.approx(2 * 1024 / step)
     planner, _ = planned("1x8-h100", "fsdp=8", seq=1024)
-    assert priced.speed.mfu == pytest.approx(2 * model_flops(planner.graph) / step / 8 / 989e12)
+    assert priced.speed.mfu == pytest.approx(2 * count_model_flops(planner.graph) / step / 8 / 989e12)
     assert priced.speed.low_s < step < priced.speed.high_s
     run = Budget(1e9, 2.0).to_json(priced.speed, 8)
     assert run["days"] == pytest.approx(1e9 / (8 * 2 * 1024 / step) / 86_400)
@@ -264,7 +264,7 @@ def test_a_band_is_that_of_runs_like_it(cluster: str, text: str, kind: str, othe
     row = json.loads((ASSETS / "bands.json").read_text(encoding="utf-8"))["kinds"][kind]
     width = math.hypot(row["p90"], 1.645 * others)
     _, plan = planned(cluster, text, seq=512)
-    band = band_of(plan, load_cluster(cluster))
+    band = time_band(plan, load_cluster(cluster))
     assert band.kind == kind
     assert (band.low, band.high) == (pytest.approx(math.exp(-width)), pytest.approx(math.exp(width)))
 
@@ -278,7 +278,7 @@ def test_a_band_is_that_of_runs_like_it(cluster: str, text: str, kind: str, othe
 )
 def test_a_kind_of_run_of_which_nothing_was_published_has_no_band(cluster: str, text: str, why: str) -> None:
     _, plan = planned(cluster, text, seq=512)
-    band = band_of(plan, load_cluster(cluster))
+    band = time_band(plan, load_cluster(cluster))
     assert (band.kind, band.low, band.high, band.runs) == ("not known for this kind of run", None, None, 0)
     assert why in band.why
 

@@ -14,7 +14,7 @@ from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
 from planner_core.planning.pricing import Statement, price_statement
-from planner_core.planning.pricing.suggest import changes
+from planner_core.planning.pricing.suggest import list_changes
 from tests.support.plans import pricer
 
 LAYERS, SEQ = 2, 4096
@@ -213,10 +213,10 @@ def test_context_ranks_are_suggested_where_samples_are_long_and_there_are_none()
 
 
 def test_a_faster_attention_kernel_is_suggested_on_a_gpu_that_has_it() -> None:
-    kernels = {kernel for _, s in changes(stated("fsdp=8"), 8, {"cudnn", "flash3"}) if (kernel := s.attention)}
+    kernels = {kernel for _, s in list_changes(stated("fsdp=8"), 8, {"cudnn", "flash3"}) if (kernel := s.attention)}
     assert kernels == {"cudnn", "flash3"}
-    assert not [s for _, s in changes(stated("fsdp=8"), 8, {"flash2"}) if s.attention]
-    assert not [s for _, s in changes(stated("fsdp=8", seq=2048), 8, ()) if s.layout.cp > 1]
+    assert not [s for _, s in list_changes(stated("fsdp=8"), 8, {"flash2"}) if s.attention]
+    assert not [s for _, s in list_changes(stated("fsdp=8", seq=2048), 8, ()) if s.layout.cp > 1]
 
 
 # --- refused ------------------------------------------------------------------------------------------------

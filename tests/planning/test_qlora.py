@@ -15,7 +15,7 @@ from planner_core.models import with_adapters
 from planner_core.models.adapters.nf4 import LEVELS, FourBitLinear
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement, read_setup, reserved_of
+from planner_core.planning.pricing import PricedRun, Pricer, Statement, predict_reserved, price_statement, read_setup
 from planner_core.verification import verify
 
 LLAMA_2 = {
@@ -35,7 +35,7 @@ FILES = Path(__file__).parents[1] / "support" / "case_files"
 def priced(size: str, cluster: str, layout: str, micro_batch: int, nf4: bool = True) -> PricedRun:
     """A run of fsdp_qlora's script: adapters of rank 64 beside every linear layer, 2 048 tokens, full recomputation."""
     config: Any = {"model_type": "llama", "vocab_size": 32000, **LLAMA_2[size]}
-    pricer = Pricer(config, load_cluster(cluster), given=False)
+    pricer = Pricer(config, load_cluster(cluster), has_inputs=False)
     stated = Statement(
         layout=parse_layout(layout),
         micro_batch=micro_batch,
@@ -67,8 +67,8 @@ def test_published_memory_is_between_what_is_held_and_what_is_reserved(
     theirs = replace(
         found.plan, workload={**found.plan.workload, "stack": "torchtitan"}
     )  # not the program that plans run as
-    held, reserved = found.plan.cost.memory_bytes["peak"] / 2**30, reserved_of(theirs, found.cluster)
-    assert (reserved_of(found.plan, found.cluster) == reserved) == nf4
+    held, reserved = found.plan.cost.memory_bytes["peak"] / 2**30, predict_reserved(theirs, found.cluster)
+    assert (predict_reserved(found.plan, found.cluster) == reserved) == nf4
     assert held < reserved_gib < reserved.high_bytes / 2**30
     assert reserved.likely_bytes / 2**30 == pytest.approx(reserved_gib, rel=0.16)
 

@@ -14,7 +14,15 @@ from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_lef
 from planner_core.core import ASSETS, load_cluster
 from planner_core.planning.analysis import price_report, price_text
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import GATHERED, OWN, WHOLE, Pricer, Statement, price_statement, reserved_of
+from planner_core.planning.pricing import (
+    GATHERED_WEIGHTS,
+    OWN_PROGRAM,
+    WHOLE_WEIGHTS,
+    Pricer,
+    Statement,
+    predict_reserved,
+    price_statement,
+)
 
 GB = 2**30
 KINDS = json.loads((ASSETS / "reserved.json").read_text())["kinds"]
@@ -47,19 +55,19 @@ def test_a_part_that_is_left_out_is_not_fitted() -> None:
 @pytest.mark.parametrize(
     ("layout", "stack", "kind"),
     [
-        ("fsdp=8", "torchtitan", GATHERED),
-        ("dp=2,fsdp=4", "torchtitan", GATHERED),
-        ("tp=8,sp", "megatron", WHOLE),
-        ("dp=8", "megatron", WHOLE),
-        ("fsdp=8", None, OWN),
-        ("dp=8", "torch", OWN),
+        ("fsdp=8", "torchtitan", GATHERED_WEIGHTS),
+        ("dp=2,fsdp=4", "torchtitan", GATHERED_WEIGHTS),
+        ("tp=8,sp", "megatron", WHOLE_WEIGHTS),
+        ("dp=8", "megatron", WHOLE_WEIGHTS),
+        ("fsdp=8", None, OWN_PROGRAM),
+        ("dp=8", "torch", OWN_PROGRAM),
     ],
 )
 def test_a_plan_is_told_by_its_kind(layout: str, stack: str | None, kind: str) -> None:
     cluster = load_cluster("1x8-h100")
     plan = Pricer("llama-3-8b", cluster).plan(Statement(parse_layout(layout), layers=2, stack=stack))
     assert plan is not None and plan.cost is not None
-    found, row = reserved_of(plan, cluster), KINDS[kind]
+    found, row = predict_reserved(plan, cluster), KINDS[kind]
     assert (found.kind, found.runs, found.short) == (kind, row["n"], False)
     assert found.likely_bytes == round(row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"])
     assert (
@@ -73,7 +81,7 @@ def test_more_than_the_gpu_is_said_and_not_shown() -> None:
     assert plan is not None and plan.cost is not None
     memory_bytes = round(plan.cost.memory_bytes["peak"] * 1.05)
     small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=memory_bytes))
-    found = reserved_of(plan, small)
+    found = predict_reserved(plan, small)
     assert found.short and found.likely_bytes == found.high_bytes == memory_bytes
 
 

@@ -21,7 +21,7 @@ from bench.gpu.page import steps
 from bench.support.published import reserved
 from bench.support.published.runs import Run, priced, runs
 from planner_core.core import InputError, load_cluster, timing
-from planner_core.planning.pricing import GATHERED, OWN, WHOLE
+from planner_core.planning.pricing import GATHERED_WEIGHTS, OWN_PROGRAM, WHOLE_WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "docs" / "PUBLISHED_MEMORY.md"
@@ -158,12 +158,14 @@ def own_peaks() -> list[reserved.Peak]:
 
 def peaks(found: Sequence[Memory]) -> dict[str, list[reserved.Peak]]:
     """The runs by what the allocator keeps of them; weights that are gathered are left out by source, others by model."""
-    kinds: dict[str, list[reserved.Peak]] = {GATHERED: [], WHOLE: [], OWN: own_peaks()}
+    kinds: dict[str, list[reserved.Peak]] = {GATHERED_WEIGHTS: [], WHOLE_WEIGHTS: [], OWN_PROGRAM: own_peaks()}
     for m in found:
         gathered = m.run.stated.layout.fsdp > 1
         part = publisher(m.run) if gathered else str(m.run.row["model"])
         odd = m.ratio > HIGH and contradicted(m, found)
-        kinds[GATHERED if gathered else WHOLE].append(reserved.Peak(m.predicted, m.measured, part, fitted=not odd))
+        kinds[GATHERED_WEIGHTS if gathered else WHOLE_WEIGHTS].append(
+            reserved.Peak(m.predicted, m.measured, part, fitted=not odd)
+        )
     return kinds
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.support.published.memory import stated_runs
 from bench.support.published.runs import Run, priced
 from planner_core.core import InputError, Plan
-from planner_core.planning.pricing import calls_of
+from planner_core.planning.pricing import num_operator_calls
 
 ROWS = Path(__file__).resolve().parents[1] / "results" / "published_pairs.jsonl"
 APART = 1.1
@@ -81,7 +81,7 @@ def _priced(run: Run) -> tuple[float, int]:
         plan: Plan | None = priced(run)[0]
     except InputError:
         plan = None
-    return (0.0, 0) if plan is None else (plan.cost.step_time_s, calls_of(plan))
+    return (0.0, 0) if plan is None else (plan.cost.step_time_s, num_operator_calls(plan))
 
 
 def floor(runs: Sequence[tuple[Run, int]]) -> float:

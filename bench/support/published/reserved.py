@@ -24,7 +24,7 @@ HEAD = """\
 
 A tool that asks PyTorch's allocator or the driver shows more than tensors: blocks that were freed and are kept, and pieces between
 those in use. `reserved = scale x peak + bytes` is fitted to these runs, one pair of numbers for weights that are gathered and freed
-(FSDP), one for weights that stay whole, and one for plans as they run, over the peaks that were measured of one rank (docs/HARDWARE.md;
+(FSDP), one for weights that stay whole, and one for plans as they run, over the peaks that were measured of one rank ([HARDWARE.md](HARDWARE.md);
 `assets/reserved.json`). *Left out*: each part in turn, a source or a model, is predicted from
 a fit to the others. Runs that their own table contradicts are not fitted, and are counted.
 

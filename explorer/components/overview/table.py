@@ -18,7 +18,7 @@ from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
-from planner_core.planning.pricing import model_flops, reserved_of, speed_of
+from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
 
 PART_NAMES = {
     step_parts.COMPUTE: "compute",
@@ -48,7 +48,7 @@ def step_parts_of(name: str, plan: Plan, result: Result) -> dict[str, float]:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _cached_flops(request: Request, _home: Result) -> int:
-    return model_flops(_home.graph)
+    return count_model_flops(_home.graph)
 
 
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
@@ -77,10 +77,10 @@ def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[Liste
 def _table_row(
     plan: Plan, one: ListedPlan, parts: Mapping[str, float], longest: float, result: Result
 ) -> dict[str, Any]:
-    s = speed_of(plan, _cached_flops(result.request, result), result.cluster)
+    s = measure_speed(plan, _cached_flops(result.request, result), result.cluster)
     held, kept, most = (
         plan.cost.memory_bytes["peak"],
-        reserved_of(plan, result.cluster),
+        predict_reserved(plan, result.cluster),
         result.cluster.gpu.memory_bytes,
     )
     work = recipe.describe_extra_work(plan)

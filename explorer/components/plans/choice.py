@@ -19,7 +19,7 @@ from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
-from planner_core.planning.pricing import Speed, model_flops, speed_of
+from planner_core.planning.pricing import Speed, count_model_flops, measure_speed
 
 CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXIS_NAMES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
@@ -172,7 +172,7 @@ def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) ->
         return
     tied = choosing.find_ties(plans)
     homes = {n: current_setup.result_of(n, result) for n in listed}
-    speeds = {n: speed_of(p, model_flops(homes[n].graph), result.cluster) for n, p in listed.items()}
+    speeds = {n: measure_speed(p, count_model_flops(homes[n].graph), result.cluster) for n, p in listed.items()}
     unit, size = ("s", 1.0) if any(p.cost.step_time_s >= 1 for p in plans.values()) else ("ms", 1e3)
     rows = [
         {

@@ -23,7 +23,7 @@ from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_p
 from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import NINE_IN_TEN, sigma_of
+from planner_core.planning.pricing import Z_NINE_IN_TEN, time_sigma
 
 MOST_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
@@ -95,8 +95,8 @@ def choice(result: Result) -> Choice:
 
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
     """The share by which the predicted steps of two plans may differ and still be a tie."""
-    both = math.hypot(sigma_of(one, cluster), sigma_of(other, cluster))
-    return min(math.expm1(NINE_IN_TEN * both), MOST_DOUBT)
+    both = math.hypot(time_sigma(one, cluster), time_sigma(other, cluster))
+    return min(math.expm1(Z_NINE_IN_TEN * both), MOST_DOUBT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from planner_core.core import Cluster, Plan
 from planner_core.cost import micro_batch, zero_stage
 from planner_core.planning.analysis.reporting import gib, plan_summary, recomputation, reserved_text, seconds, table
-from planner_core.planning.pricing import Budget, PricedRun, Speed, reserved_of
+from planner_core.planning.pricing import Budget, PricedRun, Speed, predict_reserved
 
 SCHEMA = "shardscope.price/1"
 
@@ -40,7 +40,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
     }
     if priced.plan is None or priced.speed is None:
         return told
-    summary = plan_summary(priced.plan, priced.speed, reserved_of(priced.plan, priced.cluster))
+    summary = plan_summary(priced.plan, priced.speed, predict_reserved(priced.plan, priced.cluster))
     for name in ("name", "method", "objective", "optimal", "notes", "fits"):
         summary.pop(name)
     best = None if priced.best is None else plan_summary(priced.best, priced.best_speed)
@@ -97,7 +97,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
         *([] if priced.best is None else [_chosen(priced.best)]),
-        *([reserved_text(reserved_of(priced.plan, priced.cluster))] if priced.plan.fits else []),
+        *([reserved_text(predict_reserved(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]
     if helps:
         lines += ["what helps most:", *helps]

@@ -14,7 +14,15 @@ from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choi
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import Budget, Reserved, Speed, model_flops, reserved_of, software_text, speed_of
+from planner_core.planning.pricing import (
+    Budget,
+    ReservedMemory,
+    Speed,
+    count_model_flops,
+    describe_software,
+    measure_speed,
+    predict_reserved,
+)
 from planner_core.planning.session import usable_bytes
 from planner_core.search.candidates import weight_matrices
 
@@ -35,9 +43,9 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
     `times`: `simulated_s`, if it is known."""
     num_gpus, plans = result.cluster.num_gpus, list[dict[str, Any]]()
     for p, simulated_step_s in zip(result.plans, times or simulated_s(result), strict=True):
-        speed = speed_of(p, _flops(p, result), result.cluster)
+        speed = measure_speed(p, _flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
-        summary = plan_summary(p, speed, reserved_of(p, result.cluster))
+        summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
@@ -73,7 +81,7 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
 def _flops(plan: Plan, result: Result) -> int:
     """FLOPs of one of the plan's micro-batches, which may be of another size than the graph's."""
     samples = int(plan.workload["batch"]) // int(plan.workload["accumulate"])
-    return model_flops(result.graph) * samples // result.graph.workload["batch"]
+    return count_model_flops(result.graph) * samples // result.graph.workload["batch"]
 
 
 def arranged(plan: Plan) -> str:
@@ -101,7 +109,7 @@ def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
     return {"ops": graph.num_ops, "nodes": coarse.num_nodes, "unique_blocks": blocks}
 
 
-def plan_summary(plan: Plan, speed: Speed | None = None, reserved: Reserved | None = None) -> dict[str, Any]:
+def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemory | None = None) -> dict[str, Any]:
     """PLAN_SUMMARY of docs/CONTRACT.md."""
     c = plan.cost
     return {
@@ -204,7 +212,7 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def reserved_text(reserved: Reserved) -> str:
+def reserved_text(reserved: ReservedMemory) -> str:
     """A sentence on what a tool that asks the allocator will show."""
     low, likely, high = (f"{b / 2**30:.1f}" for b in (reserved.low_bytes, reserved.likely_bytes, reserved.high_bytes))
     if reserved.short:
@@ -273,7 +281,7 @@ def _numbers(w: Workload) -> str:
 
 def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
     """The report to read. `budget` and `times` are those of `report`."""
-    speeds = [speed_of(p, _flops(p, result), result.cluster) for p in result.plans]
+    speeds = [measure_speed(p, _flops(p, result), result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
     head = (
@@ -282,7 +290,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
     )
     c = result.cluster
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_numbers(w)}, {w.optimizer}"
-    about = software_text(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
+    about = describe_software(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
     placed = _placed(best)

@@ -1,64 +1,70 @@
 """The price of the layout that a team runs now, with the changes that would help, and the best plan for comparison."""
 
 from planner_core.planning.pricing.bands import (
-    NINE_IN_TEN,
-    NOT_KNOWN,
+    UNKNOWN_BAND,
+    Z_NINE_IN_TEN,
     Band,
-    band_of,
-    calls_of,
-    sigma_of,
+    num_operator_calls,
+    time_band,
+    time_sigma,
 )
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
-from planner_core.planning.pricing.price import Pricer, stage_parts
+from planner_core.planning.pricing.price import Pricer, split_pipeline_step
 from planner_core.planning.pricing.published import (
+    FITS,
     FITTED,
-    LEFT_OUT,
-    ONE_RANK,
-    PREDICTED,
+    ONE_RANK_FILE,
+    PREDICTIONS_FILE,
     PublishedRun,
-    own_runs,
-    published_runs,
+    load_own_runs,
+    load_published_runs,
 )
-from planner_core.planning.pricing.reserved import GATHERED, OWN, WHOLE, Reserved, reserved_of
-from planner_core.planning.pricing.run import NOT_LEGAL, PricedRun, price_statement
-from planner_core.planning.pricing.speed import Budget, Speed, model_flops, speed_of
+from planner_core.planning.pricing.reserved import (
+    GATHERED_WEIGHTS,
+    OWN_PROGRAM,
+    WHOLE_WEIGHTS,
+    ReservedMemory,
+    predict_reserved,
+)
+from planner_core.planning.pricing.run import EXIT_NOT_LEGAL, PricedRun, price_statement
+from planner_core.planning.pricing.software import describe_software
+from planner_core.planning.pricing.speed import Budget, Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggest import Suggestion, suggestions
-from planner_core.planning.pricing.told import software_text
+from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
 
 __all__ = [
+    "EXIT_NOT_LEGAL",
+    "FITS",
     "FITTED",
-    "GATHERED",
-    "LEFT_OUT",
-    "NINE_IN_TEN",
-    "NOT_KNOWN",
-    "NOT_LEGAL",
-    "ONE_RANK",
-    "OWN",
-    "PREDICTED",
-    "WHOLE",
+    "GATHERED_WEIGHTS",
+    "ONE_RANK_FILE",
+    "OWN_PROGRAM",
+    "PREDICTIONS_FILE",
+    "UNKNOWN_BAND",
+    "WHOLE_WEIGHTS",
+    "Z_NINE_IN_TEN",
     "Band",
     "Budget",
     "PricedRun",
     "Pricer",
     "PublishedRun",
-    "Reserved",
+    "ReservedMemory",
     "Setup",
     "Speed",
     "Statement",
     "Suggestion",
-    "band_of",
-    "calls_of",
-    "model_flops",
-    "own_runs",
+    "count_model_flops",
+    "describe_software",
+    "find_suggestions",
+    "load_own_runs",
+    "load_published_runs",
+    "measure_speed",
+    "num_operator_calls",
+    "predict_reserved",
     "price_statement",
-    "published_runs",
     "read_setup",
-    "reserved_of",
-    "sigma_of",
-    "software_text",
-    "speed_of",
-    "stage_parts",
-    "suggestions",
+    "split_pipeline_step",
+    "time_band",
+    "time_sigma",
 ]

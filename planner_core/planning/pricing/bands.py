@@ -1,13 +1,13 @@
-"""How sure a step's time is: the errors of published runs of the same kind (`assets/bands.json`).
+"""Bound the error of a predicted step by the errors of published runs of the same kind (`assets/bands.json`).
 
-For each kind of run the asset holds two numbers about ln(predicted / measured): the median (`bias`), and the size within which
-nine in ten runs stay (`p90`). Two more errors are added as independent errors. Runs of one software stack share an error
-(`stack_sigma`). A GPU on which no run was measured adds `gpu_sigma`.
+For each kind of run the asset holds two numbers about ln(predicted / measured): the median (`bias`), and the bound that nine in ten
+runs stay within (`p90`). Two further errors are added as independent: runs of one software stack share an error (`stack_sigma`), and
+a GPU without measured runs adds `gpu_sigma`.
 
     width = hypot(p90, 1.645 · stack_sigma, 1.645 · gpu_sigma if the GPU was not measured)
 
-No eager run was measured to take less than `host.call_s` for each call of an operator, forward and backward together: then the
-host, which launches kernels, sets the pace. Where a step's calls take longer at that pace, the band reaches up to it.
+No eager run was measured to take less than `host.call_s` for each call of an operator, forward and backward together, since the host
+launches each kernel. If the calls of a step take longer at that pace, the band extends up to it.
 
 Example: FSDP on one node has a p90 of 8.6 %, and a stack 5 %. hypot(8.6, 1.645 · 5) = 11.9 %, so a step of 1 s is shown as
 0.89 to 1.13 s.
@@ -24,19 +24,26 @@ from typing import Any
 from planner_core.core import ASSETS, Cluster, DeviceMesh, Plan
 from planner_core.cost import CONTEXT, EXPERT, SHARD, TENSOR, axis_roles
 
-NINE_IN_TEN = 1.645
+Z_NINE_IN_TEN = 1.645
 """Nine in ten normal errors are within this many standard deviations."""
-TABLE = ASSETS / "bands.json"
+BANDS_FILE = ASSETS / "bands.json"
 OVER_NODES = "tensor parallel over nodes"
 STAGES = "pipeline stages"
-NOT_KNOWN = "not known for this kind of run"
+UNKNOWN_BAND = "not known for this kind of run"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The two factors on the predicted time between which nine in ten runs are; the kind of run; and the number of runs of it. Of a kind
-    of which no runs were published, or none whose machine is known, the factors are None, and `why` says what is missing.
-    `host_s`: the seconds of a step whose pace the host sets, if they are more than such runs take; else 0."""
+    """The range of a step's time.
+
+    Attributes:
+        kind: The kind of run.
+        runs: The number of published runs of this kind.
+        low, high: Factors on the predicted time; nine in ten runs lie between them. None without published runs of a known machine.
+        measured_gpu: Whether runs on this GPU were measured.
+        host_s: Seconds of a step at the host's pace, if they exceed the band; otherwise 0.
+        why: The missing evidence, if the factors are None.
+    """
 
     kind: str
     runs: int
@@ -58,30 +65,30 @@ class Band:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+def _load_bands() -> dict[str, Any]:
+    bands: dict[str, Any] = json.loads(BANDS_FILE.read_text(encoding="utf-8"))
+    return bands
 
 
-def band_of(plan: Plan, cluster: Cluster) -> Band:
+def time_band(plan: Plan, cluster: Cluster) -> Band:
     """The band of a plan on a cluster."""
-    table = _table()
-    kind = _kind(plan, cluster)
-    row, why = table["kinds"][kind], _unlike(plan, kind)
+    table = _load_bands()
+    kind = _kind_of_run(plan, cluster)
+    row, why = table["kinds"][kind], _missing_evidence(plan, kind)
     measured = any(cluster.gpu.name.startswith(name) for name in table["measured_gpus"])
     sigma = math.hypot(table["stack_sigma"], 0.0 if measured else table["gpu_sigma"])
     if why:
-        return Band(NOT_KNOWN, 0, None, None, measured, why=why)
-    low = math.exp(-math.hypot(row["p90"], NINE_IN_TEN * sigma))
-    high, step = math.exp(math.hypot(row["p90"], NINE_IN_TEN * sigma)), plan.cost.step_time_s
-    host_s = 0.0 if plan.workload.get("compiled") else calls_of(plan) * table["host"]["call_s"]
+        return Band(UNKNOWN_BAND, 0, None, None, measured, why=why)
+    low = math.exp(-math.hypot(row["p90"], Z_NINE_IN_TEN * sigma))
+    high, step = math.exp(math.hypot(row["p90"], Z_NINE_IN_TEN * sigma)), plan.cost.step_time_s
+    host_s = 0.0 if plan.workload.get("compiled") else num_operator_calls(plan) * table["host"]["call_s"]
     if host_s <= high * step:
         return Band(kind, row["n"], low, high, measured)
     return Band(kind, row["n"], low, host_s / step, measured, host_s)
 
 
-def _unlike(plan: Plan, kind: str) -> str:
-    """Why no published run tells how sure a plan's time is; empty if some do."""
+def _missing_evidence(plan: Plan, kind: str) -> str:
+    """The reason why no published run bounds the error of a plan; empty if some do."""
     roles = {role for role, size in zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True) if size > 1}
     for role, what in ((EXPERT, "deals out experts"), (CONTEXT, "splits the tokens of a sample")):
         if role in roles:
@@ -89,23 +96,24 @@ def _unlike(plan: Plan, kind: str) -> str:
     return "the published runs of it do not state the network between their nodes" if kind == OVER_NODES else ""
 
 
-def calls_of(plan: Plan) -> int:
+def num_operator_calls(plan: Plan) -> int:
     """The calls of operators in the forward passes of a step."""
-    once = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
-    return once * int(plan.workload["accumulate"])
+    calls = sum(len(block.sites) * len(block.prefixes) for block in plan.blocks.values())
+    return calls * int(plan.workload["accumulate"])
 
 
-def sigma_of(plan: Plan, cluster: Cluster) -> float:
-    """The standard deviation of ln(predicted / measured) over runs of a plan's kind. Two plans on one machine do not share this
-    error."""
-    return float(_table()["kinds"][_kind(plan, cluster)]["sigma"])
+def time_sigma(plan: Plan, cluster: Cluster) -> float:
+    """The standard deviation of ln(predicted / measured) over runs of a plan's kind.
+
+    It leaves out the errors of the stack and the GPU, which two plans on one machine share."""
+    return float(_load_bands()["kinds"][_kind_of_run(plan, cluster)]["sigma"])
 
 
-def _kind(plan: Plan, cluster: Cluster) -> str:
-    """The asset's kind of a plan: what the most distant ranks share.
+def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
+    """The asset's kind of a plan, by the parallelism between its most distant ranks.
 
-    Experts that are dealt out and tokens of a sample that are split send between operators, as tensor parallelism does. An idle axis
-    sends nothing. Plans with stages have one kind."""
+    Expert and context parallelism communicate between operators as tensor parallelism does, so they count as it. An axis of one rank
+    does not count. All plans with stages are one kind."""
     if plan.pipeline is not None:
         return STAGES
     axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]

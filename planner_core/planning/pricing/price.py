@@ -1,8 +1,8 @@
-"""Price a stated layout: search with the layout as a restriction, and price the plan that is found.
+"""Price a stated layout: restrict the search to the layout, and price the plan that it returns.
 
     statement -> graph of one micro-batch -> network on the layout's mesh -> forbid states -> search -> plan
 
-A layout leaves few choices, and these are made best. Each suggestion is priced in the same way.
+A layout leaves few choices; the search makes these optimally. Suggestions are priced in the same way.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts, 
 from planner_core.models import VOCABULARY, has_own_inputs, load_model, with_adapters, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
-from planner_core.planning.pricing.speed import Speed, model_flops, speed_of
+from planner_core.planning.pricing.speed import Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import STATED, Planner, prepare
 
-OWN_DTYPE = "own"
-"""Stands for the dtype that a model with example inputs has, until it is known."""
-COMPUTE, WAITS, TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
+DTYPE_OF_INPUTS = "own"
+"""Placeholder for the dtype of a model with example inputs, before its graph is loaded."""
+COMPUTE, EXPOSED_COMM, WEIGHT_TRAFFIC, OPTIMIZER, MEMORY = "compute", "waits", "weight traffic", "optimizer", "memory"
 BUBBLE, OUTSIDE, HOST = "bubble", "outside", "host"
 
 
 @dataclass
 class Pricer:
-    """Prices statements of one model on one cluster. Graphs and networks are made once.
+    """Prices statements of one model on one cluster. Graphs and planners are built once for each workload.
 
-    `given`: the model comes with example inputs, which fix the samples and tokens of a micro-batch and its dtype (None: as its name
-    says)."""
+    `has_inputs`: whether the model comes with example inputs, which fix the samples, tokens and dtype of a micro-batch. None: judged by
+    the model's name."""
 
     model: str
     cluster: Cluster
@@ -42,40 +42,40 @@ class Pricer:
     load: Callable[..., Graph] = load_model
     graphs: dict[tuple[object, ...], Graph] = field(default_factory=dict)
     planners: dict[tuple[object, ...], Planner] = field(default_factory=dict)
-    given: bool | None = None
+    has_inputs: bool | None = None
 
     def __post_init__(self) -> None:
-        self.given = has_own_inputs(self.model) if self.given is None else self.given
+        self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
     def usual_micro_batch(self, layout: Layout) -> int:
-        """The samples of a rank's micro-batch where none are stated: those of the example inputs, else 1. Raises InputError."""
-        if not self.given:
+        """The default samples of a rank's micro-batch: its share of the example inputs, or 1. Raises InputError."""
+        if not self.has_inputs:
             return 1
-        graph = self._as_given(None)
+        graph = self._graph_of_inputs(None)
         batch = graph.workload["batch"]
         if batch % layout.data:
             raise InputError(
-                f"the example inputs of {graph.name} have {_samples(batch)}, which cannot be dealt to the {layout.data} data-parallel "
-                f"ranks of {layout}; give inputs of {layout.data} samples or a multiple"
+                f"the example inputs of {graph.name} have {_count_samples(batch)}, which cannot be dealt to the {layout.data} "
+                f"data-parallel ranks of {layout}; give inputs of {layout.data} samples or a multiple"
             )
         return batch // layout.data
 
     def planner(self, stated: Statement) -> Planner:
-        """The planner of a statement: all that does not depend on the mesh. Raises InputError."""
+        """The planner of a statement, which holds everything that does not depend on the mesh. Raises InputError."""
         request = Request(
             self.model,
             cluster=self.cluster.to_json(),
             batch=stated.graph_batch,
             seq=stated.seq,
             optimizer=stated.optimizer,
-            dtype=stated.dtype or (None if self.given else self.cluster.gpu.training_dtype),
+            dtype=stated.dtype or (None if self.has_inputs else self.cluster.gpu.training_dtype),
             layers=stated.layers,
             memory_gb=self.memory_gb,
         )
-        graph = self._padded(self._adapted(self._graph(request), stated, request), stated, request)
-        stated = with_usual_stack(stated, graph)
-        request = replace(request, **software_of(stated))
-        workload = stated.workload(graph.workload["seq"], request.dtype or OWN_DTYPE)
+        graph = self._pad_vocabulary(self._add_adapters(self._load_graph(request), stated, request), stated, request)
+        stated = with_published_stack(stated, graph)
+        request = replace(request, **software_settings(stated))
+        workload = stated.workload(graph.workload["seq"], request.dtype or DTYPE_OF_INPUTS)
         key = (
             stated.graph_batch,
             stated.seq,
@@ -87,77 +87,78 @@ class Pricer:
             graph.config.get(VOCABULARY),
         )
         if key not in self.planners:
-            made = prepare(request, graph, self.say)
-            self.planners[key] = made.changed(workload=replace(workload, dtype=made.workload.dtype))
+            planner = prepare(request, graph, self.say)
+            self.planners[key] = planner.changed(workload=replace(workload, dtype=planner.workload.dtype))
         return self.planners[key]
 
-    def _graph(self, request: Request) -> Graph:
+    def _load_graph(self, request: Request) -> Graph:
         """The graph of one micro-batch of a request. Raises InputError for samples or tokens that example inputs do not have."""
         assert request.batch is not None and request.accumulate is not None
-        which = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
-        if self.given:
-            graph = self._as_given(request.layers)
-            for what, number, option in zip(("batch", "seq"), which[:2], ("micro-batch", "seq"), strict=True):
-                if number not in (None, graph.workload[what]):
+        key = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
+        if self.has_inputs:
+            graph = self._graph_of_inputs(request.layers)
+            for name, number, option in zip(("batch", "seq"), key[:2], ("micro-batch", "seq"), strict=True):
+                if number not in (None, graph.workload[name]):
                     raise InputError(
-                        f"the example inputs of {graph.name} have {what} {graph.workload[what]}, and --{option} makes it {number}; "
+                        f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and --{option} makes it {number}; "
                         f"leave --{option} out, or give other inputs"
                     )
             return graph
-        if which not in self.graphs:
+        if key not in self.graphs:
             self.say(f"graph of {self.model}")
-            batch, seq, dtype, layers = which
-            self.graphs[which] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
-        return self.graphs[which]
+            batch, seq, dtype, layers = key
+            self.graphs[key] = self.load(self.model, batch=batch, seq=seq, dtype=dtype, layers=layers)
+        return self.graphs[key]
 
-    def _adapted(self, graph: Graph, stated: Statement, request: Request) -> Graph:
-        """The graph with adapters of the stated rank beside its linear layers, whose weights are frozen; as it is if none is stated."""
-        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, "adapters")
-        if which not in self.graphs:
-            self.graphs[which] = with_adapters(graph, stated.lora, stated.nf4)
-        return self.graphs[which]
+    def _add_adapters(self, graph: Graph, stated: Statement, request: Request) -> Graph:
+        """The graph with adapters of the stated rank on its linear layers, whose weights are frozen; unchanged if no rank is stated."""
+        key = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, "adapters")
+        if key not in self.graphs:
+            self.graphs[key] = with_adapters(graph, stated.lora, stated.nf4)
+        return self.graphs[key]
 
-    def _padded(self, graph: Graph, stated: Statement, request: Request) -> Graph:
-        """The graph with a vocabulary that divides over the tensor-parallel ranks, as tools pad theirs; as it is if it does already."""
+    def _pad_vocabulary(self, graph: Graph, stated: Statement, request: Request) -> Graph:
+        """The graph with its vocabulary padded to a multiple, as tools pad theirs, so that it divides over tensor-parallel ranks."""
         words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
-        if self.given or not isinstance(words, int) or words % multiple == 0:
+        if self.has_inputs or not isinstance(words, int) or words % multiple == 0:
             return graph
         padded = -(-words // multiple) * multiple
-        which = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, padded)
-        if which not in self.graphs:
+        key = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, padded)
+        if key not in self.graphs:
             self.say(f"graph of {self.model} with {padded} words")
-            told = (
+            note = (
                 f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
                 f"equal parts; a checkpoint keeps {words}"
             )
-            made = with_config(graph, **{VOCABULARY: padded})
-            self.graphs[which] = replace(made, assumptions=(*graph.assumptions, told))
-        return self.graphs[which]
+            padded_graph = with_config(graph, **{VOCABULARY: padded})
+            self.graphs[key] = replace(padded_graph, assumptions=(*graph.assumptions, note))
+        return self.graphs[key]
 
-    def _as_given(self, layers: int | None) -> Graph:
-        """The graph of a model that comes with example inputs, at their sizes and in its own dtype."""
+    def _graph_of_inputs(self, layers: int | None) -> Graph:
+        """The graph of a model with example inputs, at their sizes and in its own dtype."""
         if (layers,) not in self.graphs:
             self.say(f"graph of {self.model}")
             self.graphs[layers,] = self.load(self.model, batch=None, seq=None, dtype=None, layers=layers)
         return self.graphs[layers,]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
-        """The best plan of a stated layout, as long as its host lets it take; None if the model's operators cannot follow the layout."""
+        """The best plan of a stated layout, with waits for the host; None if the model's operators cannot follow the layout."""
         planner = self.planner(stated)
         plan = planner.of_layout(stated.layout, name)
-        return None if plan is None else on_host(plan, planner)
+        return None if plan is None else add_host_waits(plan, planner)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
-        step = model_flops(self.planner(stated).graph) * stated.accumulate
-        return speed_of(plan, step // plan.workload.get("accumulate", 1), self.cluster)
+        step = count_model_flops(self.planner(stated).graph) * stated.accumulate
+        return measure_speed(plan, step // plan.workload.get("accumulate", 1), self.cluster)
 
     def best(self, stated: Statement, known: Plan | None) -> Plan:
-        """The best plan of a step of as many samples, its weights in buckets, over every mesh of at most two axes; or `known` if that is
-        better. The number of micro-batches, recomputation and the ZeRO stage are chosen."""
-        usual = self.planner(stated.but(rank_by_rank=False))
-        asked = replace(
-            usual.request,
+        """The best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.
+
+        The search chooses the number of micro-batches, recomputation and the ZeRO stage; weights go in buckets."""
+        bucketed = self.planner(stated.but(rank_by_rank=False))
+        request = replace(
+            bucketed.request,
             batch=stated.batch,
             accumulate=None,
             recompute="auto",
@@ -165,36 +166,37 @@ class Pricer:
             precision=stated.precision,
             expert_imbalance=stated.expert_imbalance,
             offload=stated.offload,
-            **software_of(usual.workload),
+            **software_settings(bucketed.workload),
         )
-        # a graph of example inputs holds one micro-batch, of which there may be several but no smaller ones
-        asked = replace(asked, accumulate=stated.accumulate) if self.given else asked
+        # A graph of example inputs holds one micro-batch; a step may have several, but none of another size.
+        request = replace(request, accumulate=stated.accumulate) if self.has_inputs else request
         graph = (
-            self._as_given(stated.layers)
-            if self.given
-            else lambda request: self._adapted(self._graph(request), stated, request)
+            self._graph_of_inputs(stated.layers)
+            if self.has_inputs
+            else lambda request: self._add_adapters(self._load_graph(request), stated, request)
         )
-        planner, found = choose_micro_batches(asked, graph, self.say)
-        found = on_host(found, planner)
-        if known is None or (found.fits and not known.fits):
-            return found
-        better = known.fits > found.fits or known.cost.step_time_s < found.cost.step_time_s
-        told = "laid out as stated, which is better than any plan on one or two axes"
-        return replace(known, name=found.name, notes=(*known.notes, told)) if better else found
+        planner, plan = choose_micro_batches(request, graph, self.say)
+        plan = add_host_waits(plan, planner)
+        if known is None or (plan.fits and not known.fits):
+            return plan
+        # A statement may have more axes than the search.
+        known_is_better = known.fits > plan.fits or known.cost.step_time_s < plan.cost.step_time_s
+        note = "laid out as stated, which is better than any plan on one or two axes"
+        return replace(known, name=plan.name, notes=(*known.notes, note)) if known_is_better else plan
 
 
-def _samples(number: int) -> str:
+def _count_samples(number: int) -> str:
     return "1 sample" if number == 1 else f"{number} samples"
 
 
-def with_usual_stack(stated: Statement, graph: Graph) -> Statement:
-    """The statement with a stack, if it states none: of an architecture whose published runs are of another time, that of these runs."""
-    known = PUBLISHED_STACKS.get(str(graph.config.get("model_type"))) if stated.stack is None else None
-    return stated.but(stack=known) if known else stated
+def with_published_stack(stated: Statement, graph: Graph) -> Statement:
+    """The statement with a stack if it has none: the stack of the architecture's published runs, where those ran older software."""
+    stack = PUBLISHED_STACKS.get(str(graph.config.get("model_type"))) if stated.stack is None else None
+    return stated.but(stack=stack) if stack else stated
 
 
-def software_of(stated: Software) -> dict[str, Any]:
-    """What a statement or a workload says of its software, by name."""
+def software_settings(stated: Software) -> dict[str, Any]:
+    """The software settings of a statement or a workload, by name."""
     return {name: getattr(stated, name) for name in SOFTWARE}
 
 
@@ -205,44 +207,44 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
     check_offload(stated.workload(stated.seq or 1, stated.dtype or cluster.gpu.training_dtype), cluster)
 
 
-def on_host(plan: Plan, planner: Planner) -> Plan:
-    """A plan with its waits for the host, as its planner's software issues kernels."""
+def add_host_waits(plan: Plan, planner: Planner) -> Plan:
+    """The plan with the time in which the GPU waits for the host, given how the planner's software issues kernels."""
     ranks = plan.pipeline.ranks if plan.pipeline else 1
     model = cost_model(planner.cluster, plan.mesh, planner.workload, ranks)
     return with_host(plan, planner.graph, model, planner.coarse)
 
 
-def step_parts(plan: Plan, planner: Planner) -> dict[str, float]:
-    """Seconds of a step by the resource for which it waits. They add up to the step's time."""
+def split_step(plan: Plan, planner: Planner) -> dict[str, float]:
+    """Split the seconds of a step by the resource that it waits for. The parts add up to the step."""
     if plan.pipeline:
-        return stage_parts(plan)
+        return split_pipeline_step(plan)
     model = cost_model(planner.cluster, plan.mesh, planner.workload)
-    shown = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
-    waits = sum(e.seconds for e in shown if e.why == WAITED)
+    exposed = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
+    waits = sum(e.seconds for e in exposed if e.why == WAITED)
     return {
         COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s,
-        WAITS: waits,
-        TRAFFIC: sum(e.seconds for e in shown) - waits,
+        EXPOSED_COMM: waits,
+        WEIGHT_TRAFFIC: sum(e.seconds for e in exposed) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s,
-        **_outside(plan),
+        **_idle_parts(plan),
     }
 
 
-def stage_parts(plan: Plan) -> dict[str, float]:
-    """The same of a plan with stages, on the rank that works longest: the time in which it waits for other stages is apart."""
+def split_pipeline_step(plan: Plan) -> dict[str, float]:
+    """Split the step of a plan with stages on its busiest rank. The bubble, in which it waits for other stages, is a part of its own."""
     cost = plan.cost
     bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
     waits = max(0.0, cost.exposed_comm_time_s - bubble)
-    parts = {COMPUTE: cost.compute_time_s, WAITS: waits, OPTIMIZER: cost.optimizer_time_s, **_outside(plan)}
+    parts = {COMPUTE: cost.compute_time_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
     return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
 
 
-def _outside(plan: Plan) -> dict[str, float]:
-    """Seconds in which the GPU has no work, if there are any: it waits for the host, or for a loader and a logger."""
+def _idle_parts(plan: Plan) -> dict[str, float]:
+    """The seconds in which the GPU has no work, where there are any: it waits for the host, or for a loader and a logger."""
     return {what: s for what, s in ((HOST, plan.cost.host_wait_s), (OUTSIDE, plan.cost.outside_time_s)) if s}
 
 
-def limited_by(plan: Plan, planner: Planner) -> str:
-    """The resource for which a step waits most; memory if the plan does not fit."""
-    parts = {what: s for what, s in step_parts(plan, planner).items() if what != OUTSIDE}
+def limiting_resource(plan: Plan, planner: Planner) -> str:
+    """The resource that a step waits for most, or memory if the plan does not fit."""
+    parts = {what: s for what, s in split_step(plan, planner).items() if what != OUTSIDE}
     return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 from planner_core.core import ASSETS
 
-PREDICTED = ASSETS / "measurements" / "published" / "predicted.csv"
-ONE_RANK = ASSETS / "measurements" / "one_rank" / "predicted.csv"
-FITTED, GROUP_OUT, SOURCE_OUT = LEFT_OUT = ("fitted", "group out", "source out")
-"""Which runs were left out when the constants were fitted that predict a run: none; the runs of its group (source, model, GPU,
-layout, recomputation); all runs of its source."""
+PREDICTIONS_FILE = ASSETS / "measurements" / "published" / "predicted.csv"
+ONE_RANK_FILE = ASSETS / "measurements" / "one_rank" / "predicted.csv"
+FITTED, GROUP_OUT, SOURCE_OUT = FITS = ("fitted", "group out", "source out")
+"""The runs that a fit leaves out to predict a run: none; those of its group (source, model, GPU, layout, recomputation); those of its
+source."""
 
-GPUS = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200-sxm"}
-"""What a driver calls a GPU, and its file in `assets/hardware`."""
+GPU_BY_DRIVER_NAME = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200-sxm"}
+"""Files in `assets/hardware` by the driver's name of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """A run that its source measured. `kind`: that of its band. `seconds`: the predicted seconds, by `LEFT_OUT`. `contradicted`: why
-    the source's own tables do not agree on it; empty if they do."""
+    """A published run. `kind`: the kind of its band. `seconds`: the predicted seconds by fit (`FITS`). `contradicted`: how the source's
+    own tables disagree about it; empty if they agree."""
 
     id: str
     source: str
@@ -46,9 +46,9 @@ class PublishedRun:
 
 
 @functools.cache
-def published_runs() -> tuple[PublishedRun, ...]:
+def load_published_runs() -> tuple[PublishedRun, ...]:
     """Every published run that could be priced."""
-    with PREDICTED.open(encoding="utf-8", newline="") as file:
+    with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
         return tuple(_run(row) for row in csv.DictReader(file))
 
 
@@ -64,17 +64,17 @@ def _run(row: dict[str, str]) -> PublishedRun:
         int(row["nodes"]),
         row["layout"],
         row["kind"],
-        _workload(row),
+        _describe_workload(row),
         float(row["measured_s"]),
-        dict(zip(LEFT_OUT, map(float, predicted), strict=True)),
+        dict(zip(FITS, map(float, predicted), strict=True)),
         row["contradicted"],
     )
 
 
 @functools.cache
-def own_runs() -> tuple[PublishedRun, ...]:
+def load_own_runs() -> tuple[PublishedRun, ...]:
     """Steps of one rank of our own program on a GPU, without a network (docs/HARDWARE.md). No constant is fitted to them."""
-    with ONE_RANK.open(encoding="utf-8", newline="") as file:
+    with ONE_RANK_FILE.open(encoding="utf-8", newline="") as file:
         return tuple(_own_run(row) for row in csv.DictReader(file))
 
 
@@ -86,19 +86,19 @@ def _own_run(row: dict[str, str]) -> PublishedRun:
         "Shardscope, one rank",
         f"{row['date']}, torch {row['torch']}",
         model,
-        GPUS.get(row["gpu"], row["gpu"]),
+        GPU_BY_DRIVER_NAME.get(row["gpu"], row["gpu"]),
         int(row["ranks"]),
         1,
         row["layout"],
         "one rank, no network",
         f"{workload}, {compiled}",
         float(row["measured_s"]),
-        dict.fromkeys(LEFT_OUT, float(row["predicted_s"])),
+        dict.fromkeys(FITS, float(row["predicted_s"])),
         "",
     )
 
 
-def _workload(row: dict[str, str]) -> str:
+def _describe_workload(row: dict[str, str]) -> str:
     """`micro-batch 8 × 2, 2048 tokens, full recomputation, eager`."""
     parts = f" × {row['accumulate']}" if row["accumulate"] != "1" else ""
     recompute = f"{'no' if row['recompute'] == 'none' else row['recompute']} recomputation"

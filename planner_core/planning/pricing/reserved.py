@@ -1,12 +1,12 @@
-"""What PyTorch's allocator will have reserved, which is more than the tensors of the fullest moment (`assets/reserved.json`).
+"""Predict the memory that PyTorch's allocator reserves, which exceeds the tensors of the fullest moment (`assets/reserved.json`).
 
-The allocator keeps blocks that were freed, and pieces between those in use. A tool that asks the allocator or the driver shows
-these too. Published runs tell how much they are:
+The allocator keeps freed blocks, and fragments between blocks in use. Tools that ask the allocator or the driver count these. From
+published runs:
 
     reserved = scale · peak + add_bytes
 
-Both numbers are fitted to runs of one kind. Weights that are gathered and freed leave more behind than weights that stay whole. The
-program that a plan runs as (stack `torch`) keeps its buffers, so it leaves less than either; it was measured by `bench.gpu`.
+Both numbers are fitted to runs of one kind. Weights that are gathered and freed leave more fragments than weights that stay whole. The
+program of a plan (stack `torch`) reuses its buffers, so it leaves the fewest; `bench.gpu` measured it.
 CUDA's context and NCCL's buffers lie outside the allocator and are not counted.
 """
 
@@ -20,15 +20,16 @@ from typing import Any
 from planner_core.core import ASSETS, USUAL_STACK, Cluster, Plan
 from planner_core.cost import SHARD, axis_roles
 
-TABLE = ASSETS / "reserved.json"
-GATHERED, WHOLE, OWN = "weights gathered and freed", "weights whole", "plans as they run"
+RESERVED_FILE = ASSETS / "reserved.json"
+GATHERED_WEIGHTS, WHOLE_WEIGHTS, OWN_PROGRAM = "weights gathered and freed", "weights whole", "plans as they run"
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
-    """Bytes that the allocator of the fullest GPU will have reserved, at most all that the GPU has. Nine in ten of the measured runs
-    of its kind, of which there are `runs`, were measured between `low_bytes` and `high_bytes`. `short`: it would take more than the
-    GPU has, so it must free blocks and allocate them anew."""
+class ReservedMemory:
+    """Bytes that the allocator of the fullest GPU reserves, at most the memory of the GPU.
+
+    Nine in ten of the `runs` measured runs of this kind lie between `low_bytes` and `high_bytes`. `short`: the allocator needs more
+    than the GPU has, so it frees and reallocates blocks, which costs time."""
 
     kind: str
     runs: int
@@ -43,24 +44,24 @@ class Reserved:
 
 
 @cache
-def _kinds() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = json.loads(TABLE.read_text(encoding="utf-8"))["kinds"]
-    return found
+def _load_kinds() -> dict[str, dict[str, float]]:
+    kinds: dict[str, dict[str, float]] = json.loads(RESERVED_FILE.read_text(encoding="utf-8"))["kinds"]
+    return kinds
 
 
-def _kind_of(plan: Plan) -> str:
-    """The asset's kind of a plan. One with weights in 4 bits is run by another program, whatever its stack."""
+def _kind_of_plan(plan: Plan) -> str:
+    """The asset's kind of a plan. Plans with 4-bit weights always run in another program than the plan's own."""
     adapters = (plan.model.get("config") or {}).get("lora") or {}
     if plan.workload.get("stack") in (None, USUAL_STACK) and "weights" not in adapters:
-        return OWN
+        return OWN_PROGRAM
     sizes = zip(axis_roles(plan), plan.mesh.axis_sizes, strict=True)
-    return GATHERED if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE
+    return GATHERED_WEIGHTS if any(role == SHARD and size > 1 for role, size in sizes) else WHOLE_WEIGHTS
 
 
-def reserved_of(plan: Plan, cluster: Cluster) -> Reserved:
-    """What the allocator will have reserved under a plan."""
-    kind, most = _kind_of(plan), cluster.gpu.memory_bytes
-    row = _kinds()[kind]
+def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
+    """The memory that the allocator reserves under a plan."""
+    kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
+    row = _load_kinds()[kind]
     likely = row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"]
-    peak, low, high = (min(most, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
-    return Reserved(kind, int(row["n"]), peak, low, high, short=likely > most)
+    peak, low, high = (min(capacity, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
+    return ReservedMemory(kind, int(row["n"]), peak, low, high, short=likely > capacity)

@@ -1,4 +1,4 @@
-"""A stated run with all that the report says about it: its price, what would help, and the best plan."""
+"""A stated run with the content of its report: the price, changes that would help, and the best plan."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from dataclasses import dataclass, replace
 from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_dtype_notes
 from planner_core.planning.fitting.shortage import what_fills
 from planner_core.planning.methods import CP_TYPES, Layout, faults, undecided, unseen
-from planner_core.planning.pricing.price import Pricer, check_statement, limited_by, step_parts
+from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
+from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggest import Suggestion, suggestions
-from planner_core.planning.pricing.told import software_text
+from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
 
-NOT_LEGAL = 3
+EXIT_NOT_LEGAL = 3
 """Exit status of a layout that the model cannot follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class PricedRun:
-    """A stated run and its price. `plan` is None if the layout is not legal for the model; `reasons` say why.
+    """A stated run and its price.
 
-    `parts`: the seconds of a step by the resource for which it waits. `best`: the best plan of the same workload. `about`: what sets
-    the answer and was perhaps not asked for. `fills`: what fills the memory of a plan that does not fit.
+    Attributes:
+        reasons: Why the layout is not legal for the model; empty if it is.
+        plan: The plan of the stated layout; None if that is not legal.
+        parts: Seconds of a step by the resource that it waits for.
+        limited_by: The resource that it waits for most.
+        best: The best plan of the same workload.
+        about: Sentences about settings that decide the answer and may not have been stated.
+        fills: A sentence about the memory of a plan that does not fit.
     """
 
     stated: Statement
@@ -51,20 +57,20 @@ class PricedRun:
 def price_statement(
     pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()
 ) -> PricedRun:
-    """Price a stated run. With `advise`, also find what would help, and the best plan. Raises InputError."""
+    """Price a stated run. With `advise`, also find helpful changes and the best plan. Raises InputError."""
     check_statement(stated, pricer.cluster)
     planner = pricer.planner(stated)
     seq, name = planner.workload.seq, planner.graph.name
     plan = pricer.plan(stated)
     if plan is None:
-        return PricedRun(stated, pricer.cluster, name, seq, reasons_of(pricer, stated), notes=notes)
+        return PricedRun(stated, pricer.cluster, name, seq, explain_illegal(pricer, stated), notes=notes)
     load = planner.workload
     notes = (
         *notes,
         *slow_dtype_notes(pricer.cluster.gpu, load.dtype),
         *load.assumptions,
         *planner.graph.assumptions,
-        *_usual_stack(stated, load),
+        *_stack_note(stated, load),
     )
     best = pricer.best(stated, plan) if advise else None
     fills = "" if plan.fits else what_fills(plan, planner.graph, planner.budget)
@@ -76,19 +82,19 @@ def price_statement(
         (),
         plan,
         pricer.speed(plan, stated),
-        step_parts(plan, planner),
-        limited_by(plan, planner),
-        tuple(suggestions(pricer, stated, plan)) if advise else (),
+        split_step(plan, planner),
+        limiting_resource(plan, planner),
+        tuple(find_suggestions(pricer, stated, plan)) if advise else (),
         best,
         pricer.speed(best, stated) if best else None,
         notes,
-        software_text(planner.graph, pricer.cluster, load, planner.budget),
+        describe_software(planner.graph, pricer.cluster, load, planner.budget),
         fills,
     )
 
 
-def _usual_stack(stated: Statement, workload: Workload) -> tuple[str, ...]:
-    """A sentence about the stack, if it was taken from the model's architecture."""
+def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
+    """A sentence about the stack, if the model's architecture decided it."""
     if workload.stack is None or workload.stack == stated.stack:
         return ()
     return (
@@ -99,18 +105,21 @@ def _usual_stack(stated: Statement, workload: Workload) -> tuple[str, ...]:
 # --- why a run is not legal ----------------------------------------------------------------------------------
 
 
-def reasons_of(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
-    """Each reason as a sentence with the value and what would do. Where sizes alone give none, the operator that decides, and the
-    nearest run that is legal."""
+def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
+    """Sentences that say why a run is not legal, each with the value and what would do.
+
+    If sizes alone give no reason, the sentence names the deciding operator and the nearest legal run."""
     planner = pricer.planner(stated)
-    if found := faults(planner.graph, stated.layout):
-        return tuple(found)
+    if reasons := faults(planner.graph, stated.layout):
+        return tuple(reasons)
     why = undecided(planner.of_space(stated.layout.space()), stated.layout)
-    way = next((words for words, other in _near(stated) if _legal(pricer, other)), "")
-    return (f"{why}; {way} is legal" if way else f"{why}, and no run near it is legal either; give other degrees",)
+    change = next((words for words, other in _nearby_statements(stated) if _is_legal(pricer, other)), "")
+    return (
+        f"{why}; {change} is legal" if change else f"{why}, and no run near it is legal either; give other degrees",
+    )
 
 
-def _legal(pricer: Pricer, stated: Statement) -> bool:
+def _is_legal(pricer: Pricer, stated: Statement) -> bool:
     """Whether the model's operators can follow a statement."""
     try:
         planner = pricer.planner(stated)
@@ -120,28 +129,28 @@ def _legal(pricer: Pricer, stated: Statement) -> bool:
         return False
 
 
-def _near(stated: Statement) -> Iterator[tuple[str, Statement]]:
-    """Runs of as many samples that differ in one thing, the smallest change first, with their words."""
-    now, micro = stated.layout, stated.micro_batch
+def _nearby_statements(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    """Runs of the same samples a step that differ in one thing, the smallest change first, each with its description."""
+    layout, micro = stated.layout, stated.micro_batch
     if micro > 1:
-        times = micro * stated.accumulate
-        yield f"micro-batch 1, {times} of them", stated.but(micro_batch=1, accumulate=times)
-    for kind in CP_TYPES if now.cp > 1 else ():
-        if kind != now.cp_type:
-            yield f"cp_type={kind}", stated.but(layout=replace(now, cp_type=kind))
-    if now.sp:
-        yield "the same without sp", stated.but(layout=replace(now, sp=False))
-    for other in _fewer(now):
+        accumulate = micro * stated.accumulate
+        yield f"micro-batch 1, {accumulate} of them", stated.but(micro_batch=1, accumulate=accumulate)
+    for kind in CP_TYPES if layout.cp > 1 else ():
+        if kind != layout.cp_type:
+            yield f"cp_type={kind}", stated.but(layout=replace(layout, cp_type=kind))
+    if layout.sp:
+        yield "the same without sp", stated.but(layout=replace(layout, sp=False))
+    for other in _smaller_layouts(layout):
         yield str(other), stated.but(layout=other)
 
 
-def _fewer(now: Layout) -> Iterator[Layout]:
+def _smaller_layouts(layout: Layout) -> Iterator[Layout]:
     """Layouts with fewer tensor or context ranks, which become data-parallel ones."""
-    wide = "fsdp" if now.fsdp > 1 or now.zero == 3 else "dp"
-    tp = now.tp
+    wide = "fsdp" if layout.fsdp > 1 or layout.zero == 3 else "dp"
+    tp = layout.tp
     while tp % 2 == 0:
         tp //= 2
-        yield replace(now, tp=tp, sp=now.sp and tp > 1, **{wide: getattr(now, wide) * now.tp // tp})
-    if now.cp > 1:
-        zero = 0 if now.zero == 3 else now.zero
-        yield replace(now, cp=1, cp_type="ring", zero=zero, **{wide: getattr(now, wide) * now.cp})
+        yield replace(layout, tp=tp, sp=layout.sp and tp > 1, **{wide: getattr(layout, wide) * layout.tp // tp})
+    if layout.cp > 1:
+        zero = 0 if layout.zero == 3 else layout.zero
+        yield replace(layout, cp=1, cp_type="ring", zero=zero, **{wide: getattr(layout, wide) * layout.cp})

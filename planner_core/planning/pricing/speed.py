@@ -1,7 +1,7 @@
-"""The speed of a plan in the figures that teams compare: tokens per second and GPU, model FLOPs utilisation, a band, money.
+"""Express the speed of a plan in common figures: tokens per second and GPU, model FLOPs utilisation, a band, money.
 
-Model FLOPs are those of matrix products and attention, forward and backward, without recomputation. With a causal mask the
-computed half counts. Model FLOPs per second, divided by the GPU's peak in the dtype of training, are the utilisation (MFU).
+Model FLOPs are those of matrix products and attention, forward and backward, without recomputation. With a causal mask only
+the computed half counts. Model FLOPs per second, divided by the GPU's peak in the dtype of training, are the utilisation (MFU).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planner_core.core import Block, Cluster, Graph, InputError, Plan
 from planner_core.ops import work_of
-from planner_core.planning.pricing.bands import NOT_KNOWN, Band, band_of
+from planner_core.planning.pricing.bands import UNKNOWN_BAND, Band, time_band
 
 SECONDS_PER_DAY = 86_400
 SECONDS_PER_HOUR = 3_600
@@ -20,7 +20,7 @@ SECONDS_PER_HOUR = 3_600
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The figures of one plan. Nine in ten measured runs of this kind take between `low_s` and `high_s` seconds a step; None: not known."""
+    """The figures of one plan. Nine in ten measured runs of its kind take `low_s` to `high_s` seconds a step; None if no runs are known."""
 
     step_time_s: float
     tokens_per_s_per_gpu: float
@@ -30,9 +30,9 @@ class Speed:
     band: Band
 
     def between(self, seconds: Callable[[float], str]) -> tuple[str, str]:
-        """Both ends of the band in words; `seconds` writes a time."""
+        """Both ends of the band as text; `seconds` formats a time."""
         return (
-            (NOT_KNOWN, "")
+            (UNKNOWN_BAND, "")
             if self.low_s is None or self.high_s is None
             else (seconds(self.low_s), seconds(self.high_s))
         )
@@ -71,26 +71,26 @@ class Budget:
         return [f"{run['days']:,.1f}", "" if run["cost"] is None else f"{run['cost']:,.0f}"]
 
 
-def model_flops(graph: Graph) -> int:
-    """FLOPs of products and attention, forward and backward, for the graph's batch."""
+def count_model_flops(graph: Graph) -> int:
+    """Count the FLOPs of products and attention, forward and backward, for the graph's batch."""
     repeats = graph.num_repeats
-    return _flops(graph.top) + sum(n * _flops(graph.blocks[name]) for name, n in repeats.items())
+    return _count_flops(graph.top) + sum(n * _count_flops(graph.blocks[name]) for name, n in repeats.items())
 
 
-def _flops(block: Block) -> int:
-    works = (work_of(op, block.values) for op in block.ops)
-    return sum(work.flops + work.backward_flops for work in works)
+def _count_flops(block: Block) -> int:
+    op_work = (work_of(op, block.values) for op in block.ops)
+    return sum(work.flops + work.backward_flops for work in op_work)
 
 
-def speed_of(plan: Plan, flops: int, cluster: Cluster) -> Speed:
+def measure_speed(plan: Plan, flops: int, cluster: Cluster) -> Speed:
     """The figures of a plan whose model has `flops` FLOPs in one global micro-batch."""
     load, step = plan.workload, plan.cost.step_time_s
     per_gpu = 1 / step / cluster.num_gpus
-    band = band_of(plan, cluster)
+    band = time_band(plan, cluster)
     return Speed(
         step_time_s=step,
         tokens_per_s_per_gpu=load["batch"] * load["seq"] * per_gpu,
-        mfu=flops * _micro_batches(load) * per_gpu / _peak(cluster, load["dtype"]),
+        mfu=flops * _micro_batches(load) * per_gpu / _peak_flops(cluster, load["dtype"]),
         low_s=band.low and step * band.low,
         high_s=band.high and step * band.high,
         band=band,
@@ -101,7 +101,7 @@ def _micro_batches(load: Mapping[str, int]) -> int:
     return load.get("accumulate", 1)
 
 
-def _peak(cluster: Cluster, dtype: str) -> float:
-    """FLOP/s of the vendor's data sheet."""
+def _peak_flops(cluster: Cluster, dtype: str) -> float:
+    """FLOP/s by the vendor's data sheet; for a dtype without an entry, the slowest."""
     peaks = dict(cluster.gpu.peak_flops)
     return peaks.get(dtype, min(peaks.values()))

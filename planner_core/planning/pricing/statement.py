@@ -1,4 +1,4 @@
-"""A run as a team states it: the model, the cluster, the layout, and the workload of a step."""
+"""A run as a team states it: the layout and the workload of a step."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from planner_core.core import DEFAULT_PRECISION, SOFTWARE, InputError, Software, Workload
 from planner_core.planning.methods import Layout
 
-MOST_SAMPLES = 10**9
+MAX_SAMPLES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Statement(Software):
-    """A run as a team states it. A step has `accumulate` micro-batches, each of `micro_batch` samples on one data-parallel rank.
-    None means the default of the model or of the cluster.
-    """
+    """A stated run. A step has `accumulate` micro-batches, each of `micro_batch` samples on one data-parallel rank.
+
+    None means the default of the model or of the cluster."""
 
     layout: Layout
     micro_batch: int = 1
@@ -60,13 +60,13 @@ class Statement(Software):
         )
 
     def check(self) -> None:
-        """Raise InputError for a value that is impossible, or that cannot be priced yet."""
+        """Raise InputError for a value that is impossible or cannot be priced."""
         for name, value in (
             ("micro-batch", self.micro_batch),
             ("accumulate", self.accumulate),
             ("pad-vocab", self.vocab_multiple),
         ):
-            if not 1 <= value <= MOST_SAMPLES:
+            if not 1 <= value <= MAX_SAMPLES:
                 raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 2")
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 

@@ -23,7 +23,7 @@ from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, U
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning.analysis import MOST_DOUBT, doubt_between
 from planner_core.planning.methods import Layout
-from planner_core.planning.pricing import band_of
+from planner_core.planning.pricing import time_band
 
 REASONS = {
     WAITED: ("waited for", COMMUNICATION),
@@ -276,7 +276,7 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> str:
     rows, mine, ways = [], 0, LESSON.controls[0]
     for i, way in enumerate(map(str, ways.options)):
         other, _ = chosen(learner, way, tokens)
-        band, seconds = band_of(other.plan, other.planner.cluster), other.plan.cost.step_time_s
+        band, seconds = time_band(other.plan, other.planner.cluster), other.plan.cost.step_time_s
         mine = i if other is case else mine
         ends = (units.seconds(seconds * end) for end in (band.low, band.high) if end is not None)
         between = " to ".join(ends) or band.kind

@@ -18,7 +18,7 @@ from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import Dots, columns, scatter
 from explorer.text import units
 from planner_core.core import ASSETS
-from planner_core.planning.pricing import PREDICTED, PublishedRun, published_runs
+from planner_core.planning.pricing import PREDICTIONS_FILE, PublishedRun, load_published_runs
 
 GROUP_OUT = "group out"
 TIE = 0.05
@@ -59,12 +59,12 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
 @lru_cache(maxsize=1)
 def runs() -> tuple[FittedRun, ...]:
     """The published runs with their FLOPs; shapes come from the file that their sources fill."""
-    with (PREDICTED.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
+    with (PREDICTIONS_FILE.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
         shapes = {row["id"]: row for row in csv.DictReader(file)}
-    with PREDICTED.open(encoding="utf-8", newline="") as file:
+    with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
     found = []
-    for run in published_runs():
+    for run in load_published_runs():
         row = rows[run.id]
         flops = step_flops(shapes[run.id], int(row["micro_batch"]), int(row["accumulate"]), row["recompute"])
         found.append(FittedRun(run, flops, peak(run.gpu)))

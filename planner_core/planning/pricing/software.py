@@ -6,7 +6,7 @@ from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload
 from planner_core.cost import MATH, kernels_taken, why_math
 
 
-def software_text(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
+def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
     """Sentences about the software of a workload on a cluster. `budget`: bytes per GPU that a plan may take."""
     software, taken = workload.resolved(), kernels_taken(graph, cluster.gpu, workload)
     item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
