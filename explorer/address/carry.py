@@ -19,7 +19,6 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "candidate": None,
     "whatif": (),
     "edit": (),
-    "held": (),
     "lit": (),
 }
 """Settings that name parts of one model: a new one forgets them."""

@@ -125,7 +125,6 @@ SETTINGS: dict[str, Setting] = {
     "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
     # Compare
     "lit": Setting((), parse.text_list),
-    "held": Setting((), parse.text_list),
     "rows": Setting("differing", parse.one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", parse.one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
     # Measured

@@ -52,7 +52,7 @@ class PlanFilter:
     def __bool__(self) -> bool:
         return bool(self.fits or self.meshes or self.methods or self.differs)
 
-    def plans(self, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    def select_plans(self, plans: Mapping[str, Plan]) -> dict[str, Plan]:
         """The plans that pass."""
         other = weights_unlike_reference(plans) if self.differs else {}
         return {
@@ -64,7 +64,7 @@ class PlanFilter:
             and set(self.differs) <= other.get(name, set())
         }
 
-    def candidates(self, found: Candidates, capacity_bytes: float, reference: Plan | None) -> BoolArray:
+    def select_candidates(self, found: Candidates, capacity_bytes: float, reference: Plan | None) -> BoolArray:
         """The candidates of a block that pass; mesh and method are the same for all of them."""
         passes = np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)
         if self.fits:

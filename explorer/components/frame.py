@@ -1,11 +1,13 @@
-"""Parts of all pages: the sentence of settings, its figures, small pieces of markup. Text that comes from a model is escaped here."""
+"""Parts that all pages share: their head, controls of one setting, tables, charts and downloads. Text of a model is escaped here."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from explorer.address import settings
@@ -21,14 +23,17 @@ from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
 
 NOWRAP_LENGTH = 18
+"""Cells of fewer characters stay on one line."""
 MAX_LISTED = 12
 """Names that a warning lists."""
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
 
 
 def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
-    """Head of a page: settings from the address, the sentence, the plans. Stops the page where there is no
-    plan; `short` says what would do where nothing fits."""
+    """Draw the head of a page and return its plans; stop the page where there are none.
+
+    `short` is called where no plan fits: it shows what would.
+    """
     state.begin_page(name)
     sentence.show_sentence()
     result = state.current_result(short)
@@ -44,20 +49,66 @@ def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
 
 
 def theme() -> Theme:
-    """Colours for figures in the visitor's theme."""
+    """Return the colours for figures in the visitor's theme."""
     return theme_of(getattr(st.context.theme, "type", None))
 
 
+# --- controls of one setting -------------------------------------------------------------------------
+
+
+def choose_one(label: str, setting: str, names: Mapping[str, str], *, optional: bool = False, **options: Any) -> None:
+    """Draw a segmented control for a setting; `names` maps its values to what is shown, "" is no value of an optional one."""
+    current = state.value(setting) or None
+    widget = state.widget_key(f"w_{setting}", current)
+    st.segmented_control(
+        label,
+        list(names),
+        default=current,
+        format_func=names.__getitem__,
+        key=widget,
+        required=not optional,
+        on_change=lambda: state.change(**{setting: st.session_state[widget] or ""}),
+        **options,
+    )
+
+
+def choose_several(label: str, setting: str, names: Mapping[str, str], **options: Any) -> None:
+    """Draw a list of which several values can be chosen for a setting; values that `names` lacks are left out."""
+    current = [x for x in state.value(setting) if x in names]
+    widget = state.widget_key(f"w_{setting}", current)
+    st.multiselect(
+        label,
+        list(names),
+        default=current,
+        format_func=names.__getitem__,
+        key=widget,
+        on_change=lambda: state.change(**{setting: tuple(st.session_state[widget])}),
+        **options,
+    )
+
+
+def choose_phases() -> tuple[str, ...]:
+    """Draw the control for the part of the step; return its phases."""
+    with st.container(key="labelled_phase"):
+        names = {p: "whole step" if p == "all" else p for p in settings.PHASES}
+        choose_one("Part of the step", "phase", names)
+    chosen = state.value("phase")
+    return PHASES if chosen == "all" else (chosen,)
+
+
+# --- tables and charts -------------------------------------------------------------------------------
+
+
 def chip(letter: str, axis: str = "") -> str:
-    """One placement as a small mark: letter, look and a definition on hover."""
+    """Return the markup of one placement: its letter, with the definition on hover."""
     kind = letter[:1]
-    shown = f"{axis} {letter}".strip()
-    told = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {describe_axis(axis)}" if axis else "")
-    return f'<span class="chip {html.escape(kind)}" title="{html.escape(told)}">{html.escape(shown)}</span>'
+    definition = GLOSSARY.get(kind, "") + (f". On the mesh axis {axis}: {describe_axis(axis)}" if axis else "")
+    label = html.escape(f"{axis} {letter}".strip())
+    return f'<span class="chip {html.escape(kind)}" title="{html.escape(definition)}">{label}</span>'
 
 
 def placement_chips(cell: str) -> str:
-    """The placements of a weight (see `words.placements_by_weight`) as small marks."""
+    """Return the markup of a weight's placements (see `words.placements_by_weight`)."""
     if cell == WHOLE:
         return chip("R")
     marks = []
@@ -68,26 +119,8 @@ def placement_chips(cell: str) -> str:
     return "".join(marks)
 
 
-def choose_phases() -> tuple[str, ...]:
-    """The control: which part of the step; returns its phases."""
-    widget = state.widget_key("w_phase", state.value("phase"))
-    with st.container(key="labelled_phase"):
-        st.segmented_control(
-            "Part of the step",
-            list(settings.PHASES),
-            format_func=lambda p: {"all": "whole step"}.get(p, p),
-            default=state.value("phase"),
-            key=widget,
-            required=True,
-            on_change=state.take_widget_value,
-            args=("phase", widget),
-        )
-    chosen = state.value("phase")
-    return PHASES if chosen == "all" else (chosen,)
-
-
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-    """A plain table; cells are HTML, so escape what comes from outside. Words of the glossary are defined where they stand first."""
+    """Draw a plain table. Cells are HTML: the caller escapes what comes from outside. Terms of the glossary show their meaning."""
     top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td{_nowrap(c)}>{c}</td>" for c in row) + "</tr>" for row in rows)
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
@@ -98,9 +131,39 @@ def _nowrap(cell: str) -> str:
     return ' class="short"' if len(cell) < NOWRAP_LENGTH else ""
 
 
-def warn_missing(what: str, asked: Sequence[str], known: Sequence[str], then: str = "") -> None:
-    """Tells what the address asks for and is not here, and what happens `then`."""
-    missing = [a for a in asked if a not in known]
+def show_records(records: Sequence[Mapping[str, object]], alt: str, **options: Any) -> None:
+    """Draw records as a table that sorts; `options` as of `st.dataframe`."""
+    st.dataframe(list(records), hide_index=True, alt=alt, **options)
+
+
+def choose_record(key: str, alt: str, records: Any, on_choose: Callable[[int], None], **options: Any) -> None:
+    """Draw a table whose rows can be clicked; `on_choose` gets the number of the row."""
+
+    def choose() -> None:
+        selected = st.session_state[key]["selection"]["rows"]
+        if selected:
+            on_choose(selected[0])
+
+    st.dataframe(records, hide_index=True, on_select=choose, selection_mode="single-row", key=key, alt=alt, **options)
+
+
+def show_chart(figure: go.Figure, key: str, alt: str, **options: Any) -> None:
+    """Draw a figure in its own colours; `alt` says in words what it shows."""
+    st.plotly_chart(figure, theme=None, key=key, alt=alt, **{"config": CHART, **options})
+
+
+def point_data(point: Any) -> Any:
+    """Return what a figure attached to one of its points; plotly wraps it in a list for some traces."""
+    data = point.get("customdata")
+    return data[0] if isinstance(data, list) else data
+
+
+# --- messages ----------------------------------------------------------------------------------------
+
+
+def warn_missing(what: str, requested: Sequence[str], known: Sequence[str], then: str = "") -> None:
+    """Warn of the first requested name that is not known, and say what happens `then`."""
+    missing = [name for name in requested if name not in known]
     if missing:
         here = (
             f"; here: {escape(', '.join(known[:MAX_LISTED]))}{' …' if len(known) > MAX_LISTED else ''}" if known else ""
@@ -108,56 +171,8 @@ def warn_missing(what: str, asked: Sequence[str], known: Sequence[str], then: st
         st.warning(f"There is no {what} “{escape(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
 
 
-def offer_data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, asked: bool = True) -> None:
-    """Download the data of the drawing beside it as rows, made when a button is pressed. `asked`: they are of these settings, which stand
-    in the file's name and in the first columns."""
-    # made when there is no session to read any more
-    first, name = (setting_columns(), file_name(file)) if asked else ({}, file)
-    with st.popover(
-        "Data",
-        type="tertiary",
-        icon=":material/table_view:",
-        help=f"Download {what} as CSV or JSON",
-        key=f"data_{file}",
-    ):
-        for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
-            st.download_button(
-                f"{what[:1].upper() + what[1:]} as {kind.upper()}",
-                lambda write=write: write([{**first, **row} for row in rows()]),  # type: ignore[misc]
-                file_name=f"{name}.{kind}",
-                mime=mime,
-                on_click="ignore",
-                key=f"data_{file}_{kind}",
-                icon=":material/download:",
-            )
-
-
-def file_name(what: str) -> str:
-    """`plans-llama-3-8b-2x8-h100-16x4096`: what is downloaded, and of which settings."""
-    batch, seq = settings.batch_and_tokens(state.values())
-    return (
-        f"{what}-{state.value('model')}-{slug(settings.cluster_spec(state.values()).rpartition('/')[2])}-{batch}x{seq}"
-    )
-
-
-def setting_columns() -> dict[str, object]:
-    """The first columns of every table: the model, the cluster, the batch and the tokens of a sample."""
-    batch, seq = settings.batch_and_tokens(state.values())
-    return {
-        "model": state.value("model"),
-        "cluster": settings.cluster_spec(state.values()).rpartition("/")[2],
-        "batch": batch,
-        "seq": seq,
-    }
-
-
-def slug(value: object) -> str:
-    """A value as the address keeps it: `fsdp-one-node`."""
-    return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")
-
-
 def link_to_measured(of_kind: tuple[str, ...]) -> None:
-    """A link to the published runs of these kinds, predicted against measured; of all kinds where none is given."""
+    """Draw a link to the published runs of these kinds; to all runs where none is given."""
     query = settings.to_query({**state.values(), "of_kind": of_kind})
     st.page_link(
         "explorer/pages/measured.py",
@@ -168,5 +183,59 @@ def link_to_measured(of_kind: tuple[str, ...]) -> None:
 
 
 def plan_option(plan: Plan) -> str:
-    """A plan in a list: name, mesh, and whether it fits."""
+    """Return a plan as an entry of a list: title, mesh, and whether it fits."""
     return f"{plan_title(plan)}, {full_mesh_words(plan)}" + ("" if plan.fits else " (does not fit)")
+
+
+# --- downloads ---------------------------------------------------------------------------------------
+
+
+def offer_file(label: str, data: Any, file_name: str, key: str, **options: Any) -> None:
+    """Draw a button that downloads `data` (or what it returns when called, after the page's run has ended)."""
+    options = {"icon": ":material/download:", **options}
+    st.download_button(label, data, file_name=file_name, on_click="ignore", key=key, **options)
+
+
+def offer_data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, of_request: bool = True) -> None:
+    """Draw a button that downloads rows as CSV or JSON, made when it is pressed.
+
+    `of_request`: the rows belong to the settings of the page, which then stand in the file's name and first columns.
+    """
+    # Read now: when the button is pressed, the run has ended and there is no session to read.
+    first, name = (setting_columns(), file_name(file)) if of_request else ({}, file)
+    with st.popover(
+        "Data",
+        type="tertiary",
+        icon=":material/table_view:",
+        help=f"Download {what} as CSV or JSON",
+        key=f"data_{file}",
+    ):
+        for kind, mime, write in (("csv", "text/csv", csv_text), ("json", "application/json", json_text)):
+            offer_file(
+                f"{what[:1].upper() + what[1:]} as {kind.upper()}",
+                lambda write=write: write([{**first, **row} for row in rows()]),
+                f"{name}.{kind}",
+                f"data_{file}_{kind}",
+                mime=mime,
+            )
+
+
+def file_name(what: str) -> str:
+    """Name a download after its settings: `plans-llama-3-8b-2x8-h100-16x4096`."""
+    batch, seq = settings.batch_and_tokens(state.values())
+    return f"{what}-{state.value('model')}-{slug(_cluster_name())}-{batch}x{seq}"
+
+
+def setting_columns() -> dict[str, object]:
+    """Return the first columns of every download: model, cluster, batch and tokens of a sample."""
+    batch, seq = settings.batch_and_tokens(state.values())
+    return {"model": state.value("model"), "cluster": _cluster_name(), "batch": batch, "seq": seq}
+
+
+def _cluster_name() -> str:
+    return settings.cluster_spec(state.values()).rpartition("/")[2]
+
+
+def slug(value: object) -> str:
+    """Write a value as an address holds it: `fsdp-one-node`."""
+    return re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.analysis import breakdown as parts
+from explorer.analysis import breakdown
 from explorer.components import frame
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.text import units, words
@@ -28,22 +28,8 @@ MEMORY_FORMULAS = {
 }
 
 
-def show_numbers(result: Result, plan: Plan) -> None:
-    """The numbers of the chosen plan, each with its parts and formula, worked out when they are asked for."""
-    shows = (
-        (_step_title(plan) + ": how it adds up", "step", _show_step),
-        (_sent_title(plan) + ": by phase, collective and axis", "sent", _show_traffic),
-        (_memory_title(plan) + ": by kind and tensor", "memory", _show_memory),
-    )
-    for title, key, show in shows:
-        box = st.expander(title, key=f"opened_{key}", on_change="rerun")
-        if box.open:
-            with box:
-                show(plan, result)
-
-
-def show_numbers_of(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
-    """The same for the plans of a page in one place: which plan, which number."""
+def show_numbers(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
+    """Draw an expander with the numbers of one of `plans`: step, communication and memory. It is computed when it is opened."""
     box = st.expander("Open the numbers: formula and parts", key="opened_numbers", on_change="rerun")
     if not box.open:
         return
@@ -60,29 +46,18 @@ def show_numbers_of(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> N
                 wrap=True,
             )
         plan, result = plans[name], homes[name]
-        for tab, show in zip(
-            st.tabs([_step_title(plan), _sent_title(plan), _memory_title(plan)]),
-            (_show_step, _show_traffic, _show_memory),
-            strict=True,
-        ):
+        titles = (
+            f"Step time {units.seconds(plan.cost.step_time_s)}",
+            f"Communication {units.traffic(sent_per_gpu(plan))} sent per GPU",
+            f"Memory {units.memory(plan.cost.memory_bytes['peak'])} per GPU at its peak",
+        )
+        for tab, show in zip(st.tabs(titles), (_show_step, _show_traffic, _show_memory), strict=True):
             with tab:
                 show(plan, result)
 
 
-def _step_title(plan: Plan) -> str:
-    return f"Step time {units.seconds(plan.cost.step_time_s)}"
-
-
-def _sent_title(plan: Plan) -> str:
-    return f"Communication {units.traffic(sent_per_gpu(plan))} sent per GPU"
-
-
-def _memory_title(plan: Plan) -> str:
-    return f"Memory {units.memory(plan.cost.memory_bytes['peak'])} per GPU at its peak"
-
-
 def _show_stages(plan: Plan) -> None:
-    """A row for each stage, and how they add up."""
+    """Draw a row for each pipeline stage, and how they add up."""
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut is not None and cost is not None
     times = int(plan.workload["accumulate"])
@@ -114,43 +89,40 @@ def _show_step(plan: Plan, result: Result) -> None:
         "bandwidth, and the time to launch a kernel."
     )
     st.markdown("**Every operation**, compute on one GPU, longest first")
-    work = sorted(parts.op_times(plan, result.graph), key=lambda w: -w.total_s)
-    st.dataframe(
+    frame.show_records(
         [
             {
-                "operation": w.op,
-                "block": w.block,
-                "copies": w.copies,
-                "forward, ms": w.forward_s * 1e3,
-                "backward, ms": w.backward_s * 1e3,
-                "padding and copies, ms": w.pads_s * 1e3,
-                "all copies, ms": w.total_s * 1e3,
+                "operation": t.op,
+                "block": t.block,
+                "copies": t.copies,
+                "forward, ms": t.forward_s * 1e3,
+                "backward, ms": t.backward_s * 1e3,
+                "padding and copies, ms": t.pads_s * 1e3,
+                "all copies, ms": t.total_s * 1e3,
             }
-            for w in work
+            for t in sorted(breakdown.op_times(plan, result.graph), key=lambda t: -t.total_s)
         ],
-        hide_index=True,
+        "Compute of every operation",
         height=220,
-        alt="Compute of every operation",
-        column_config=_ms("forward", "backward", "padding", "all copies"),
+        column_config=_ms_columns("forward", "backward", "padding", "all copies"),
     )
-    waits = parts.exposed_waits(plan, result.graph)
+    waits = breakdown.exposed_waits(plan, result.graph)
     if waits:
         st.markdown("**What the step waits for**, all copies, longest first")
-        st.dataframe(
+        frame.show_records(
             [{"where": w.where, "block": w.block, "what": w.why, "waited, ms": w.seconds * 1e3} for w in waits],
-            hide_index=True,
+            "Communication that the step waits for",
             height=220,
-            alt="Communication that the step waits for",
-            column_config=_ms("waited"),
+            column_config=_ms_columns("waited"),
         )
 
 
-def _ms(*names: str) -> dict[str, Any]:
+def _ms_columns(*names: str) -> dict[str, Any]:
     return {f"{n}, ms": st.column_config.NumberColumn(format="%.3g") for n in names}
 
 
 def _show_traffic(plan: Plan, result: Result) -> None:
-    """Traffic, down to every collective and the line that its time lies on."""
+    """Draw the traffic, down to every collective and the line (fixed part and rate) that its time lies on."""
     rows = [
         [
             t.phase,
@@ -164,9 +136,8 @@ def _show_traffic(plan: Plan, result: Result) -> None:
         ]
         for t in plan.cost.traffic
     ]
-    frame.show_table(
-        ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"], rows, "traffic"
-    )
+    head = ["phase", "collective", "axis", "calls", "whole tensors", "sent per GPU", "time", "algorithm"]
+    frame.show_table(head, rows, "traffic")
     if plan.pipeline:
         st.caption("Of the rank that works longest; what a stage hands to the next stands under its step time.")
         return
@@ -176,46 +147,45 @@ def _show_traffic(plan: Plan, result: Result) -> None:
         "algorithm on the links that the axis crosses; launches and latency are in the fixed part."
     )
     st.markdown("**Every collective**, those of equal layers together")
-    st.dataframe(
+    frame.show_records(
         [
             {
-                "where": s.message.site,
-                "what": s.message.what,
-                "phase": s.message.phase,
-                "collective": s.message.kind,
-                "axis": plan.mesh.axis_names[s.message.axis],
-                "algorithm": s.algorithm,
-                "bytes": s.message.num_bytes,
-                "fixed, ms": s.fixed_s * 1e3,
-                "rate, GB/s": 1e-9 / s.s_per_byte if s.s_per_byte else None,
-                "each, ms": s.each_s * 1e3,
-                "calls": s.message.count,
-                "all, ms": s.message.count * s.each_s * 1e3,
+                "where": c.message.site,
+                "what": c.message.what,
+                "phase": c.message.phase,
+                "collective": c.message.kind,
+                "axis": plan.mesh.axis_names[c.message.axis],
+                "algorithm": c.algorithm,
+                "bytes": c.message.num_bytes,
+                "fixed, ms": c.fixed_s * 1e3,
+                "rate, GB/s": 1e-9 / c.s_per_byte if c.s_per_byte else None,
+                "each, ms": c.each_s * 1e3,
+                "calls": c.message.count,
+                "all, ms": c.message.count * c.each_s * 1e3,
             }
-            for s in parts.collective_times(plan, result.graph)
+            for c in breakdown.collective_times(plan, result.graph)
         ],
-        hide_index=True,
+        "Every collective with its time",
         height=260,
-        alt="Every collective with its time",
         column_config={
-            **_ms("fixed", "each", "all"),
+            **_ms_columns("fixed", "each", "all"),
             "rate, GB/s": st.column_config.NumberColumn(format="%.4g"),
             "bytes": st.column_config.NumberColumn(help="of the whole tensor along the axis"),
         },
     )
 
 
-def _describe_reserved(found: ReservedMemory) -> str:
-    """What a tool that asks the allocator or the driver will show."""
-    if found.short:
+def _describe_reserved(reserved: ReservedMemory) -> str:
+    """Say what a tool that asks the allocator or the driver will show."""
+    if reserved.short:
         return (
             "PyTorch’s allocator keeps blocks that were freed. Here it would **reserve more than the GPU has**: it must free blocks and "
             "allocate them anew, which takes time that is not in the step. `PYTORCH_ALLOC_CONF=expandable_segments:True` helps."
         )
     return (
-        f"PyTorch’s allocator keeps blocks that were freed: it will have about **{units.memory(found.likely_bytes)} reserved**. Nine in "
-        f"ten of {found.runs} published runs of this kind ({found.kind}) say {units.memory(found.low_bytes)} to "
-        f"{units.memory(found.high_bytes)}. `nvidia-smi` shows CUDA’s context and NCCL’s buffers too."
+        f"PyTorch’s allocator keeps blocks that were freed: it will have about **{units.memory(reserved.likely_bytes)} reserved**. Nine in "
+        f"ten of {reserved.runs} published runs of this kind ({reserved.kind}) say {units.memory(reserved.low_bytes)} to "
+        f"{units.memory(reserved.high_bytes)}. `nvidia-smi` shows CUDA’s context and NCCL’s buffers too."
     )
 
 
@@ -233,24 +203,23 @@ def _show_memory(plan: Plan, result: Result) -> None:
     if plan.pipeline:  # the walk below is that of a whole model, and a rank holds some stages of it
         return
     st.markdown("**Every tensor at the peak**, largest first; those of equal copies of a block together")
-    st.dataframe(
+    frame.show_records(
         [
             {
-                "kind": MEMORY_NAMES[h.kind],
-                "tensor": h.what,
-                "block": h.block,
-                "whole shape": units.shape(h.shape) if h.dtype else "",
-                "dtype": h.dtype,
-                "placement": h.placement,
-                "bytes on one GPU": h.num_bytes,
-                "copies": h.copies,
-                "all copies, MiB": h.total_bytes / 2**20,
+                "kind": MEMORY_NAMES[t.kind],
+                "tensor": t.what,
+                "block": t.block,
+                "whole shape": units.shape(t.shape) if t.dtype else "",
+                "dtype": t.dtype,
+                "placement": t.placement,
+                "bytes on one GPU": t.num_bytes,
+                "copies": t.copies,
+                "all copies, MiB": t.total_bytes / 2**20,
             }
-            for h in tensors_at_peak(plan.blocks, result.graph, cost_model_of(plan))
+            for t in tensors_at_peak(plan.blocks, result.graph, cost_model_of(plan))
         ],
-        hide_index=True,
+        "Every tensor that one GPU holds at the peak",
         height=300,
-        alt="Every tensor that one GPU holds at the peak",
         column_config={
             "tensor": st.column_config.TextColumn(width=320),
             "placement": st.column_config.TextColumn(

@@ -28,13 +28,8 @@ PATTERNS = ("", "/", ".")
 """One per mesh axis, so that axes differ without colour; the innermost is plain."""
 
 
-PALE = 0.3
-"""Opacity of bars that do not stand out."""
-
-
-def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, int], held: str = "") -> go.Figure:
-    """Memory per GPU stacked by kind, with what each plan may take (`limits`, bytes) as a line: one for all, or one each. The kind
-    `held` stands out."""
+def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, int]) -> go.Figure:
+    """Draw memory per GPU stacked by kind; `limits` is what each plan may take, in bytes: one line for all, or one for each."""
     figure = go.Figure()
     names = [_plan_label(p) for p in plans.values()]
     for kind in MEMORY_KINDS:
@@ -46,9 +41,6 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
             orientation="h",
             marker_color=MEMORY_COLOURS[kind],
             marker_line={"width": 1, "color": theme.surface},
-            marker_opacity=PALE if held and kind != held else 1,
-            unselected={"marker": {"opacity": PALE if held and kind != held else 1}},
-            customdata=[f"{n},{kind}" for n in plans],
             text=[MEMORY_NAMES[kind]] * len(names),
             textposition="inside",
             insidetextanchor="middle",

@@ -14,60 +14,54 @@ from planner_core.planning import Result
 from planner_core.planning.pricing import time_band
 
 
-def chosen_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
-    """The plans in the address, else the chosen one beside its strongest rival or what there is."""
-    asked = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
-    frame.warn_missing(
-        "plan", [n for n in state.value("compare") if pins.SEPARATOR not in n], list(plans)
-    )  # of pins `with_pinned` tells
-    if len(asked) < 2:
-        first = asked[0] if asked else state.chosen_plan(plans, result)[0]
-        asked = [first, *(step_parts.rank_rivals(plans, first) or [n for n in plans if n != first])[:1]]
-    return {n: plans[n] for n in asked[: settings.MAX_COMPARED]}
-
-
-def choose(plans: dict[str, Plan], current: dict[str, Plan]) -> None:
-    """The control: two to four plans."""
-    now = list(current)
-    widget = state.widget_key("w_compare", now)
-    st.multiselect(
-        "Plans",
-        list(plans),
-        default=now,
-        format_func=lambda n: frame.plan_option(plans[n]),
-        key=widget,
-        max_selections=settings.MAX_COMPARED,
-        help=glossary.PLAN_WORDS,
-        label_visibility="collapsed",
-        on_change=lambda: state.change(compare=tuple(st.session_state[widget])),
-    )
+def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
+    """Draw the list of plans; return those in the address, else the chosen one and its strongest rival."""
+    requested = list(dict.fromkeys(n for n in state.value("compare") if n in plans))
+    # `with_pinned` warns of the pins that it does not know.
+    frame.warn_missing("plan", [n for n in state.value("compare") if pins.SEPARATOR not in n], list(plans))
+    if len(requested) < 2:
+        first = requested[0] if requested else state.chosen_plan(plans, result)[0]
+        requested = [first, *(step_parts.rank_rivals(plans, first) or [n for n in plans if n != first])[:1]]
+    current = requested[: settings.MAX_COMPARED]
+    widget = state.widget_key("w_compare", current)
+    with st.container(key="labelled_plans"):
+        st.multiselect(
+            "Plans",
+            list(plans),
+            default=current,
+            format_func=lambda n: frame.plan_option(plans[n]),
+            key=widget,
+            max_selections=settings.MAX_COMPARED,
+            help=glossary.PLAN_WORDS,
+            label_visibility="collapsed",
+            on_change=lambda: state.change(compare=tuple(st.session_state[widget])),
+        )
+    return {n: plans[n] for n in current}
 
 
 def page() -> None:
-    """The page."""
+    """Draw the page."""
     result = frame.open_page("compare")
     plans = current_setup.with_extra_plans(state.with_pinned(state.plan_ids(result.plans)), result)
     if len(plans) < 2:
         st.info("Only one plan suits these settings. Try another cluster, mesh or batch.")
         return
-    current = chosen_plans(plans, result)
-    names = list(current)
-    against = step_parts.fastest_other(current, names[0])
+    current = choose_plans(plans, result)
+    first = next(iter(current))
+    against = step_parts.fastest_other(current, first)
     homes = {n: current_setup.result_of(n, result) for n in current}
-    with st.container(key="labelled_plans"):
-        choose(plans, current)
-    st.markdown(frame.escape(words.compare_steps(current[names[0]], current[against])))
+    st.markdown(frame.escape(words.compare_steps(current[first], current[against])))
     step_in_time.show_steps(current, homes)
     comparing.explain(current, homes, against)
     comparing.show_speeds(current, homes)
     comparing.show_memory_and_traffic(current, homes)
     comparing.show_traffic_matrices(current)
     comparing.show_weights(current, homes)
-    plan_numbers.show_numbers_of(current, homes)
+    plan_numbers.show_numbers(current, homes)
     comparing.show_restrictions(result)
     report.offer_report(current, homes)
     bands = [time_band(p, homes[n].cluster) for n, p in current.items()]
-    frame.link_to_measured(of_kind=tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
+    frame.link_to_measured(tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
 
 
 page()

@@ -165,7 +165,7 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
     st.dataframe(
         rows, hide_index=True, row_height=34, column_config=columns, alt="The runs as a table, the furthest off first"
     )
-    frame.offer_data("these runs", "published-runs", lambda: rows, asked=False)
+    frame.offer_data("these runs", "published-runs", lambda: rows, of_request=False)
 
 
 def calibrated() -> None:

@@ -15,40 +15,30 @@ from planner_core.planning import Result
 
 
 def page() -> None:
-    """The page."""
+    """Draw the page."""
     result = frame.open_page("plans")
-    found = methods_panel.known_plans()
-    plans = {**current_setup.with_extra_plans(state.with_pinned(state.plan_ids(result.plans)), result), **found}
-    widget = state.widget_key("w_tab", state.value("tab"))
-    st.segmented_control(
-        "Part of the page",
-        list(settings.TABS),
-        default=state.value("tab"),
-        format_func=lambda t: settings.TABS[t],
-        key=widget,
-        required=True,
-        label_visibility="collapsed",
-        on_change=state.take_widget_value,
-        args=("tab", widget),
-    )
+    searched = state.plan_ids(result.plans)
+    plans = {
+        **current_setup.with_extra_plans(state.with_pinned(searched), result),
+        **methods_panel.known_plans(),
+    }
+    frame.choose_one("Part of the page", "tab", settings.TABS, label_visibility="collapsed")
     chosen, plan = state.chosen_plan(plans, result)
     if state.value("tab") == "block":
-        candidates.show_candidates(
-            result, plan, next((p for p in plans.values() if p.method == REFERENCE_METHOD), None)
-        )
+        reference = next((p for p in plans.values() if p.method == REFERENCE_METHOD), None)
+        candidates.show_candidates(result, plan, reference)
         candidates.describe_dropped(result)
     elif state.value("tab") == "weight":
         # What is run now was not found by the search, and edits start from a plan that was.
-        searched = state.plan_ids(result.plans)
         edit_panel.show_edits(result, searched, chosen if chosen in searched else next(iter(searched)))
     else:
-        _every(result, plans, chosen, plan)
+        _show_plans(result, plans, chosen, plan)
     methods_panel.plan_next()
 
 
-def _every(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:
-    """The chart, the table, and the chosen plan in full."""
-    shown = choice.current_filter().plans(plans)
+def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:
+    """Draw the chart, the table, and the chosen plan in full."""
+    shown = choice.current_filter().select_plans(plans)
     with st.container(key="wide"):
         left, right = st.columns([3, 4], gap="medium")
     with left:
@@ -62,10 +52,11 @@ def _every(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> N
     for note in plan.notes:
         st.caption(frame.escape(state.page_wording(note)))
     choice.show_pins(plans, chosen)
-    plan_numbers.show_numbers(current_setup.result_of(chosen, result), plan)
+    homes = {chosen: current_setup.result_of(chosen, result)}
+    plan_numbers.show_numbers({chosen: plan}, homes)
     with st.expander("How every weight lies", key="every_weight", on_change="rerun") as box:
         if box.open:
-            comparing.show_weights({chosen: plan}, {chosen: current_setup.result_of(chosen, result)})
+            comparing.show_weights({chosen: plan}, homes)
 
 
 page()

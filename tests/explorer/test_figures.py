@@ -13,7 +13,7 @@ import pytest
 from explorer.analysis import differences, streams
 from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.figures import compare as charts
-from explorer.figures import palette, print_figures, topology
+from explorer.figures import print_figures, topology
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
@@ -212,9 +212,3 @@ def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Resu
     told(result.workload.seq, 8)
     told(1024, 8 * 1024)
     assert "a step" in words.compare_steps(result.best, result.plans[-1])
-
-
-def test_a_chosen_kind_of_memory_stands_out(plans: dict[str, Plan]) -> None:
-    figure = charts.memory_bars(plans, LIGHT, dict.fromkeys(plans, 10**9), "grads")
-    bright = [t.name for t in figure.data if t.type == "bar" and t.marker.opacity == 1]
-    assert bright == [palette.MEMORY_NAMES["grads"]]

@@ -46,18 +46,18 @@ def made_up(n: int) -> Candidates:
 
 
 def test_an_empty_filter_keeps_everything(plans: dict[str, Any]) -> None:
-    assert choosing.PlanFilter().plans(plans) == plans
+    assert choosing.PlanFilter().select_plans(plans) == plans
     assert not choosing.PlanFilter()
 
 
 def test_each_filter_keeps_what_it_says(plans: dict[str, Any]) -> None:
-    fits = choosing.PlanFilter(fits=True).plans(plans)
+    fits = choosing.PlanFilter(fits=True).select_plans(plans)
     assert fits and all(p.fits for p in fits.values()) and len(fits) < len(plans)
-    mesh = choosing.PlanFilter(meshes=("8x2",)).plans(plans)
+    mesh = choosing.PlanFilter(meshes=("8x2",)).select_plans(plans)
     assert mesh and all(p.mesh.axis_sizes == (8, 2) for p in mesh.values())
-    method = choosing.PlanFilter(methods=("fsdp", "megatron")).plans(plans)
+    method = choosing.PlanFilter(methods=("fsdp", "megatron")).select_plans(plans)
     assert {p.method for p in method.values()} == {"fsdp", "megatron"}
-    assert choosing.PlanFilter(fits=True, meshes=("8x2",)).plans(plans).keys() == fits.keys() & mesh.keys()
+    assert choosing.PlanFilter(fits=True, meshes=("8x2",)).select_plans(plans).keys() == fits.keys() & mesh.keys()
 
 
 def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any])
     assert other["megatron-lm"] == set()
     gate = "LlamaDecoderLayer:mlp.gate_proj.weight"
     assert gate in other["fsdp"] and gate in other["data-parallel"]
-    kept = choosing.PlanFilter(differs=(gate,)).plans(plans)
+    kept = choosing.PlanFilter(differs=(gate,)).select_plans(plans)
     assert "megatron-lm" not in kept and "fsdp" in kept
     assert set(kept) == {n for n in plans if gate in other[n]}
 
@@ -73,12 +73,14 @@ def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any])
 def test_candidates_are_filtered_too(result: Result, plans: dict[str, Any]) -> None:
     (found,) = result.candidates
     capacity = result.cluster.gpu.memory_bytes
-    everything = choosing.PlanFilter().candidates(found, capacity, None)
-    fits = choosing.PlanFilter(fits=True).candidates(found, capacity, None)
+    everything = choosing.PlanFilter().select_candidates(found, capacity, None)
+    fits = choosing.PlanFilter(fits=True).select_candidates(found, capacity, None)
     assert 0 < fits.sum() < everything.sum()
     assert (found.model_memory_bytes[fits] <= capacity).all()
     name = "self_attn.q_proj.weight"
-    differs = choosing.PlanFilter(differs=(f"{found.block}:{name}",)).candidates(found, capacity, plans["megatron-lm"])
+    differs = choosing.PlanFilter(differs=(f"{found.block}:{name}",)).select_candidates(
+        found, capacity, plans["megatron-lm"]
+    )
     theirs = choosing.placement_choices(found, plans["megatron-lm"])[name]
     assert (found.choice[differs, found.weights.index(name)] != theirs).all()
     assert differs.sum() * 3 == everything.sum() * 2

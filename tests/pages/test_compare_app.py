@@ -61,15 +61,3 @@ def test_a_pin_from_another_cluster_is_drawn_with_its_own_graph() -> None:
     assert plan["told"] == units.seconds(there.cost.step_time_s)
     assert sum(w[4] for w in plan["works"] if w[0] == 1) == pytest.approx(there.cost.step_time_s)
     assert "All GPUs of a plan do the same" in words(at)
-
-
-@pytest.mark.parametrize("kind", ["params", "activations"])
-@pytest.mark.slow(but=("activations",))
-def test_a_bar_of_memory_opens_to_the_nodes_that_hold_it(kind: str) -> None:
-    at = open_page(
-        "compare", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=8", held=f"our-current-setup,{kind}"
-    )
-    assert not at.exception
-    assert "of Our current setup: " in words(at) and "on one GPU at the peak" in words(at)
-    assert not at.button(key="let_go").click().run().exception
-    assert "on one GPU at the peak" not in words(at)

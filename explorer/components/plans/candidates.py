@@ -9,17 +9,11 @@ from collections.abc import Sequence
 import streamlit as st
 
 from explorer.analysis import filters as choosing
-from explorer.analysis import rows, step_parts
+from explorer.analysis import rows as table_rows
+from explorer.analysis import step_parts
 from explorer.analysis.filters import PLACEMENTS
 from explorer.components import frame
-from explorer.components.plans.choice import (
-    CHART_OPTIONS,
-    chart_generation,
-    clear_marks,
-    current_filter,
-    point_data,
-    round_figures,
-)
+from explorer.components.plans.choice import CHART_OPTIONS, chart_generation, clear_marks, current_filter, round_figures
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
@@ -27,131 +21,130 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.search.candidates import Candidates
 
-ROWS_SHOWN = 500
+MAX_ROWS = 500
 """Rows of the table of what is marked."""
 
 
 def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
-    """Every assignment of one unique block."""
-    one = current_block(result)
-    if one is None:
+    """Draw every assignment of one unique block; `reference` is the plan that the filter "differs" compares with."""
+    block = current_block(result)
+    if block is None:
         st.caption(
             "No block of this model repeats, so there is no block to enumerate; the search covers the whole graph."
         )
         return
     names = [c.block for c in result.candidates]
-    frame.warn_missing("block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.escape(one.block)}")
-    by = _show_head(result, one, names)
-    keep = current_filter().candidates(one, limit := step_parts.memory_limit_bytes(result), reference)
-    index = current_candidate(one)
+    frame.warn_missing(
+        "block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.escape(block.block)}"
+    )
+    by = _show_head(result, block, names)
+    limit = step_parts.memory_limit_bytes(result)
+    keep = current_filter().select_candidates(block, limit, reference)
+    index = current_candidate(block)
     if index is None and state.value("candidate") is not None:
         st.warning(
-            f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(one.space)}; none is chosen."
+            f"There is no candidate {state.value('candidate')} of this block, which has {units.whole(block.space)}; none is chosen."
         )
-    key = f"candidates_{one.block}_{chart_generation()}"
+    key = f"candidates_{block.block}_{chart_generation()}"
 
-    def pick() -> None:
+    def choose() -> None:
         selection = st.session_state[key]["selection"]
         region = choosing.selected_region(selection)
         if region:
-            state.change(lasso=region, block=one.block)
+            state.change(lasso=region, block=block.block)
         elif selection["points"]:
-            state.change(candidate=int(point_data(selection["points"][0])), block=one.block)
+            state.change(candidate=int(frame.point_data(selection["points"][0])), block=block.block)
 
-    st.plotly_chart(
-        scatter.candidates_scatter(
-            one,
-            index,
-            limit,
-            frame.theme(),
-            keep=keep,
-            region=state.value("lasso"),
-            same=choosing.candidate_of_plan(one, plan),
-            by=by,
-        ),
-        key=key,
-        theme=None,
-        on_select=pick,
+    figure = scatter.candidates_scatter(
+        block,
+        index,
+        limit,
+        frame.theme(),
+        keep=keep,
+        region=state.value("lasso"),
+        same=choosing.candidate_of_plan(block, plan),
+        by=by,
+    )
+    frame.show_chart(
+        figure,
+        key,
+        f"All candidates of {block.block} by communication and memory",
+        on_select=choose,
         selection_mode=("points", "box", "lasso"),
         config=CHART_OPTIONS,
-        alt=f"All candidates of {one.block} by communication and memory",
     )
-    choose_from_front(one, keep, index)
-    frame.offer_data(f"every candidate of {one.block}", f"candidates-{one.block}", lambda: rows.candidate_rows(one))
-    describe_candidate(one, index, index is None or bool(keep[index]))
-    show_candidate_table(one, keep, index, limit)
+    choose_from_front(block, keep, index)
+    frame.offer_data(
+        f"every candidate of {block.block}", f"candidates-{block.block}", lambda: table_rows.candidate_rows(block)
+    )
+    describe_candidate(block, index, index is None or bool(keep[index]))
+    show_candidate_table(block, keep, index, limit)
 
 
-def _show_head(result: Result, one: Candidates, names: list[str]) -> str:
-    """What the chart shows, with the list of blocks; returns the weight that colours it, or nothing."""
+def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
+    """Draw the chart's title with the list of blocks; return the weight that colours it, or ""."""
     titles = state.model_drawing(result.request).titles
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
-        st.markdown(
-            "**Every candidate of** " + frame.escape("" if len(names) > 1 else titles.get(one.block, one.block)),
-            width="content",
-        )
+        title = "" if len(names) > 1 else titles.get(block.block, block.block)
+        st.markdown(f"**Every candidate of** {frame.escape(title)}", width="content")
         if len(names) > 1:
-            widget = state.widget_key("w_block", one.block)
+            widget = state.widget_key("w_block", block.block)
             st.selectbox(
                 "Block",
                 names,
-                index=names.index(one.block),
+                index=names.index(block.block),
                 key=widget,
                 format_func=lambda n: titles.get(n, n),
                 width=150,
                 on_change=lambda: clear_marks(block=st.session_state[widget], candidate=None, lasso=()),
                 label_visibility="collapsed",
             )
-        return choose_colour(one)
-
-
-def choose_colour(found: Candidates) -> str:
-    """The control that colours candidates by one weight; returns the weight or nothing."""
-    return (
-        st.selectbox(
-            "Coloured by",
-            list(found.weights),
-            key=f"coloured_{found.block}",
-            index=None,
-            format_func=choosing.short_weight_name,
-            width=190,
-            label_visibility="collapsed",
-            placeholder="coloured by a weight",
-            help="How each candidate places it",
+        return (
+            st.selectbox(
+                "Coloured by",
+                list(block.weights),
+                key=f"coloured_{block.block}",
+                index=None,
+                format_func=choosing.short_weight_name,
+                width=190,
+                label_visibility="collapsed",
+                placeholder="coloured by a weight",
+                help="How each candidate places it",
+            )
+            or ""
         )
-        or ""
-    )
 
 
-def describe_common(found: Candidates, marked: Sequence[int]) -> str:
-    """The placements that all marked candidates have in common: `all place q_proj R, up_proj S(1)`."""
-    alike = [
-        f"{choosing.short_weight_name(w)} {ways[0]}"
-        for w, ways in choosing.placements_by_weight(found, marked).items()
-        if len(ways) == 1
+def describe_common(block: Candidates, marked: Sequence[int]) -> str:
+    """Say what all marked candidates have in common: `All place q_proj R, up_proj S(1).`"""
+    common = [
+        f"{choosing.short_weight_name(weight)} {placements[0]}"
+        for weight, placements in choosing.placements_by_weight(block, marked).items()
+        if len(placements) == 1
     ]
-    return f"All place {', '.join(alike)}." if alike else "They place no weight all alike."
+    return f"All place {', '.join(common)}." if common else "They place no weight all alike."
 
 
 def current_block(result: Result) -> Candidates | None:
-    """The block in the address, else the first."""
-    found = {c.block: c for c in result.candidates}
-    return found.get(state.value("block")) or next(iter(found.values()), None)
+    """Return the block in the address, else the first."""
+    blocks = {c.block: c for c in result.candidates}
+    return blocks.get(state.value("block")) or next(iter(blocks.values()), None)
 
 
-def current_candidate(found: Candidates) -> int | None:
-    """The candidate in the address."""
+def current_candidate(block: Candidates) -> int | None:
+    """Return the candidate in the address, if the block has it."""
     index = state.value("candidate")
-    return index if index is not None and index < found.space else None
+    return index if index is not None and index < block.space else None
 
 
-def choose_from_front(found: Candidates, keep: choosing.BoolArray, index: int | None) -> None:
-    """The candidates of the front in a list, for those who use no mouse."""
-    front = sorted((found.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(found.model_comm_s[i]))
+def choose_from_front(block: Candidates, keep: choosing.BoolArray, index: int | None) -> None:
+    """Draw the candidates of the front as a list, for those who use no mouse."""
+    front = sorted((block.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(block.model_comm_s[i]))
     options = [*front, *([index] if index is not None and index not in front else [])]
     if not options:
         return
-    widget = f"w_candidate:{found.block}:{index}"  # of each choice its own, as in `frame.follower`
+    # A key for each choice: the browser, a moment late, would send the choice before as if it had just been made.
+    widget = f"w_candidate:{block.block}:{index}"
     st.selectbox(
         "Candidate",
         options,
@@ -159,114 +152,100 @@ def choose_from_front(found: Candidates, keep: choosing.BoolArray, index: int | 
         key=widget,
         label_visibility="collapsed",
         placeholder="Click a point, or choose one of the front here",
-        format_func=lambda i: _front_name(found, i) + ("" if i in front else ", off the front"),
-        on_change=lambda: state.change(candidate=st.session_state[widget], block=found.block),
+        format_func=lambda i: _candidate_name(block, i) + ("" if i in front else ", off the front"),
+        on_change=lambda: state.change(candidate=st.session_state[widget], block=block.block),
     )
 
 
-def _front_name(found: Candidates, i: int) -> str:
-    if not math.isfinite(float(found.comm_s[i])):
+def _candidate_name(block: Candidates, i: int) -> str:
+    if not math.isfinite(float(block.comm_s[i])):
         return f"candidate {i}, which cannot run"
-    return f"{units.seconds(float(found.model_comm_s[i]))}, {units.memory(float(found.model_memory_bytes[i]))}"
+    return f"{units.seconds(float(block.model_comm_s[i]))}, {units.memory(float(block.model_memory_bytes[i]))}"
 
 
-def describe_candidate(found: Candidates, index: int | None, shown: bool) -> None:
-    """Which point was clicked, and whether the filter leaves it `shown`; or what the points are."""
+def describe_candidate(block: Candidates, index: int | None, passes: bool) -> None:
+    """Describe the clicked candidate, and whether it passes the filter; without one, what the points are."""
     if index is None:
         st.caption(
-            f"Each point puts every one of {len(found.weights)} weight matrices whole (R), split by rows S(0) or "
+            f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split by rows S(0) or "
             "by columns S(1) over "
-            f"{found.axis_size} GPUs, in all {found.repeats} copies; the other GPUs split the batch, weights are kept, "
+            f"{block.axis_size} GPUs, in all {block.repeats} copies; the other GPUs split the batch, weights are kept, "
             "and the rest of the model is chosen best. Choose one for its placements, or mark several with the lasso."
         )
         return
-    chips = zip(found.weights, found.choice[index], strict=True)
-    st.html(
-        " ".join(f"{html.escape(choosing.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}" for w, c in chips)
+    chips = (
+        f"{html.escape(choosing.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}"
+        for w, c in zip(block.weights, block.choice[index], strict=True)
     )
-    st.caption(_cost_words(found, index, shown))
+    st.html(" ".join(chips))
+    st.caption(_describe_cost(block, index, passes))
     st.button(
         "Let go of this candidate", on_click=clear_marks, kwargs={"candidate": None}, key="unpick", type="tertiary"
     )
 
 
-def _cost_words(found: Candidates, index: int, shown: bool) -> str:
-    if not math.isfinite(float(found.comm_s[index])):
-        return f"It would split unevenly over {found.axis_size} GPUs, so it cannot run and has no cost."
-    alike = len(choosing.find_equal_cost(found, index))
+def _describe_cost(block: Candidates, index: int, passes: bool) -> str:
+    if not math.isfinite(float(block.comm_s[index])):
+        return f"It would split unevenly over {block.axis_size} GPUs, so it cannot run and has no cost."
+    equal = len(choosing.find_equal_cost(block, index))
     return (
-        f"{units.seconds(float(found.model_comm_s[index]))} of communication = {found.repeats} × "
-        f"{units.seconds(float(found.comm_s[index]))} in the copies + {units.seconds(found.rest_comm_s)} in the rest; "
-        f"{units.memory(float(found.model_memory_bytes[index]))} = {found.repeats} × "
-        f"{units.memory(float(found.memory_bytes[index]))} + {units.memory(found.rest_memory_bytes)}, at the end of forward."
-        + (f" {units.whole(alike)} candidates cost the same." if alike > 1 else "")
-        + ("" if shown else " The filter leaves it out of the chart.")
+        f"{units.seconds(float(block.model_comm_s[index]))} of communication = {block.repeats} × "
+        f"{units.seconds(float(block.comm_s[index]))} in the copies + {units.seconds(block.rest_comm_s)} in the rest; "
+        f"{units.memory(float(block.model_memory_bytes[index]))} = {block.repeats} × "
+        f"{units.memory(float(block.memory_bytes[index]))} + {units.memory(block.rest_memory_bytes)}, at the end of forward."
+        + (f" {units.whole(equal)} candidates cost the same." if equal > 1 else "")
+        + ("" if passes else " The filter leaves it out of the chart.")
     )
 
 
-def show_candidate_table(found: Candidates, keep: choosing.BoolArray, index: int | None, capacity: int) -> None:
-    """What the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
+def show_candidate_table(block: Candidates, keep: choosing.BoolArray, index: int | None, limit_bytes: int) -> None:
+    """Draw what the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
     region = state.value("lasso")
     if region:
-        rows = choosing.find_marked(found, keep, region)
-    elif index is not None and math.isfinite(float(found.comm_s[index])):
-        rows = choosing.find_equal_cost(found, index)
+        indices = choosing.find_marked(block, keep, region)
+    elif index is not None and math.isfinite(float(block.comm_s[index])):
+        indices = choosing.find_equal_cost(block, index)
     else:
         return
-    if len(rows) < 2 and not region:
+    if len(indices) < 2 and not region:
         return
-    rows = rows[found.model_comm_s[rows].argsort(kind="stable")]
+    indices = indices[block.model_comm_s[indices].argsort(kind="stable")]
     with st.container(horizontal=True, vertical_alignment="center"):
-        more = f", the first {ROWS_SHOWN} listed" if len(rows) > ROWS_SHOWN else ""
+        more = f", the first {MAX_ROWS} listed" if len(indices) > MAX_ROWS else ""
         what = "marked" if region else "of equal cost"
-        st.caption(f"{units.whole(len(rows))} candidate{'s' * (len(rows) != 1)} {what}{more}", width="content")
-        if region and len(rows):
-            st.caption(frame.escape(describe_common(found, rows.tolist())), width="content")
+        st.caption(f"{units.whole(len(indices))} candidate{'s' * (len(indices) != 1)} {what}{more}", width="content")
+        if region and len(indices):
+            st.caption(frame.escape(describe_common(block, indices.tolist())), width="content")
         if region:
             st.button("Clear the mark", on_click=clear_marks, kwargs={"lasso": ()}, key="unmark", type="tertiary")
-    rows = rows[:ROWS_SHOWN]
-    if not len(rows):
+    indices = indices[:MAX_ROWS]
+    if not len(indices):
         return
-    table = {
-        "communication, ms": [round_figures(float(v) * 1e3) for v in found.model_comm_s[rows]],
-        "memory, GiB": [round_figures(float(v) / units.GIB) for v in found.model_memory_bytes[rows]],
-        "fits": ["yes" if v <= capacity else "no" for v in found.model_memory_bytes[rows]],
-        **{
-            choosing.short_weight_name(w): [PLACEMENTS[int(c)] for c in found.choice[rows, k]]
-            for k, w in enumerate(found.weights)
-        },
+    columns = {
+        "communication, ms": [round_figures(float(v) * 1e3) for v in block.model_comm_s[indices]],
+        "memory, GiB": [round_figures(float(v) / units.GIB) for v in block.model_memory_bytes[indices]],
+        "fits": ["yes" if v <= limit_bytes else "no" for v in block.model_memory_bytes[indices]],
     }
-    key = f"candidate_rows_{found.block}_{hash(region)}_{'' if region else index}"
-
-    def pick() -> None:
-        selected = st.session_state[key]["selection"]["rows"]
-        if selected:
-            state.change(candidate=int(rows[selected[0]]), block=found.block)
-
-    st.dataframe(
-        table,
-        hide_index=True,
-        on_select=pick,
-        selection_mode="single-row",
-        key=key,
-        height=min(220, 38 + 35 * len(rows)),
-        alt="The marked candidates: costs and the placement of every weight",
+    for k, weight in enumerate(block.weights):
+        columns[choosing.short_weight_name(weight)] = [PLACEMENTS[int(c)] for c in block.choice[indices, k]]
+    frame.choose_record(
+        f"candidate_rows_{block.block}_{hash(region)}_{'' if region else index}",
+        "The marked candidates: costs and the placement of every weight",
+        columns,
+        lambda row: state.change(candidate=int(indices[row]), block=block.block),
+        height=min(220, 38 + 35 * len(indices)),
     )
 
 
 def describe_dropped(result: Result) -> None:
-    """How many candidates there were, and why most are not shown as choices."""
+    """Say how many candidates there were, and why most are not shown as choices."""
     space = sum(c.space for c in result.candidates)
-    d = result.dropped
-    why = [
-        f"{units.whole(d[k])} {text}"
-        for k, text in (
-            ("uneven", "would split unevenly"),
-            ("memory", "take too much memory"),
-            ("dominated", "are beaten in both"),
-        )
-        if d.get(k)
-    ]
+    reasons = {
+        "uneven": "would split unevenly",
+        "memory": "take too much memory",
+        "dominated": "are beaten in both",
+    }
+    why = [f"{units.whole(result.dropped[k])} {text}" for k, text in reasons.items() if result.dropped.get(k)]
     if space:
         st.caption(
             f"{units.whole(space)} candidates, which keep every weight where it is used; of them "
@@ -280,5 +259,5 @@ def describe_dropped(result: Result) -> None:
 
 
 def gathers_weights(plan: Plan) -> bool:
-    """Whether a plan gathers weights of repeated blocks at use, which no candidate does."""
+    """Tell whether a plan gathers weights of repeated blocks at use, which no candidate does."""
     return any(p.gathered for label, block in plan.blocks.items() if label for p in block.params.values())

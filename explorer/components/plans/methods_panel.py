@@ -1,4 +1,4 @@
-"""The plans of the papers' methods, each by its own search, beside the others once they are asked for."""
+"""The plans of the papers' methods, each by its own search, which join the others once they are asked for."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FAIRNESS_NOTE = (
 
 
 def _requests() -> dict[str, Request]:
+    """Return the request of every other method; the quicker searches, which try fewer meshes, come first."""
     names = [m for m in METHODS if m != state.value("method")]
-    # the quicker searches first, which try fewer meshes
-    return {m: settings.build_request(_values(m)) for m in reversed(names)}
+    return {m: settings.build_request(_settings_for(m)) for m in reversed(names)}
 
 
-def _values(method: str) -> dict[str, object]:
+def _settings_for(method: str) -> dict[str, object]:
     return {**state.values(), "method": method, "objective": "time", "tool": ""}
 
 
@@ -34,34 +34,32 @@ def _is_wanted() -> bool:
 
 
 def known_plans() -> dict[str, Plan]:
-    """The best plan of every other method that is known by now, by the text of its pin; none until they are asked for."""
+    """Return the best plan of every other method that is known by now, by its pin; none until they are asked for."""
     if not _is_wanted():
         return {}
-    known = {name: state.known_result(request) for name, request in _requests().items()}
-    return {pins.format_pin("best", _values(name)): ready.fastest for name, ready in known.items() if ready}
+    results = {name: state.known_result(request) for name, request in _requests().items()}
+    return {pins.format_pin("best", _settings_for(name)): r.fastest for name, r in results.items() if r}
 
 
 def plan_next() -> None:
-    """Plan by the next method that is not known, and show its row before the one after it; call once the page stands."""
+    """Plan by the next method that is not known, then run the page again. Call it last, when the page stands."""
     if not _is_wanted():
         return
     failed: dict[Request, str] = st.session_state.setdefault("methods_failed", {})
     for name, request in _requests().items():
         if request in failed:
             st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
-            continue
-        if state.known_result(request):
-            continue
-        with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
-            try:
-                state.plan_request(request)
-            except PlannerError as error:
-                failed[request] = state.page_wording(str(error))
-        st.rerun()
+        elif not state.known_result(request):
+            with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
+                try:
+                    state.plan_request(request)
+                except PlannerError as error:
+                    failed[request] = state.page_wording(str(error))
+            st.rerun()
 
 
 def show_methods(result: Result) -> None:
-    """The button that adds them, and what makes the comparison fair."""
+    """Draw the button that adds them, then what makes the comparison fair."""
     if not _is_wanted():
         st.button(
             "Add the plans of TAP, TAPS, ATP and Alpa-like",
@@ -70,16 +68,16 @@ def show_methods(result: Result) -> None:
         )
         return
     st.caption(FAIRNESS_NOTE)
-    asked = _requests()
-    frame.offer_data("the methods", "methods", lambda: _rows(result, asked))
+    requests = _requests()
+    frame.offer_data("the methods", "methods", lambda: _method_rows(result, requests))
 
 
-def _rows(result: Result, asked: dict[str, Request]) -> list[Row]:
+def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:
     results: dict[str, Result | str] = {result.request.method: result}
-    for name, request in asked.items():
+    for name, request in requests.items():
         try:
             results[name] = state.plan_request(request)
         except PlannerError as error:
             results[name] = state.page_wording(str(error))
-    sizes = {m: n for one in results.values() if isinstance(one, Result) for m, n in space_sizes(one).items()}
+    sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in space_sizes(r).items()}
     return list(rows.method_rows(rows.compare_methods(results, sizes)))

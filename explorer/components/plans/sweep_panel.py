@@ -1,4 +1,4 @@
-"""The sweep on the page: the best plan at each value of one quantity, or of two, with progress, a stop, and a way to take a value over."""
+"""A sweep on the page: the best plan at each value of one quantity, or of two, with progress and a stop."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.session.pace import MAX_POINT_S, PacedProgress
 from explorer.text import recipe, units
-from planner_core.core import Plan, PlannerError
+from planner_core.core import PlannerError
 from planner_core.planning import Request, Result
 
 MAX_CACHED = 400
 """Refusals kept for all sessions."""
 ACROSS = 4
-"""Small multiples beside each other."""
+"""Small multiples in a row."""
+TOO_LONG = f"not found within {MAX_POINT_S:.0f} s"
 
 Panels = Mapping[str, Sequence[SweepPoint]]
 
@@ -35,152 +36,135 @@ def _refusals() -> ResultCache[Request, str]:
 
 
 def show_sweep(result: Result) -> None:
-    """The controls, the figures and the table."""
-    offered = sweep.available_quantities(result)
-    names = tuple(n for n in state.value("sweep") if n in offered)
-    _choose_quantities(offered, names)
-    if not names:
+    """Draw the controls, the figures and the table."""
+    available = sweep.available_quantities(result)
+    quantities = tuple(n for n in state.value("sweep") if n in available)
+    _choose_quantities(available, quantities)
+    if not quantities:
         return
-    found = _compute_points(names, result)
-    if len(names) > 1:
-        _show_two(names, found, result)
+    panels = _compute_points(quantities, result)
+    if len(quantities) > 1:
+        _show_two(quantities, panels, result)
     else:
-        _show_one(names[0], found[""], sweep.current_value(names[0], result))
-    _show_table(names, found)
-    frame.offer_data("the sweep", "sweep", lambda: sweep.sweep_rows(names, found))
+        _show_one(quantities[0], panels[""], sweep.current_value(quantities[0], result))
+    _show_table(quantities, panels)
+    frame.offer_data("the sweep", "sweep", lambda: sweep.sweep_rows(quantities, panels))
 
 
-def _choose_quantities(offered: Sequence[str], names: Sequence[str]) -> None:
-    """Two lists: what is swept, and for each value of what else."""
-    now = [names[k] if k < len(names) else None for k in range(2)]
-    keys = [state.widget_key(f"w_sweep_{k}", now[k]) for k in range(2)]
+def _choose_quantities(available: Sequence[str], quantities: Sequence[str]) -> None:
+    """Draw two lists: what is swept, and for each value of what else."""
+    current = [quantities[k] if k < len(quantities) else None for k in range(2)]
+    keys = [state.widget_key(f"w_sweep_{k}", current[k]) for k in range(2)]
 
-    def take() -> None:
+    def choose() -> None:
         state.change(sweep=tuple(dict.fromkeys(n for key in keys if (n := st.session_state.get(key)))))
 
-    lists = [("The best plan for each", "batch, GPUs, memory, links, …", offered)]
-    if names:
-        rest = [n for n in offered if n != names[0]]
+    lists = [("The best plan for each", "batch, GPUs, memory, links, …", available)]
+    if quantities:
+        rest = [n for n in available if n != quantities[0]]
         lists.append(("and for each", "a second one: small multiples", rest))
     with st.container(horizontal=True):
-        for key, one, (label, placeholder, options) in zip(keys, now, lists, strict=False):
+        for key, value, (label, placeholder, options) in zip(keys, current, lists, strict=False):
             st.selectbox(
                 label,
                 options,
                 key=key,
-                index=list(options).index(one) if one is not None and one in options else None,
+                index=list(options).index(value) if value is not None and value in options else None,
                 width=330,
-                on_change=take,
+                on_change=choose,
                 placeholder=placeholder,
                 format_func=lambda n: sweep.QUANTITIES[n],
             )
 
 
-def _compute_points(names: Sequence[str], result: Result) -> dict[str, list[SweepPoint]]:
-    """Every point, with progress and a way to stop, after which what is known is shown."""
-    wanted = sweep.sweep_panels(names, result)
+def _compute_points(quantities: Sequence[str], result: Result) -> dict[str, list[SweepPoint]]:
+    """Plan every point, with progress and a button to stop, after which what is known is shown."""
+    wanted = sweep.sweep_panels(quantities, result)
     points = [(panel, name, changes) for panel, row in wanted.items() for name, changes in row]
-    asked = (tuple(names), result.request)
-    stopped = st.session_state.get("sweep_stopped") == asked
+    sweep_id = (tuple(quantities), result.request)
+    stopped = st.session_state.get("sweep_stopped") == sweep_id
     place = st.empty()
-    found: dict[str, list[SweepPoint]] = {panel: [] for panel in wanted}
+    panels: dict[str, list[SweepPoint]] = {panel: [] for panel in wanted}
     with place.container():
-        # above the words that change, whose lines it would otherwise move with, away from under the pointer
+        # Above the words that change: below them the button would move away from under the pointer.
         st.button(
             "Stop",
             key="stop_sweep",
-            on_click=lambda: st.session_state.update(sweep_stopped=asked),
+            on_click=lambda: st.session_state.update(sweep_stopped=sweep_id),
             help="What is found is kept",
         )
         bar = st.progress(0.0, "Planning")
     for k, (panel, name, changes) in enumerate(points):
         where = f"{k + 1} of {len(points)}, {f'{panel}, ' if panel else ''}{name}"
-        found[panel].append(
-            _compute_point(name, changes, PacedProgress(partial(_report, bar, k / len(points), where)), stopped)
-        )
+        progress = PacedProgress(partial(_report, bar, k / len(points), where))
+        panels[panel].append(_compute_point(name, changes, progress, stopped))
     place.empty()
     if stopped:
-        _offer_rest(found)
-    return found
+        _offer_rest(panels)
+    return panels
 
 
 def _report(bar: DeltaGenerator, share: float, where: str, text: str) -> None:
     bar.progress(share, f"{where}: {text}")
 
 
-def _offer_rest(found: Panels) -> None:
-    """After a stop: how much is known, and a way to find the rest."""
-    every = [p for row in found.values() for p in row]
-    known = sum(p.why != sweep.NOT_COMPUTED for p in every)
-    if known == len(every):
+def _offer_rest(panels: Panels) -> None:
+    """Say after a stop how much is known, with a button to compute the rest."""
+    points = [p for row in panels.values() for p in row]
+    known = sum(p.why != sweep.NOT_COMPUTED for p in points)
+    if known == len(points):
         return
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(f"Stopped: {known} of {len(every)} points are known.", width="content")
-        st.button(
-            "Go on", key="sweep_on", type="tertiary", on_click=lambda: st.session_state.pop("sweep_stopped", None)
-        )
+        st.caption(f"Stopped: {known} of {len(points)} points are known.", width="content")
+        resume = partial(st.session_state.pop, "sweep_stopped", None)
+        st.button("Go on", key="sweep_on", type="tertiary", on_click=resume)
 
 
-def _compute_point(name: str, changes: sweep.Changes, say: PacedProgress, stopped: bool) -> SweepPoint:
-    """The best plan at one value, or why there is none; after a stop only what is known."""
+def _compute_point(name: str, changes: sweep.Changes, progress: PacedProgress, stopped: bool) -> SweepPoint:
+    """Find the best plan at one value, or why there is none; after a stop return only what is known."""
     request = what_if.changed_request(state.values(), changes)
     late: set[Request] = st.session_state.setdefault("sweep_late", set())
     plan, why = whatif_panel.known_plan(request), _refusals().peek(request)
     if plan is None and why is None and request in late:
-        why = f"not found within {MAX_POINT_S:.0f} s"
+        why = TOO_LONG
     if plan is not None or why is not None or stopped:
         return SweepPoint(name, changes, plan, "" if plan else why or sweep.NOT_COMPUTED)
     try:
-        say("planning")
-        return SweepPoint(name, changes, whatif_panel.best_plan(request, say))
+        progress("planning")
+        return SweepPoint(name, changes, whatif_panel.best_plan(request, progress))
     except PlannerError as error:
         _refusals().put(request, text := state.page_wording(str(error)))
         return SweepPoint(name, changes, None, text)
     except TimeoutError:
         late.add(request)
-        return SweepPoint(name, changes, None, f"not found within {MAX_POINT_S:.0f} s")
+        return SweepPoint(name, changes, None, TOO_LONG)
 
 
-def _show_one(name: str, points: Sequence[SweepPoint], here: str) -> None:
+def _show_one(quantity: str, points: Sequence[SweepPoint], current: str) -> None:
     limits = {
         p.name: sweep.memory_limit_bytes(p.plan, what_if.changed_request(state.values(), p.changes))
         for p in points
         if p.plan
     }
-    figures = scaling.sweep_figures(sweep.QUANTITIES[name], points, limits, here, frame.theme())
+    figures = scaling.sweep_figures(sweep.QUANTITIES[quantity], points, limits, current, frame.theme())
     with st.container(key="wide_sweep"):
         columns = st.columns(len(figures), gap="medium")
     for k, (title, figure) in enumerate(figures.items()):
         with columns[k]:
             st.markdown(f"**{title}**")
-            st.plotly_chart(
-                figure,
-                theme=None,
-                config=frame.CHART,
-                key=f"sweep_{name}_{k}",
-                alt=f"{title} of the best plan by {sweep.QUANTITIES[name]}",
-            )
+            alt = f"{title} of the best plan by {sweep.QUANTITIES[quantity]}"
+            frame.show_chart(figure, f"sweep_{quantity}_{k}", alt)
     st.markdown(frame.escape(sweep.describe_layouts(points)))
 
 
-def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
-    """A figure for each value of the second quantity, all with the same axes, and below each where the layout changes."""
-    widget = state.widget_key("w_measure", state.value("measure"))
-    st.segmented_control(
-        "Drawn",
-        list(settings.MEASURES),
-        default=state.value("measure"),
-        format_func=lambda m: settings.MEASURES[m],
-        key=widget,
-        required=True,
-        on_change=state.take_widget_value,
-        args=("measure", widget),
-    )
+def _show_two(quantities: Sequence[str], panels: Panels, result: Result) -> None:
+    """Draw a figure for each value of the second quantity, all with the same axes, and where the layout changes."""
+    frame.choose_one("Drawn", "measure", settings.MEASURES)
     measure = state.value("measure")
-    first, second = (sweep.QUANTITIES[n] for n in names)
-    here = (sweep.current_value(names[0], result), sweep.current_value(names[1], result))
-    figures = scaling.small_multiples(first, found, measure, here, frame.theme())
-    title, _ = scaling.measure_values(measure, found)
+    first, second = (sweep.QUANTITIES[n] for n in quantities)
+    current = (sweep.current_value(quantities[0], result), sweep.current_value(quantities[1], result))
+    figures = scaling.small_multiples(first, panels, measure, current, frame.theme())
+    title, _ = scaling.measure_values(measure, panels)
     st.markdown(f"**{title}** of the best plan, a picture for each value of “{second}”. All have the same axes.")
     order = list(figures)
     for row in range(0, len(order), ACROSS):
@@ -188,52 +172,36 @@ def _show_two(names: Sequence[str], found: Panels, result: Result) -> None:
             columns = st.columns(ACROSS, gap="small")
         for column, name in zip(columns, order[row : row + ACROSS], strict=False):
             with column:
-                st.markdown(f"**{frame.escape(name if names[1] in scaling.UNORDERED else f'{second}: {name}')}**")
-                st.plotly_chart(
-                    figures[name],
-                    theme=None,
-                    config=frame.CHART,
-                    key=f"sweep_{'_'.join(names)}_{name}",
-                    alt=f"{title} of the best plan by {first}; {second}: {name}",
-                )
-                st.caption(frame.escape(sweep.describe_layouts(found[name])))
+                heading = name if quantities[1] in scaling.UNORDERED else f"{second}: {name}"
+                st.markdown(f"**{frame.escape(heading)}**")
+                alt = f"{title} of the best plan by {first}; {second}: {name}"
+                frame.show_chart(figures[name], f"sweep_{'_'.join(quantities)}_{name}", alt)
+                st.caption(frame.escape(sweep.describe_layouts(panels[name])))
 
 
-def _show_table(names: Sequence[str], found: Panels) -> None:
-    """The points, which keys reach; a row takes its value over into the sentence."""
-    key = f"sweep_rows_{'_'.join(names)}"
-    points = [(panel, p) for panel, row in found.items() for p in row]
-
-    def pick() -> None:
-        chosen = st.session_state[key]["selection"]["rows"]
-        if chosen:
-            state.change(**points[chosen[0]][1].changes, plan="")
-
-    title = " and ".join(sweep.QUANTITIES[n] for n in names)
-    st.dataframe(
-        [_table_row(names, panel, p) for panel, p in points],
-        hide_index=True,
-        on_select=pick,
-        selection_mode="single-row",
-        key=key,
-        height="auto" if len(names) < 2 else 360,
-        alt=f"The best plan by {title}",
+def _show_table(quantities: Sequence[str], panels: Panels) -> None:
+    """Draw the points as a table, which keys reach; a row takes its value over into the sentence."""
+    points = [(panel, p) for panel, row in panels.items() for p in row]
+    title = " and ".join(sweep.QUANTITIES[n] for n in quantities)
+    frame.choose_record(
+        f"sweep_rows_{'_'.join(quantities)}",
+        f"The best plan by {title}",
+        [_table_row(quantities, panel, p) for panel, p in points],
+        lambda row: state.change(**points[row][1].changes, plan=""),
+        height="auto" if len(quantities) < 2 else 360,
     )
     st.caption("Choose a row to plan it: what it changes comes into the sentence above.")
 
 
-def _table_row(names: Sequence[str], panel: str, p: SweepPoint) -> dict[str, object]:
-    what = dict(zip((sweep.QUANTITIES[n] for n in names), (p.name, panel), strict=False))
-    if p.plan is None:
-        return {**what, "step": "–", "tokens/s": "–", "memory": "–", "best plan": p.why}
+def _table_row(quantities: Sequence[str], panel: str, point: SweepPoint) -> dict[str, object]:
+    values = dict(zip((sweep.QUANTITIES[n] for n in quantities), (point.name, panel), strict=False))
+    plan = point.plan
+    if plan is None:
+        return {**values, "step": "–", "tokens/s": "–", "memory": "–", "best plan": point.why}
     return {
-        **what,
-        "step": units.seconds(p.plan.cost.step_time_s),
-        "tokens/s": units.count(p.tokens_per_s),
-        "memory": units.memory(p.plan.cost.memory_bytes["peak"]),
-        "best plan": _plan(p.plan),
+        **values,
+        "step": units.seconds(plan.cost.step_time_s),
+        "tokens/s": units.count(point.tokens_per_s),
+        "memory": units.memory(plan.cost.memory_bytes["peak"]),
+        "best plan": recipe.describe_plan(plan) + ("" if plan.fits else " (does not fit)"),
     }
-
-
-def _plan(plan: Plan) -> str:
-    return recipe.describe_plan(plan) + ("" if plan.fits else " (does not fit)")
