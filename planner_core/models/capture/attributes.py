@@ -1,7 +1,8 @@
-"""The arguments of a call that are not tensors, in a normal form that JSON can hold.
+"""Normalize the arguments of a call that are not tensors to a form that JSON can hold.
 
 `describe` binds arguments to names (the operator's `arguments`; Python functions by their signature), makes dims
-non-negative, and turns every kind of transposition, indexing and splitting into one form each (`Described`).
+non-negative, and turns each kind of transposition, indexing and splitting into one form (`Described`):
+x.t(), x.transpose(0, 1) and x.permute(1, 0) all have dims = (1, 0).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _IGNORED = frozenset(
 def describe(
     fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
-    """Attributes of one call whose results are `outs`, by the canonical name `fn`."""
+    """Return the attributes of one call with the canonical name `fn` and the results `outs`."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     one = operator(fn)
     if one.described is Described.BY_SHAPES:
@@ -133,7 +134,7 @@ def _normalize(
 
 
 def _normalize_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
-    """Non-negative `dims` for reductions, `dim` for the rest."""
+    """Set non-negative `dims` for reductions, and `dim` for other functions."""
     if "axis" in attrs:
         attrs["dim"] = attrs.pop("axis")
     if "keepdim" in one.arguments:
@@ -146,7 +147,7 @@ def _normalize_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
 
 
 def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
-    """One number for each spatial dim."""
+    """Repeat stride, padding and dilation for each spatial dim."""
     num_spatial = int(one.name[-2])
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
         value = attrs.get(name, default)
@@ -165,7 +166,7 @@ def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _permutation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> tuple[int, ...]:
-    # distinct sizes tell where each dim went, whichever way the call spelled it
+    # Sizes 2, 3, 4, ... are distinct, so the shape of the result shows where each dim went, whatever the call is named.
     probe = torch.empty(tuple(range(2, 2 + ndim)), device="meta")
     with torch.no_grad():
         out = func(*[probe if isinstance(a, torch.Tensor) else a for a in args], **kwargs)

@@ -1,4 +1,4 @@
-"""What a checkpoint of the model's own code runs, as a part of the model with names of its own.
+"""Name what a checkpoint in the model's code runs as a part of the model.
 
     def forward(self, x):                                site as recorded      site in its part
         for piece in x.chunk(2):                         head/linear           checkpoint.head/linear
@@ -6,9 +6,9 @@
                                                          head@1/linear         checkpoint@1.head/linear
                                                          /cross_entropy.1      checkpoint@1/cross_entropy
 
-So equal parts are equal blocks, which are written once. A checkpoint around modules of which there are several alike (layers) makes no
-part: they are blocks already, and the plan says what is recomputed of them. A capture and a recording of the same model name the same
-parts, also where a capture did not trace every call.
+So equal parts are equal blocks, which are written once. A checkpoint around repeated modules (layers) makes no part: they are blocks
+already, and the plan decides what is recomputed of them. A capture and the recording of a run name the same parts, even where the
+capture replayed calls and did not trace them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from planner_core.models.capture.recording import CHECKPOINT, Record, Recording,
 from planner_core.models.hooks.callsites import Frame
 
 NO_PATH = "~"
-"""The path of a part, which owns no weights: no name begins with it, so all weights come from the caller."""
+"""The path of a part. No parameter name begins with it, so all weights of a part are inputs from its caller."""
 MAX_SMALL_MODULES = 7
-"""Modules of one weight are blocks if there are more than this alike (`graph_builder`)."""
+"""Equal modules with one weight are blocks only if more than this many exist, as in `graph_builder`."""
 
 
 @contextmanager
 def checkpoint_scope(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
-    """Inside, what is recorded goes to a scope of its own, with the names of the module call that it belongs to."""
+    """Record into a new scope while entered. Its calls have the names of the surrounding module call until parts are named."""
     scope = Scope(frame.scope, frame.path, CHECKPOINT, start=clock)
     stack[-1].items.append(scope)
     stack.append(scope)
@@ -39,7 +39,7 @@ def checkpoint_scope(frame: Frame, stack: list[Scope], clock: int) -> Iterator[N
 
 
 def name_checkpoint_parts(recording: Recording) -> list[Scope]:
-    """Every part that a checkpoint ran, with its calls renamed. Of nested ones the outermost."""
+    """Rename the calls of every part that a checkpoint ran, and return the parts; of nested ones the outermost."""
     found = list(_checkpoint_parts(recording.root, recording.root))
     if not found:
         return []
@@ -52,7 +52,7 @@ def name_checkpoint_parts(recording: Recording) -> list[Scope]:
         scope = f"{owner.scope}.{CHECKPOINT}".removeprefix(".")
         _rename_calls(part, owner, _next_name(scope, "@", number), Counter())
         named.append(part)
-    recording.instantiated.clear()  # it holds names from before
+    recording.instantiated.clear()  # copies made earlier have the old names
     return named
 
 
@@ -66,7 +66,7 @@ def _checkpoint_parts(node: Scope, owner: Scope) -> Iterator[tuple[Scope, Scope]
 
 
 def _module_calls(node: Scope, moved: Callable[[str], str] = str) -> Iterator[tuple[str, Scope]]:
-    """Every module call under a node, with the path of its module; a call that was not traced as the one that it equals."""
+    """Yield every module call under a node with the path of its module; a replayed call as its template."""
     for item in node.items:
         if isinstance(item, Scope):
             if item.kind != CHECKPOINT:
@@ -79,7 +79,7 @@ def _module_calls(node: Scope, moved: Callable[[str], str] = str) -> Iterator[tu
 
 
 def _repeated_modules(recording: Recording) -> set[tuple[str, str]]:
-    """The modules, by class and path, of which there are several with weights of the same names and shapes."""
+    """Return (class, path) of modules that occur several times with weights of the same names and shapes."""
     weights: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     for name, vid in recording.params.items():
         shape, parts = recording.values[vid].meta.shape, name.split(".")
@@ -96,7 +96,7 @@ def _repeated_modules(recording: Recording) -> set[tuple[str, str]]:
 
 
 def _rename_calls(node: Scope, owner: Scope, name: str, counts: Counter[str]) -> None:
-    """Name the calls of a part as if it were a module of `owner`. A checkpoint inside belongs to it."""
+    """Name the calls of a part as if it were a module of `owner`. A checkpoint inside belongs to the same part."""
     for item in node.items:
         if isinstance(item, Record):
             item.site = _next_name(f"{name}/{item.fn}", ".", counts)
@@ -114,7 +114,7 @@ def _next_name(name: str, mark: str, counts: Counter[str]) -> str:
 
 
 def _rename_scope(node: Scope | Replay, old: str, new: str) -> None:
-    """Rename a module call and all inside it."""
+    """Rename a module call and all calls inside it."""
     if node.scope.startswith(old):
         node.scope = new + node.scope[len(old) :]
     for item in node.items if isinstance(node, Scope) else ():

@@ -1,7 +1,7 @@
 """Constants: values that do not depend on a parameter. Small ones are computed, so that control flow on them runs as in training.
 
-The model is on `meta`, but its mask code asks masks and positions for their values. So a tensor that is made from constants alone
-is made on the CPU. It goes to `meta` where it meets the model's own tensors, or if it is too large to compute. In that case its
+The model is on `meta`, but its mask code asks masks and positions for their values. So a tensor that is computed from constants alone
+lives on the CPU. It moves to `meta` where it meets a tensor of the model, or if it is too large to compute: then its
 values are unknown, and a question about them is an error, never a guess.
 """
 
@@ -24,7 +24,7 @@ _MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
 def run_constant(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]
 ) -> Any:
-    """Call a function whose operands are all constants."""
+    """Call a function whose operands are all constants: on the CPU if their values are known and the result is small."""
     if any(t.is_meta for t in operands):
         if func in _MOVES:
             return operands[0]
@@ -41,7 +41,7 @@ def run_constant(
 
 
 def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a view with sizes that are given as one-element constants (`torch.div` of two sizes) as integers."""
+    """Turn sizes of a view that are one-element constants (`torch.div` of two sizes) into integers."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, torch.Tensor) and not item.is_meta and item.dim() == 0 and not item.is_floating_point():
@@ -52,7 +52,10 @@ def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
 
 
 def with_picked_indices(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`moved`, the arguments of `x[...]` on meta, with a known mask replaced by as many indices as it picks, for each of its dims."""
+    """Replace known masks in `moved`, the arguments of `x[...]` on meta, by index tensors.
+
+    A mask that picks n elements becomes one index of n elements for each of its dims, since meta cannot count what a mask picks.
+    """
     index, kept = args[1], moved[1]
 
     def picks(item: Any, there: Any) -> tuple[Any, ...]:
@@ -67,7 +70,7 @@ def with_picked_indices(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[
 
 
 def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = lambda t: None) -> Any:
-    """The same nested arguments with every CPU tensor moved to meta; `known` is asked for the form of one that has it."""
+    """Move every CPU tensor in nested arguments to meta. `known(tensor)` returns a form that exists already, or None."""
     if isinstance(tree, torch.Tensor):
         if tree.is_meta:
             return tree
@@ -83,7 +86,7 @@ def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = la
 
 
 def stay_on_meta(tree: Any) -> Any:
-    """The same arguments with the CPU as a target device replaced by meta: an unknown value cannot be fetched."""
+    """Replace the CPU as a target device by meta: an unknown value cannot be fetched."""
     return _replace_device(tree, _is_cpu, META)
 
 

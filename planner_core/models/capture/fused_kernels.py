@@ -1,5 +1,7 @@
-"""Functions that run as one operator: fused kernels, which on meta must behave as on a GPU and not as their decomposition on the CPU, and
-the model's own autograd functions."""
+"""Functions that run as one operator: fused kernels, and autograd functions in the model's code.
+
+On meta, a fused kernel must save what it saves on a GPU, and not what its decomposition on the CPU does.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class FlashAttention(torch.autograd.Function):
         """Result [..., heads, query length, value width]; keys and values keep their own number of heads."""
         batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         rows = (*batch, *query.shape[-3:-1])
-        # the flash kernels write [b, s, h, d] and hand out its transpose, so model code need not copy
+        # Flash kernels write [b, s, h, d] and return its transpose, so a model that transposes it back copies nothing.
         out = query.new_empty((*batch, query.shape[-2], query.shape[-3], value.shape[-1])).transpose(-2, -3)
         ctx.save_for_backward(
             query, key, value, out, query.new_empty(rows, dtype=torch.float32), *([] if mask is None else [mask])
@@ -39,7 +41,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Gradients have the shapes of what they belong to."""
+        """Return gradients of the operands' shapes."""
         query, key, value, _, _, *mask = ctx.saved_tensors
         wanted = zip((query, key, value, *(mask or (query,))), ctx.needs_input_grad, strict=True)
         return tuple(torch.empty_like(t) if needed else None for t, needed in wanted)
@@ -56,7 +58,7 @@ def attend_on_meta(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` on meta tensors, as the flash kernel would do it."""
+    """Run `scaled_dot_product_attention` on meta tensors as the flash kernel does."""
     if query.dim() < 3:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
     heads, groups = query.shape[-3], key.shape[-3]
@@ -71,24 +73,26 @@ def attend_on_meta(
 
 
 def saved_by_kernel(fn: str, args: Any) -> list[torch.Tensor]:
-    """What a kernel keeps for backward whatever it is called with: that of a recurrent layer keeps all weights, also where the
-    decomposition on meta would not need one."""
+    """Return the operands that a kernel always saves for backward.
+
+    The kernel of a recurrent layer saves all weights, even where the decomposition on meta does not need one.
+    """
     return [t for t in tensors(args) if t.requires_grad] if fn in RECURRENT else []
 
 
 @dataclass(frozen=True, slots=True)
 class _OpaqueCall:
-    """A call whose backward is Python code. `edges`: by which each operand takes its gradient."""
+    """A call whose backward is Python code. `edges`: the edge of autograd's graph to each operand, None without a gradient."""
 
     node: Any
     results: Sequence[torch.Tensor]
     edges: Sequence[Any]
     attrs: dict[str, Attr]
     own: bool
-    """Whether it is the model's function itself, which takes all gradients: there is none for a tensor in a list."""
+    """Whether the model calls the autograd function itself. A custom operator may also take tensors in lists, which get no gradient."""
 
     def without_gradient(self, returned: Any) -> set[int]:
-        """The positions of those operands to which such a return value of its backward gives no gradient, though they could have one."""
+        """Return the positions of operands that could have a gradient and get none from `returned`, the result of backward."""
         needed = zip(returned if isinstance(returned, tuple) else (returned,), self.node.needs_input_grad, strict=False)
         results = [gradient for gradient, needs in needed if needs]
         edges = [edge for edge in self.node.next_functions if edge[0] is not None]
@@ -97,7 +101,7 @@ class _OpaqueCall:
 
 
 class OpaqueFunctions:
-    """The model's own autograd functions. Each is one operator, which runs whole on every rank and is said; what is inside is its own."""
+    """The autograd functions of the model's code. Each is one opaque operator, which runs whole on every rank; the plan states it."""
 
     def __init__(self) -> None:
         self.calls: list[_OpaqueCall] = []
@@ -105,7 +109,7 @@ class OpaqueFunctions:
     def note_call(
         self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], attrs: dict[str, Attr], *, own: bool
     ) -> None:
-        """Note a call whose backward is Python code of the model, or of a custom operator. `attrs` are those of its record."""
+        """Remember a call whose backward is Python code of the model or of a custom operator. `attrs` are those of its record."""
         with torch._C.DisableTorchFunction():
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
             if node is not None and not getattr(node._forward_cls, "_shardscope", False):
@@ -113,9 +117,11 @@ class OpaqueFunctions:
                 self.calls.append(_OpaqueCall(node, results, edges, attrs, own))
 
     def run_backward(self, model: nn.Module) -> str:
-        """Run the backward of each call, last first, as a step does after its forward, and note which operands get no gradient. One that
-        asks for values, which a gradient on meta has not, is taken to give one to all. Returns the name of a weight whose gradient one
-        has set, which a plan would lose."""
+        """Run the backward of each call, last first, and mark operands that get no gradient.
+
+        A backward that asks for values fails on meta and is taken to give a gradient to every operand.
+        Returns: the name of a weight whose `.grad` a backward has set, which a plan would lose; empty if none.
+        """
         for call in reversed(self.calls):
             with contextlib.suppress(Exception), torch.no_grad(), constants_on_meta():
                 if stopped := call.without_gradient(call.node.apply(*map(torch.zeros_like, call.results))):

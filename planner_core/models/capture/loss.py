@@ -16,17 +16,21 @@ ONLY_LOSS = "the only number among the model's results"
 STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 
 Weights = Callable[[torch.Tensor], Collection[Any]]
-"""The weights on which a tensor depends."""
+"""Returns the weights on which a tensor depends."""
 
 
 def returned_loss(out: Any, weights: Weights | None = None) -> torch.Tensor | None:
-    """The loss that a model's output holds: its `loss`; itself if it is a number; of several results the first if it is a number, or else
-    the only number, if it depends on all weights on which others do (`weights`; those of autograd's graph): not a temperature."""
+    """Return the loss in a model's output, or None.
+
+    It is the output's `loss`; the output if it is a scalar; of several results the first if it is a scalar, otherwise the only scalar,
+    provided that it depends on all weights on which other results depend. (CLIP's temperature is a scalar too, and no loss.)
+    `weights(tensor)` returns these weights; by default the leaves of autograd's graph.
+    """
     return named_loss(out, weights)[1]
 
 
 def named_loss(out: Any, weights: Weights | None = None) -> tuple[str, torch.Tensor | None]:
-    """The same, and what it is called in a report."""
+    """Return what a report calls the loss, and the loss as `returned_loss` finds it."""
     named = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
     if named is None and isinstance(out, torch.Tensor):
         named = out
@@ -51,7 +55,7 @@ def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | Non
 
 
 def _leaf_nodes(tensor: torch.Tensor) -> set[Any]:
-    """The leaves of autograd's graph."""
+    """Return the leaves of autograd's graph under a tensor."""
     seen: set[Any] = set()
     open_ = [tensor.grad_fn]
     while open_:
@@ -71,11 +75,11 @@ def standin_loss(
     tracked: Callable[[torch.Tensor], bool] = lambda t: True,
     trained: Callable[[torch.Tensor], bool] = lambda t: t.requires_grad,
 ) -> torch.Tensor:
-    """The mean of the output to the fourth power in float32, for models that do not return a loss; of several outputs the sum of these,
-    so that a loss that is made of any of them has its gradients planned.
+    """Return a loss for a model that does not return one: the mean of the output to the fourth power in float32.
 
-    Not of its square: that of a normalised output is 1, so the weights before a last norm would get gradients of rounding errors only,
-    and a fault in their backward would not be seen.
+    Of several outputs it is the sum of these means, so the gradients of a later loss on any of them are planned.
+    Why not the square: the mean square of a normalised output is 1, so weights before a last norm would get gradients of rounding
+    errors alone, and a fault in their backward would go unseen.
     """
     outputs = [t for t in {id(t): t for t in _output_tensors(out)}.values() if tracked(t) and t.is_floating_point()]
     terms = [t.float().pow(4).mean() for t in [t for t in outputs if trained(t)] or outputs[:1]]

@@ -43,10 +43,17 @@ def capture_module(
     originals: Mapping[int, str] | None = None,
     library: bool = False,
 ) -> Graph:
-    """The graph of one forward pass of `module`, which is moved to meta, with its loss (or a stand-in, named in the graph).
+    """Capture the graph of one forward pass of `module`, with its loss or a stand-in that the graph names. Moves `module` to meta.
 
-    `notes` are added to the graph's assumptions. `replay=False` runs repeated calls again, and folds them afterwards. `originals` are
-    those of `ModelSource`. `library`: the code is that of transformers. Raises CaptureError for what docs/SUPPORT.md does not allow.
+    Args:
+        inputs, args: Named and positional arguments of forward.
+        flat: Whether to trace every module call and fold nothing.
+        notes: Further assumptions of the graph.
+        replay: Whether to replay repeated module calls; if not, they are traced and folded afterwards.
+        originals: Names of the user's tensors by storage, if `module` is a copy (`ModelSource.originals`).
+        library: Whether the code is that of transformers.
+
+    Raises CaptureError for what docs/SUPPORT.md does not allow.
     """
     check_module(module)
     to_meta(module)
@@ -54,31 +61,31 @@ def capture_module(
         inputs = {**inputs, "use_cache": False}
     trained = {n for n, p in list_parameters(module) if p.requires_grad}
     run = partial(_record_forward, module, inputs, args, flat, replay, originals or {})
-    found, kept = run_checked(module, run, library=library)
+    forward, kept_name = run_checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
     graph = keep_reached_gradients(
-        with_result_as_output(Graph(name, source, found.top, found.blocks, workload, found.loss, dict(config or {})))
+        with_result_as_output(Graph(name, source, forward.top, forward.blocks, workload, forward.loss, dict(config or {})))
     )
     check(graph)
-    told = (*notes, *found.told, *_kept_tensor_notes(kept), *idle_parameter_notes(graph, trained))
-    return replace(graph, assumptions=told, buffer_bytes=buffer_bytes(module))
+    assumptions = (*notes, *forward.notes, *_kept_tensor_notes(kept_name), *idle_parameter_notes(graph, trained))
+    return replace(graph, assumptions=assumptions, buffer_bytes=buffer_bytes(module))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass. `told`: what to say about it; the rest as in `policy.Pass`."""
+    """One forward pass. `notes` are assumptions of the graph; the other fields are those of `policy.Pass`."""
 
     top: Block
     blocks: Mapping[str, Block]
     loss: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     drew_outside: bool
     transcript: tuple[Any, ...]
     is_computed: Callable[[torch.Tensor], bool]
 
     @property
     def operations(self) -> list[Any]:
-        """What is called on which tensors, by block; a number may be another."""
+        """The functions, operands and tensors of each block, without attributes: literals may differ between passes."""
         blocks = {"": self.top, **self.blocks}
         return [
             (
@@ -119,7 +126,7 @@ def _record_forward(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
     top, blocks = GraphBuilder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
-    told = (
+    notes = (
         *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
         *_finite_notes(recorder.finite_questions),
         *_mask_notes(recorder.sizes.picked_by_line),
@@ -128,24 +135,24 @@ def _record_forward(
     def is_computed(tensor: torch.Tensor) -> bool:
         return id(tensor) in recorder.tracked or recorder.inputs.include(tensor)
 
-    return _Pass(top, blocks, loss, told, recorder.drew_outside, tuple(recorder.transcript), is_computed)
+    return _Pass(top, blocks, loss, notes, recorder.drew_outside, tuple(recorder.transcript), is_computed)
 
 
 def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
-    """What the model's own checkpoints are in a plan: parts that are computed again as the code says, or plain calls."""
+    """Say what becomes of checkpoints in the model's code: parts that backward recomputes, or plain calls."""
     if not wrappers:
         return ()
     names = " and ".join(sorted(wrappers))
     every = count_checkpoints(recording.root)
     parts = recording.checkpoint_parts if any(block.recomputed for block in blocks) else []
-    told = (
+    notes = (
         [f"the model's own {names} is run as its code says, in {_count_recomputed_parts(len(parts))}"] if parts else []
     )
     if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
-        told.append(f"the model's own {names}{where} is run as a plain call: --recompute says what is computed again")
+        notes.append(f"the model's own {names}{where} is run as a plain call: --recompute says what is computed again")
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
-    return ("; ".join(told) + "; running statistics in it count a step once, where torch counts it twice" * norms,)
+    return ("; ".join(notes) + "; running statistics in it count a step once, where torch counts it twice" * norms,)
 
 
 def _count_recomputed_parts(parts: int) -> str:
@@ -167,7 +174,7 @@ def _kept_tensor_notes(name: str) -> tuple[str, ...]:
 
 
 def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each number of elements that masks of the inputs pick, with the first line that does."""
+    """Write a note for each number of elements that masks of the inputs pick, with the first line that picks it."""
     first: dict[str, str] = {}
     for line, number in lines.items():
         first.setdefault(number, line)
@@ -178,7 +185,7 @@ def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def to_meta(module: nn.Module) -> None:
-    """Move parameters and buffers to meta in place; what was one tensor stays one (`module.to` would part tied weights)."""
+    """Move parameters and buffers to meta in place. Tied weights stay tied, where `module.to` would untie them."""
     moved: dict[int, torch.Tensor] = {}
     for _, part in list_modules(module):
         tables: tuple[Any, ...] = (part._parameters, part._buffers)
@@ -195,8 +202,10 @@ def to_meta(module: nn.Module) -> None:
 
 
 def idle_parameter_notes(graph: Graph, trained: Collection[str]) -> tuple[str, ...]:
-    """Notes about the weights among `trained` that this step does not train: no op uses them (the vision part of a model that gets
-    text), or the loss does not depend on them."""
+    """Write notes about weights among `trained` that the step does not train.
+
+    No op uses them (the vision part of a model that gets text), or the loss does not depend on them.
+    """
     unused: dict[str, TensorMeta] = {}
     unreached: dict[str, TensorMeta] = {}
     for prefix, block in (("", graph.top), *((c.prefix, graph.blocks[c.block]) for c in graph.calls())):

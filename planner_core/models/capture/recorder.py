@@ -48,8 +48,14 @@ from planner_core.models.hooks.input_values import InputValues, describe_argumen
 
 
 class Recorder(TorchFunctionMode):
-    """Records the calls of one forward pass of `model`; `replay=False` traces every module call. `originals`: the names of tensors of
-    which `model` has copies, by storage. `leftovers`: those of tensors that an earlier pass has left."""
+    """Record the calls of one forward pass.
+
+    Args:
+        model: The model, on meta.
+        replay: Whether to replay repeated module calls and not trace them.
+        originals: Names, by storage, of tensors of which `model` has copies.
+        leftovers: Names, by storage, of tensors that an earlier pass computed and the model still holds.
+    """
 
     def __init__(
         self,
@@ -63,28 +69,30 @@ class Recorder(TorchFunctionMode):
         self.originals, self.leftovers = originals or {}, leftovers or {}
         self.inputs = InputValues()
         self.sizes = InputSizes(self.inputs, self._redispatch)
-        self.transcript: list[Any] = []  # calls and their literal arguments, to compare one pass with another
-        self.read_constants: set[int] = set()  # memory of constants that operators have read
+        self.transcript: list[
+            Any
+        ] = []  # calls with their literal arguments: equal in two passes of a model without state
+        self.read_constants: set[int] = set()  # storages of constants that operators have read
         self.recording = Recording([], {}, Scope("", "", type(model).__name__), {}, {})
         self.ids: dict[int, int] = {}  # id(tensor) -> value, for tensors that are kept alive
         self.keep_alive: list[torch.Tensor] = []
         self.storages: list[torch.UntypedStorage] = []
-        self.tracked: set[int] = set()  # id(tensor) of parameters and what was computed from them
+        self.tracked: set[int] = set()  # id(tensor) of parameters and of tensors computed from them
         self.first_in_storage: dict[int, int] = {}  # storage -> first value in it
         self.constant_births: dict[
             int, tuple[weakref.ref[torch.Tensor], int]
-        ] = {}  # id(tensor) of a constant -> when it was made
+        ] = {}  # id(tensor) of a constant -> its creation time
         self.random_constants: dict[
             int, tuple[weakref.ref[torch.Tensor], str]
-        ] = {}  # id of a random constant -> what drew it
+        ] = {}  # id(tensor) of a random constant -> the function that drew it
         self.drew_outside, self.clock = False, 0
         self.scope_stack: list[Scope] = []
         self.packed_tensors: list[torch.Tensor] = []
         self.writes, self.undo, self.statistics = InplaceWrites(), WriteUndo(), RunningStatistics()
-        self.computed_at: dict[int, int] = {}  # id(tensor) of a computed tensor -> when
+        self.computed_at: dict[int, int] = {}  # id(tensor) of a computed tensor -> its creation time
         self.input_values: set[int] = set()  # values that are inputs of the model
-        self.largest_unknown = 0  # elements of the largest constant that was too large to be computed
-        self.finite_questions: list[str] = []  # where the model asks whether computed numbers are finite
+        self.largest_unknown = 0  # elements of the largest constant that was not computed
+        self.finite_questions: list[str] = []  # lines that ask whether computed numbers are finite
         self.assume_finite = AssumeFinite(
             lambda t: id(t) in self.tracked,
             self._redispatch,
@@ -95,7 +103,7 @@ class Recorder(TorchFunctionMode):
         self.scopes = sites.Scopes(
             model, self._call_module, lambda: checkpoint_scope(self.scopes.frame, self.scope_stack, self.clock)
         )
-        self.scopes.make_refusal = lambda *told: refusals.refusal(self.scopes.frame.scope, *told)
+        self.scopes.make_refusal = lambda *reason: refusals.refusal(self.scopes.frame.scope, *reason)
         self.opaque_functions, self.current = OpaqueFunctions(), CurrentCall()
         self._number_parameters(model)
 
@@ -104,7 +112,9 @@ class Recorder(TorchFunctionMode):
             self.recording.params[name] = self._add_value(param, "parameter", name)
             self.tracked.add(id(param))
         for name, buffer in list_buffers(model):
-            if id(buffer) not in self.ids and buffer.layout == torch.strided:  # any other is refused where it is used
+            if (
+                id(buffer) not in self.ids and buffer.layout == torch.strided
+            ):  # another layout is refused at its first use
                 self.recording.buffers[BUFFER + name] = self._add_value(buffer, "constant", BUFFER + name)
         aliases = model.named_parameters(remove_duplicate=False)
         self.recording.params.update({n: self.ids[id(p)] for n, p in aliases if n not in self.recording.params})
@@ -117,7 +127,7 @@ class Recorder(TorchFunctionMode):
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         root = self.first_in_storage.get(key, -1)
         if root < 0 and tensor.layout == torch.strided:
-            # a module that converts its weights frees the old ones, and their addresses may be used again
+            # A module that converts its weights frees the old ones. Keep the storage, so that its address is not reused.
             self.storages.append(tensor.untyped_storage())
         vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
         self.first_in_storage.setdefault(key, vid)
@@ -126,27 +136,27 @@ class Recorder(TorchFunctionMode):
         return vid
 
     def value_of(self, tensor: torch.Tensor) -> int:
-        """The value of an operand; a constant gets its number when it is first used."""
+        """Return the value of an operand. A constant gets its number at its first use."""
         vid = self.ids.get(id(tensor))
         return vid if vid is not None else self._add_value(tensor, "constant", birth=self.birth_of(tensor))
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a whole buffer of the model, perhaps with other values by now, and not a view of one."""
+        """Return whether a tensor is a whole buffer of the model, possibly written since, and not a view of one."""
         number = self.ids.get(id(tensor), -1)
         return number >= 0 and self.recording.values[number].name.startswith(BUFFER)
 
     def birth_of(self, tensor: torch.Tensor) -> int:
-        """The time at which a constant was made; -1 if not in this run. An id may belong to another tensor by now: that is checked."""
+        """Return the creation time of a constant; -1 if it is older than this run. The weak reference detects a reused id."""
         made, when = self.constant_births.get(id(tensor), (None, -1))
         return when if made is not None and made() is tensor else -1
 
     def random_source(self, tensor: torch.Tensor) -> str | None:
-        """The function that drew a random constant, "" for one that was computed from such; None for any other tensor."""
+        """Return the function that drew a random constant, "" for a constant computed from one, None for any other tensor."""
         made, fn = self.random_constants.get(id(tensor), (None, ""))
         return fn if made is not None and made() is tensor else None
 
     def add_activation(self, tensor: torch.Tensor) -> int:
-        """A new value made from tracked tensors."""
+        """Add the value of a tensor that was computed from tracked tensors."""
         self.tracked.add(id(tensor))
         self.clock += 1
         self.computed_at[id(tensor)] = self.clock
@@ -194,15 +204,15 @@ class Recorder(TorchFunctionMode):
         return run(fn, func, args, kwargs, operands)
 
     def _redispatch(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call that takes the place of one of the model's code."""
+        """Record a call that replaces one in the model's code."""
         return self.__torch_function__(func, (), args, kwargs)
 
     def _has_known_values(self, tensor: torch.Tensor) -> bool:
-        """Whether it has values, and no input says them."""
+        """Return whether a tensor has values that do not depend on the inputs."""
         return not tensor.is_meta and id(tensor) not in self.tracked and not self.inputs.include(tensor)
 
     def _is_stored(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a constant, perhaps with other values by now, and not a weight or a computed tensor."""
+        """Return whether a tensor is a constant, possibly written since, and neither a weight nor computed."""
         number = self.ids.get(id(tensor), -1)
         return number < 0 or self.recording.values[self.recording.storage_root(number)].kind == "constant"
 
@@ -214,7 +224,7 @@ class Recorder(TorchFunctionMode):
         operands: list[torch.Tensor],
         tracked: bool,
     ) -> None:
-        """Refuse a call that would be missing from the graph, or wrong in it."""
+        """Refuse a call that the graph would miss, or hold wrongly."""
         scope = self.scopes.frame.scope
         for tensor in operands:
             if id(tensor) not in self.ids and self.birth_of(tensor) < 0:
@@ -288,7 +298,7 @@ class Recorder(TorchFunctionMode):
         out = self._run_on_meta(fn, func, moved, moved_kw)
         packed, self.packed_tensors = [*self.packed_tensors, *saved_by_kernel(fn, moved)], []
         if fn == "contiguous" and out is moved[0]:
-            out = out.view_as(out)  # a value of its own
+            out = out.view_as(out)  # it returned its operand: make a tensor that can be a value of its own
         results = self._results(fn, moved, out)
         if not results:
             return out
@@ -309,7 +319,7 @@ class Recorder(TorchFunctionMode):
         return args[0] if written and not args[0].is_meta else out
 
     def _run_on_meta(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """The result of a call on meta."""
+        """Run a call on meta."""
         self.current.fn, self.current.args, self.current.part = fn, args, None
         if not hasattr(func, sites.OPAQUE_CALL):
             return (attend_on_meta if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
@@ -321,14 +331,17 @@ class Recorder(TorchFunctionMode):
         return out
 
     def _results(self, fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
-        """The tensors that a call made. A cast without effect made none, but has one in another dtype, so it counts in the names."""
+        """Return the tensors that a call computed.
+
+        A cast without effect computes none. It would in a run with another dtype, so it counts in the names of call sites.
+        """
         made = sites.recorded_results(fn, args, out)
         if not made and fn == "to":
             self.scopes.site(fn)
         return made
 
     def _on_meta(self, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> tuple[Any, dict[str, Any]]:
-        """The arguments, with every constant that has values replaced by its form on meta."""
+        """Replace every constant with values by its form on meta."""
         if all(t.is_meta for t in operands):
             return args, kwargs
         moved, moved_kw = to_meta(args, self.writes.meta_form), to_meta(kwargs, self.writes.meta_form)
@@ -339,7 +352,7 @@ class Recorder(TorchFunctionMode):
         return moved, moved_kw
 
     def _new_version_attrs(self, target: torch.Tensor, written: torch.Tensor, vid: int) -> dict[str, Attr]:
-        """Check a write in place of the value `vid`; the attributes that it needs."""
+        """Check a write in place into the value `vid`, and return the attributes that its op needs."""
         scope, values = self.scopes.frame.scope, self.recording.values
         root = self.recording.storage_root(vid)
         outlives = values[root].kind == "constant" and self.recording.birth_times[root] < 0
@@ -357,7 +370,7 @@ class Recorder(TorchFunctionMode):
         return {OUTLIVES_STEP: True}
 
     def _rebind(self, target: torch.Tensor, version: int) -> None:
-        """From now on, `target` means its new version."""
+        """Let `target` stand for its new version."""
         self.clock += 1
         self.ids[id(target)] = version
         self.tracked.add(id(target))
@@ -382,7 +395,7 @@ class Recorder(TorchFunctionMode):
     def trace_module(
         self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run one module call, recording it as a scope of its own."""
+        """Run one module call and record it as a scope."""
         if not self.scope_stack or frame.module is None:
             scope = self.recording.root
         else:
@@ -398,9 +411,9 @@ class Recorder(TorchFunctionMode):
             self.scope_stack.pop()
 
     def run(self, inputs: dict[str, Any], after: Callable[[Any], Any] | None = None, args: tuple[Any, ...] = ()) -> Any:
-        """One forward pass; `after(result)` (a stand-in loss) is recorded in scope "loss"."""
-        own = weakref.proxy(self)  # autograd keeps the hooks, and would keep all that is recorded
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: own._note_packed(t), lambda t: t)
+        """Run and record one forward pass. `after(result)`, e.g. a stand-in loss, is recorded in scope "loss"."""
+        recorder = weakref.proxy(self)  # autograd's graph keeps the hooks alive, and would keep the whole recording
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: recorder._note_packed(t), lambda t: t)
         for name, tree in (*inputs.items(), *(("", a) for a in args)):
             self.inputs.add(sites.tensors(tree))
             for tensor in sites.tensors(tree):
@@ -423,10 +436,10 @@ class Recorder(TorchFunctionMode):
         except PlannerError:
             raise
         except Exception as error:
-            told = explain_error(
+            explained = explain_error(
                 error, type(self.model).__name__, self.current, self.largest_unknown, copied=bool(self.originals)
             )
-            raise told from error
+            raise explained from error
         finally:
             self.undo.restore()
 

@@ -15,12 +15,12 @@ from planner_core.core import Attr, TensorMeta, Value
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
 CHECKPOINT = "checkpoint"
-"""The kind of a scope that is not a module call, but what a checkpoint of the model's own code runs, and computes again in backward."""
+"""The kind of a scope that is not a module call: what a checkpoint in the model's code runs, and recomputes in backward."""
 
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Inside, garbage is not collected: modules and records are many and stay, and each collection would walk them all."""
+    """Pause garbage collection: a capture makes many objects and frees few, and each collection would walk all of them."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -32,7 +32,7 @@ def paused_garbage_collection() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Record:
-    """One recorded call; `site` is its full name, values are numbers of the recording."""
+    """One recorded call. `site` is its full name; inputs, outputs and saved are numbers of values."""
 
     site: str
     fn: str
@@ -46,7 +46,7 @@ class Record:
 
 @dataclass(slots=True)
 class Scope:
-    """One module call, and what it did, in order. `start` is the number of constants that were made before it began."""
+    """One module call and its calls in order. `start` is the recorder's clock when it began."""
 
     scope: str
     path: str
@@ -59,7 +59,7 @@ class Scope:
 class Replay:
     """A module call that was not traced, since it equals `template`.
 
-    `ids` maps the arguments and results of the template to values here. `born` is the time of the call.
+    `ids` maps values of the template's arguments and results to those of this call. `born` is the time of the call.
     """
 
     scope: str
@@ -70,34 +70,27 @@ class Replay:
 
     @property
     def kind(self) -> str:
-        """Class of the module."""
+        """The class name of the module."""
         return self.template.kind
 
 
 @dataclass(slots=True)
 class Recording:
-    """All values and calls of one forward pass. `birth_times` says when a constant was made (-1: before the run)."""
+    """All values and calls of one forward pass. `birth_times` holds when each constant was made (-1: before the run)."""
 
     values: list[Value]
     birth_times: dict[int, int]
     root: Scope
     params: dict[str, int]
     buffers: dict[str, int]
-    instantiated: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> what it stands for
-    checkpoint_parts: list[Scope] = field(
-        default_factory=list
-    )  # what checkpoints of the model's own code run (`checkpoints`)
+    instantiated: dict[int, Scope] = field(default_factory=dict)  # id(replay) -> the scope written out
+    checkpoint_parts: list[Scope] = field(default_factory=list)  # scopes that checkpoints in the model's code run
 
     def storage_root(self, vid: int) -> int:
-        """The value whose memory this one shares."""
+        """Return the value that owns the memory of this one: views point to their base."""
         while self.values[vid].storage != vid:
             vid = self.values[vid].storage
         return vid
-
-    def older(self, ids: Mapping[int, int]) -> Callable[[object], bool]:
-        """A function that says whether a tensor, whose value `ids` tells by its id, has one by now."""
-        now = len(self.values)
-        return lambda tensor: ids.get(id(tensor), now) < now
 
     def add(self, value: Value, birth: int = -1) -> int:
         """Number a new value; `storage` -1 becomes its own number."""
@@ -109,8 +102,15 @@ class Recording:
     def match_saved(
         self, packed: Sequence[torch.Tensor], roots: Mapping[int, int], near: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[TensorMeta, ...]]:
-        """Which values a call with the operands and results `near` keeps for backward, and what it keeps of its own. `roots` has the first
-        value in each memory."""
+        """Match the tensors that autograd saved with values.
+
+        Args:
+            packed: The saved tensors of a call.
+            roots: The first value in each storage.
+            near: The operands and results of the call, which are preferred among the values of a storage.
+
+        Returns: the saved values, and the shapes and dtypes of saved tensors that are no value (e.g. log-sum-exp).
+        """
         saved: list[int] = []
         extra: list[TensorMeta] = []
         seen: set[Any] = set()
@@ -121,7 +121,7 @@ class Recording:
             seen.add((key, tuple(tensor.shape), tensor.storage_offset()))
             root = roots.get(key)
             if root is None:
-                # an expanded dim takes no memory
+                # An expanded dim (stride 0) takes no memory.
                 shape = tuple(1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True))
                 extra.append(TensorMeta(shape, str(tensor.dtype).removeprefix("torch.")))
                 continue
@@ -133,7 +133,7 @@ class Recording:
         return tuple(sorted(saved, key=lambda v: near.index(v) if v in near else len(near))), tuple(extra)
 
     def flatten(self, node: Scope | Replay) -> list[Record]:
-        """All records under a node in order; replays are written out."""
+        """List all records under a node in order, with replays written out."""
         if isinstance(node, Replay):
             node = self.instantiate(node)
         found: list[Record] = []
@@ -145,7 +145,7 @@ class Recording:
         return found
 
     def instantiate(self, call: Replay) -> Scope:
-        """The scope that tracing this call would have recorded."""
+        """Return the scope that tracing this call would have recorded."""
         if id(call) not in self.instantiated:
             self.instantiated[id(call)] = self._instantiate(call)
         return self.instantiated[id(call)]
@@ -154,7 +154,7 @@ class Recording:
         template, ids = call.template, dict(call.ids)
         made = {vid for record in self.flatten(template) for vid in record.outputs}
         arguments = [(v, here) for v, here in call.ids.items() if v not in made and self.values[v].kind != "parameter"]
-        # a view of an argument in the template is a view of the corresponding argument here
+        # A view of an argument in the template is a view of the corresponding argument of this call.
         given = {self.storage_root(v): here for v, here in reversed(arguments)}
 
         def value(vid: int) -> int:
@@ -190,7 +190,7 @@ class Recording:
         return self.add(replace(known, storage=storage), call.born)
 
     def buffer(self, name: str, like: Value) -> int:
-        """The value of the buffer `name`, added when seen first."""
+        """Return the value of the buffer `name`, and add it at its first use."""
         if name not in self.buffers:
             self.buffers[name] = self.add(replace(like, name=name, storage=-1))
         return self.buffers[name]
@@ -229,17 +229,17 @@ def _replace_prefix(name: str, old: str, new: str) -> str:
 
 
 def is_within(site: str, scope: str) -> bool:
-    """Whether a call is named after a module call, as those in it are but for calls of modules that are no parts of it."""
+    """Return whether the name of a call lies under the module call `scope`. A call of a module outside of it does not."""
     return not scope or site.startswith((scope + ".", scope + "/"))
 
 
 def count_checkpoints(node: Scope) -> int:
-    """The number of calls of checkpoints under a node, and of the node itself if it is one."""
+    """Count the calls of checkpoints under a node, itself included."""
     return sum(n.kind == CHECKPOINT for n in walk_scopes(node))
 
 
 def walk_scopes(node: Scope | Replay) -> Iterator[Scope | Replay]:
-    """Every traced module call and every replay, outermost first."""
+    """Yield every traced module call and every replay, outermost first."""
     yield node
     if isinstance(node, Scope):
         for item in node.items:

@@ -47,7 +47,7 @@ from planner_core.models.hooks.wrappers import (
 )
 
 OPAQUE_CALL = "_shardscope_own"
-"""Attribute of functions that are calls of the model's own autograd functions."""
+"""Attribute that marks the call of an autograd function of the model, which is recorded as one opaque operator."""
 _RECORDED_PROPERTIES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 _DUNDERS = {
     "truediv": "div",
@@ -160,7 +160,10 @@ _CONVERSIONS_TO_PYTHON = frozenset(
 
 
 def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:
-    """The name of an op. It is the same for a call as method, operator or function. None: the call is never recorded."""
+    """Return the name of an op, the same for a method, an operator and a function (`x.add(y)`, `x + y`, `torch.add(x, y)`).
+
+    None: the call is never recorded.
+    """
     name = getattr(func, "__name__", "")
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -179,12 +182,12 @@ def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = Non
 
 
 def is_inplace(fn: str) -> bool:
-    """Whether an op (by canonical name) writes its first operand: `add_`, `setitem`."""
+    """Return whether an op (by canonical name) writes its first operand: `add_`, `setitem`."""
     return fn == "setitem" or (fn.endswith("_") and not fn.endswith("__"))
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """All tensors in nested tuples, lists, dicts and slices, in order, duplicates kept."""
+    """Collect all tensors in nested tuples, lists, dicts and slices, in order, with duplicates."""
     found: list[torch.Tensor] = []
     _collect(tree, found)
     return found
@@ -204,11 +207,11 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def recorded_results(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
-    """The tensors that a call made, in order; empty if the call is not recorded.
+    """Return the tensors that a call computes, in order; empty if the call is not recorded.
 
     An in-place call (also `x[i] = y`, which returns nothing) makes a new version of its first operand.
-    A call that hands back one of its operands unchanged (`to()` without effect, dropout with p = 0) made nothing.
-    `contiguous` is always recorded, whether it copies or not: that depends on which kernel laid out its operand.
+    A call that returns one of its operands unchanged (`to()` without effect, dropout with p = 0) computes nothing.
+    `contiguous` is always recorded, since whether it copies depends on the kernel that laid out its operand.
     """
     if is_inplace(fn):
         return [args[0]] if args and isinstance(args[0], torch.Tensor) else []
@@ -222,13 +225,13 @@ _WRITTEN_VIEWS = "_shardscope_written"
 
 
 def note_view(fn: str, args: tuple[Any, ...], out: Any) -> None:
-    """Note that a result of `x[...]` shares the memory of x, so that a later write into it changes x."""
+    """Remember that a result of `x[...]` is a view of x, so that a later write into it changes x."""
     if fn == "getitem" and isinstance(out, torch.Tensor) and not _copies_elements(args[1]):
         out.__dict__[_VIEW_OF] = args[0], args[1]
 
 
 def note_write(target: torch.Tensor) -> None:
-    """Note a write in place: if `target` is a part of a tensor, that one is out of date from now on."""
+    """Remember a write in place: if `target` is a view of a tensor, the recorded value of that tensor is out of date."""
     whole, index = target.__dict__.get(_VIEW_OF, (None, None))
     if whole is not None:
         whole.__dict__.setdefault(_WRITTEN_VIEWS, []).append((index, target))
@@ -237,8 +240,10 @@ def note_write(target: torch.Tensor) -> None:
 def pop_written_views(
     fn: str, args: tuple[Any, ...], operands: list[torch.Tensor]
 ) -> list[tuple[torch.Tensor, Any, torch.Tensor]]:
-    """(whole, index, part) for every written part of an operand: `whole[index] = part` brings it up to date, before the call.
-    Python itself does so after `x[0] += 1`."""
+    """Return (whole, index, view) for every view of an operand that was written, and forget these writes.
+
+    Before the call, `whole[index] = view` makes the recorded value current. Python does the same by itself after `x[0] += 1`.
+    """
     found = []
     for whole in {id(t): t for t in operands}.values():
         for index, part in whole.__dict__.pop(_WRITTEN_VIEWS, ()):
@@ -248,14 +253,14 @@ def pop_written_views(
 
 
 def _copies_elements(index: Any) -> bool:
-    """Whether an index copies the elements that it names (a mask, a list of numbers)."""
+    """Return whether an index copies elements (a mask, a list of numbers) and does not return a view."""
     if isinstance(index, tuple):
         return any(map(_copies_elements, index))
     return isinstance(index, (torch.Tensor, list, range))
 
 
 class Frame:
-    """One module call in progress: its scope path, and what it has counted so far."""
+    """One module call in progress: its scope path, and its counts of recorded calls."""
 
     __slots__ = ("calls", "counts", "module", "path", "scope")
 
@@ -269,12 +274,12 @@ Intercept = Callable[[Frame, Callable[..., Any], tuple[Any, ...], dict[str, Any]
 
 
 class Scopes:
-    """Tracks which module of `root` is being called, while entered.
+    """Track which module of `root` is being called, while entered.
 
-    `site(fn)` names the next recorded call. A call of `root` itself starts the counting anew, so every training step
+    `site(fn)` names the next recorded call. A call of `root` itself resets the counts, so every training step
     has the same names. A module called while no call of `root` is in progress (recomputation in backward) counts as a
     first call. `intercept(frame, call, args, kwargs)`, if given, runs every module call in place of
-    `call(*args, **kwargs)`, within its frame. What a checkpoint runs, it runs in `checkpoint_context()`.
+    `call(*args, **kwargs)`, within its frame. The function of a checkpoint runs in `checkpoint_context()`.
     """
 
     def __init__(
@@ -282,7 +287,7 @@ class Scopes:
     ) -> None:
         self.root, self.intercept, self.checkpoint_context = root, intercept, checkpoint_context
         self.names: dict[int, list[str]] = {}
-        self._alive = list_modules(root)  # a model may drop modules and make new ones, which must not get their ids
+        self._alive = list_modules(root)  # keeps ids unique: a model may drop a module, and a new one could get its id
         for name, module in root.named_modules(remove_duplicate=False):
             self.names.setdefault(id(module), []).append(name)
         self._outside_frame = Frame(None, "", "~")
@@ -327,7 +332,10 @@ class Scopes:
         setattr(owner, name, value)
 
     def _wrap_function_apply(self, plain: Any) -> Callable[..., Any]:
-        """`autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class, or as the call of what it runs."""
+        """Return an `autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class.
+
+        A known checkpoint function becomes a call of the function that it gets. Functions of torch and of the planner stay as they are.
+        """
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             run = plain.__get__(None, cls)
@@ -353,24 +361,24 @@ class Scopes:
 
     @property
     def frames(self) -> list[Frame]:
-        """All module calls in progress, outermost first."""
+        """The module calls in progress, outermost first."""
         return self._stack
 
     def site(self, fn: str) -> str:
-        """The name of this call of `fn`: `scope/fn`, later ones in the same module call `scope/fn.1`, `scope/fn.2`."""
+        """Name this call of `fn` and count it: `scope/fn`, then `scope/fn.1`, `scope/fn.2` in the same module call."""
         name = self.next_site(fn)
         self.frame.counts[fn] = self.frame.counts.get(fn, 0) + 1
         return name
 
     def next_site(self, fn: str) -> str:
-        """The name that the next recorded call of `fn` will have."""
+        """Return the name of the next recorded call of `fn`, without counting it."""
         frame = self.frame
         count = frame.counts.get(fn, 0)
         return f"{frame.scope}/{fn}.{count}" if count else f"{frame.scope}/{fn}"
 
     @contextmanager
     def named(self, scope: str) -> Iterator[None]:
-        """A scope for calls outside any module, e.g. `with scopes.named("loss")` for a stand-in loss."""
+        """Open a scope for calls outside any module, e.g. `with scopes.named("loss")` for a stand-in loss."""
         self._stack.append(Frame(None, scope, scope))
         try:
             yield
@@ -379,7 +387,7 @@ class Scopes:
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         aliases = self.names.get(id(module))
-        if aliases is None:  # not a part of the model: its ops belong to the caller
+        if aliases is None:  # not a module of the model: its ops belong to the caller
             return plain(module, *args, **kwargs)
         frame = self._enter(module, aliases)
         self._stack.append(frame)
@@ -411,9 +419,9 @@ class Scopes:
             counts = caller.calls
         count = counts.get(path, 0)
         name = f"{scope}@{count}" if count else scope
-        # not while a layer is recomputed, whose names are those of its first run
+        # A layer that is recomputed in backward keeps the names of its first run, so only calls under the root count.
         if self._stack[0].module is self.root:
-            while name in self.used_names:  # called by its parent and from elsewhere: they count apart
+            while name in self.used_names:  # its parent and another module both call it
                 count += 1
                 name = f"{scope}@{count}"
             self.used_names.add(name)
@@ -422,15 +430,17 @@ class Scopes:
 
 
 def _without_dispatch(plain: Any) -> Callable[..., Any]:
-    """A function of torch without its first line, which would make it one call for a TorchFunctionMode. Then its products and its
-    softmax are separate calls."""
+    """Copy a function of torch such that it does not dispatch itself to a TorchFunctionMode.
+
+    Its products and its softmax are then separate calls for the mode.
+    """
     names = {**plain.__globals__, "has_torch_function": lambda operands: False}
     return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
 
 
 @functools.cache
 def _dispatched_apply(cls: type, plain: Any) -> Callable[..., Any]:
-    """One call for each mode in turn: a mode that calls it hands it to the next one, as a function of torch does."""
+    """Make `apply` of an autograd function dispatch to each active mode in turn, as functions of torch do."""
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         operands = tuple(tensors((args, kwargs)))
@@ -445,8 +455,10 @@ def _dispatched_apply(cls: type, plain: Any) -> Callable[..., Any]:
 
 
 def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules with their names, each once, as `named_modules` of torch gives them. That one hands each module up through all levels
-    above it, which takes longer than all else for a model of a thousand layers."""
+    """List all modules with their names, each once, in the order of torch's `named_modules`.
+
+    That generator yields each module through all levels above it: for a thousand layers it takes longer than the rest of a capture.
+    """
     seen: set[int] = set()
     found: list[tuple[str, nn.Module]] = []
     todo: list[tuple[str, nn.Module]] = [("", root)]
@@ -463,17 +475,17 @@ def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def list_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """All parameters with their names, each once, as `named_parameters` of torch gives them."""
+    """List all parameters with their names, each once, in the order of torch's `named_parameters`."""
     return _list_tensors(root, "_parameters")
 
 
 def list_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """All buffers with their names, each once, as `named_buffers` of torch gives them."""
+    """List all buffers with their names, each once, in the order of torch's `named_buffers`."""
     return _list_tensors(root, "_buffers")
 
 
 def buffer_bytes(root: nn.Module) -> int:
-    """Bytes of all buffers, each once; of a sparse one, those of its values and places."""
+    """Sum the bytes of all buffers, each once. A sparse COO buffer counts its values and indices."""
     found = [b for _, b in list_buffers(root)]
     coo = [part for b in found if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
     return sum(b.nbytes for b in (*found, *coo) if b.layout == torch.strided)

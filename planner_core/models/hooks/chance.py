@@ -1,7 +1,7 @@
-"""Random numbers: which calls of torch draw them (masks of dropout, which the runtime draws itself, and others), and what a model draws
-outside of torch, from Python's `random` and from `numpy.random`.
+"""Random numbers: which calls of torch draw them, and how a model draws others from Python's `random` and `numpy.random`.
 
-No mode of torch sees the latter. Whether some were drawn is told by the generators, whose states changed.
+The runtime draws masks of dropout itself, so they are listed apart from other random functions of torch. No mode of torch sees draws
+of Python and numpy; a changed state of their generators shows them (`host_state`).
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ RANDOM_FUNCTIONS = frozenset(
         "trunc_normal",
     }
 )
-"""Names of other functions that draw random numbers, which every rank must draw alike; each also in place, with `_` behind."""
+"""Names of other functions that draw random numbers. Every rank must draw the same. The in-place forms have a trailing `_`."""
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Recurrent layers. Between their layers they drop values."""
+"""Recurrent functions. They apply dropout between their layers."""
 ATTENTION = "scaled_dot_product_attention"
 
 NUMPY_SEED_LIMIT = 1 << 32
-"""numpy takes seeds below this."""
+"""numpy accepts seeds below this."""
 
 
 def draws_random_numbers(fn: str) -> bool:
-    """Whether a function (by canonical name) draws random numbers, other than a mask of dropout."""
+    """Return whether a function (by canonical name) draws random numbers other than a mask of dropout."""
     return fn.rstrip("_") in RANDOM_FUNCTIONS
 
 
 def draws_dropout_mask(fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call draws a mask: dropout in training, attention with dropout of its weights, recurrent layers with it in between."""
+    """Return whether a call draws a mask: dropout in training, attention with dropout of its weights, recurrent layers with dropout."""
     if fn == ATTENTION:
         return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
     if fn in RECURRENT:
@@ -90,7 +90,7 @@ def draws_dropout_mask(fn: str | None, args: Sequence[Any], kwargs: Mapping[str,
 def without_dropout_masks(
     fn: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of attention or of recurrent layers, so that no mask is drawn."""
+    """Return the arguments of attention or of a recurrent function with dropout set to zero."""
     if fn == ATTENTION:
         given = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else tuple(args)
         return given, {k: v for k, v in kwargs.items() if k != "dropout_p"}
@@ -101,7 +101,7 @@ def without_dropout_masks(
 
 
 def _num_layers_position(args: Sequence[Any]) -> int:
-    """The position of the number of layers, which stands behind whether there are biases; then come dropout and training."""
+    """Return the position of `num_layers` in lstm(..., has_biases, num_layers, dropout, train, ...): one after the first bool."""
     return next(i for i, a in enumerate(args) if isinstance(a, bool)) + 1
 
 
@@ -109,7 +109,7 @@ def _num_layers_position(args: Sequence[Any]) -> int:
 
 
 def host_state() -> tuple[Any, ...]:
-    """The states of both generators. If numpy is not imported, nothing draws from its."""
+    """Return the states of Python's and numpy's generators. None stands for numpy's if numpy is not imported."""
     if (numpy := sys.modules.get("numpy")) is None:
         return random.getstate(), None
     name, keys, *rest = numpy.random.get_state()
@@ -117,7 +117,7 @@ def host_state() -> tuple[Any, ...]:
 
 
 def set_host_state(state: tuple[Any, ...]) -> None:
-    """Go back to the states that `host_state` gave."""
+    """Set both generators to the states that `host_state` returned."""
     python, of_numpy = state
     random.setstate(python)
     if of_numpy is not None:
@@ -128,7 +128,7 @@ def set_host_state(state: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def _restored_host_state() -> Iterator[None]:
-    """Both generators are in the states behind this in which they were before."""
+    """Restore both generators on exit."""
     before = host_state()
     try:
         yield
@@ -138,7 +138,7 @@ def _restored_host_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_host_generators(seed: int) -> Iterator[None]:
-    """Inside, both generators start from `seed`. Outside, nothing was drawn."""
+    """Seed both generators, and restore their states on exit."""
     with _restored_host_state():
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -148,7 +148,7 @@ def seeded_host_generators(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_generators(states: tuple[Any, ...]) -> Iterator[None]:
-    """Inside, all generators start from the states that `generator_states` gave. Outside, nothing was drawn."""
+    """Start all generators from the states that `generator_states` returned, and restore them on exit."""
     import torch
 
     cpu, gpu, host = states
@@ -161,7 +161,7 @@ def restored_generators(states: tuple[Any, ...]) -> Iterator[None]:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """The states of the generators of torch (on the CPU, and on this GPU if there is one), Python and numpy."""
+    """Return the states of torch's generators (of the CPU, and of this GPU if torch sees one), of Python's and of numpy's."""
     import torch
 
     return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None, host_state()

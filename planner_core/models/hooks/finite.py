@@ -1,9 +1,9 @@
-"""Models that ask whether their numbers are finite, and clamp them or stop if not.
+"""Answer a model's check whether its numbers are finite, as T5 and Switch make it:
 
 if self.training and not torch.isfinite(hidden_states).all(): hidden_states = torch.clamp(hidden_states, ...)
 
-A graph has one way through the model's code, which cannot depend on computed values. In a run that goes well the answer is always
-the same. So it is given at once, nothing is computed for it, and the plan says what was taken for granted.
+A graph holds one path through the model's code, and computed values cannot choose it. In a healthy run the answer is always the
+same. So the check is answered at once and not computed, and the plan states this assumption.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ QUESTIONS = frozenset({"__bool__", "item", "is_nonzero"})
 
 @dataclass(slots=True)
 class DeferredCheck:
-    """A call that was not made: the constant that stands for its result, the value of its elements, the function and its operand, which
-    may stand for another call; and the result, if it was needed after all."""
+    """A call that was not made.
+
+    placeholder  the constant that the model gets as its result
+    value        the value of all its elements
+    func         the function, e.g. torch.isfinite
+    operand      its operand, which may be the placeholder of another deferred call
+    result       the computed result, once something other than a question reads it
+    """
 
     placeholder: torch.Tensor
     value: bool
@@ -33,11 +39,15 @@ class DeferredCheck:
 
 
 class AssumeFinite:
-    """Answers whether all or any numbers of a computed tensor are finite, infinite or not a number as for finite numbers.
+    """Answer questions about finiteness (`isfinite`, `isinf`, `isnan`, reduced by `all` or `any`) as for finite numbers.
 
-    `computed(tensor)` says which tensors have no values yet, `call(func, tensor)` makes a call, and `on_question()` is called at each
-    question. Until the question is asked, the result of `torch.isfinite(x)` is a constant that stands for the call. If it is used for
-    anything else, as a mask, the call is made after all, once. `deferred` holds operands, so it is to be emptied after a pass.
+    `torch.isfinite(x)` returns a placeholder and is not computed. If it is used for anything but a question, e.g. as a mask, the call
+    is made then, once. `deferred` keeps operands alive: clear it after a pass.
+
+    Args:
+        is_computed: Whether a tensor has no values yet.
+        make_call: Makes the call `func(tensor)`.
+        on_question: Called at each answered question.
     """
 
     def __init__(
@@ -48,10 +58,10 @@ class AssumeFinite:
     ) -> None:
         self.is_computed, self.make_call, self.on_question = is_computed, make_call, on_question
         self.deferred: dict[int, DeferredCheck] = {}
-        self.is_calling = False  # a call is made after all
+        self.is_calling = False  # while a deferred call is made, it must not be deferred again
 
     def answer_call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a call that need not be made; NotImplemented for any other."""
+        """Return the result of a call that need not be made; NotImplemented for any other."""
         name = getattr(func, "__name__", "")
         if self.is_calling or len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
             return NotImplemented
@@ -69,7 +79,7 @@ class AssumeFinite:
         return NotImplemented
 
     def resolve_arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments, with the results of calls that are needed after all."""
+        """Replace placeholders among the arguments by computed results: this call reads them."""
         if not self.deferred:
             return args, kwargs
         return pytree.tree_map_only(torch.Tensor, self._resolve, (args, kwargs))  # type: ignore[no-any-return]

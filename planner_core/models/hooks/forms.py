@@ -1,4 +1,4 @@
-"""Calls that are recorded in another form: as a call that reads less, or as several calls whose rules say more."""
+"""Rewrite calls before they are recorded: to one that reads fewer operands, or to several that have sharding rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 _DATA_OWNER = "_shardscope_owner"
-"""Attribute of the `.data` of a constant: the constant."""
+"""Attribute of the tensor that `.data` of a constant returns: that constant."""
 
 
 def rewrite_call(
@@ -30,12 +30,17 @@ def rewrite_call(
     is_constant: Callable[[torch.Tensor], bool],
     is_stored: Callable[[torch.Tensor], bool],
 ) -> Any:
-    """The result of a call that is recorded as others, by `call(func, args, kwargs)`; NotImplemented for any other.
+    """Make a call as other calls, by `call(func, args, kwargs)`, and return its result; NotImplemented if it stays as it is.
 
-    An iterator over a tensor is `unbind`. Dropout of a weight is that of its `clone`, for which the plan says how it is divided: a mask
-    needs that. A call with `out=` is one without, then `copy_`. `x[arange(len(x)), i]`, which picks from each row, is `take_along_dim`:
-    each rank can do that for its own rows. A call on the `.data` of a buffer is one on the buffer. `constant(t)`: whether t has values
-    that no input says; `held(t)`: whether it is no weight, nor computed, but for what was written into it.
+    iter(x)                    unbind
+    dropout of a weight        dropout of its clone, which has placements of its own: a mask needs them
+    f(..., out=y)              y.copy_(f(...))
+    x[arange(len(x)), i]       take_along_dim, which a rank can run on its own rows
+    f(buffer.data)             f(buffer)
+
+    Args:
+        is_constant: Whether a tensor has values that do not depend on an input.
+        is_stored: Whether a tensor is neither a weight nor computed, writes into it aside.
     """
     by_data = _rewrite_data_call(call, func, args, kwargs, is_stored)
     return _rewrite_other_call(call, func, args, kwargs, is_constant) if by_data is NotImplemented else by_data
@@ -56,7 +61,7 @@ def _rewrite_other_call(
         x, (rows, *columns) = args
         rows = rows if isinstance(rows, torch.Tensor) else torch.as_tensor(rows)
         while columns and (columns[-1] == slice(None) if isinstance(columns[-1], slice) else columns[-1] is Ellipsis):
-            columns.pop()  # dims that are taken whole
+            columns.pop()  # full slices at the end select nothing
         if not columns and len(rows) == len(x) and is_constant(rows) and _is_arange(rows, len(x)):
             return call(torch.clone, (x,), {})
         if _indexes_each_row(x, rows, columns) and is_constant(rows) and _is_arange(rows, len(x)):
@@ -71,8 +76,7 @@ def _rewrite_other_call(
 def _rewrite_data_call(
     call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_stored: Callable[[torch.Tensor], bool]
 ) -> Any:
-    """That of a call on the `.data` of a constant, as one on the constant itself: they are one memory, and what is written so gets no
-    gradient."""
+    """Make a call on the `.data` of a constant as one on the constant: both are one memory, and a write gets no gradient."""
     if func == _GET_DATA and is_stored(args[0]):
         data = args[0].detach()
         data.__dict__[_DATA_OWNER] = args[0]
@@ -84,12 +88,12 @@ def _rewrite_data_call(
     if fn is None or not is_inplace(fn) or args[0] is given[0][0]:
         return call(func, *given)
     with torch.no_grad(), _unsafe_preserve_version_counter(given[0][0]):
-        call(func, *given)  # what backward reads of it is the new values, and no error
+        call(func, *given)  # backward then reads the new values; the version check would raise
     return None if fn == "setitem" else args[0]
 
 
 def _indexes_each_row(x: torch.Tensor, rows: torch.Tensor, columns: list[Any]) -> bool:
-    """Whether these may be the indices of elements of each row: rows [n] or [n, 1] beside one or two of [n] or [n, k]."""
+    """Return whether an index may pick elements of each row: rows [n] or [n, 1], then one or two indices [n] or [n, k]."""
     shapes = {
         p.shape if isinstance(p, torch.Tensor) and not p.dtype.is_floating_point and p.dtype != torch.bool else None
         for p in columns
@@ -107,7 +111,7 @@ def _is_arange(rows: torch.Tensor, n: int) -> bool:
 
 
 def _take_from_each_row(call: Call, x: torch.Tensor, columns: list[torch.Tensor]) -> torch.Tensor:
-    """The elements of each row. As an index may be negative, it is counted from the end."""
+    """Pick elements of each row by `take_along_dim`, which does not accept negative indices: these get the size added first."""
     at = [
         call(torch.where, call(torch.lt, p, 0), call(torch.add, p, size), p)
         for p, size in zip(columns, x.shape[1:], strict=False)
@@ -161,12 +165,12 @@ _TYPE_NAMES = {dtype: f"torch.{name}Tensor" for name, dtype in _TYPES.items()}
 
 
 def type_name(x: torch.Tensor) -> str:
-    """What `x.type()` is on the CPU. Not a call on data: see `callsites._NEVER`."""
+    """Return what `x.type()` is on the CPU, e.g. "torch.FloatTensor"."""
     return _TYPE_NAMES.get(x.dtype) or x.type()
 
 
 def _normalize_type_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-    """`x.type("torch.cuda.FloatTensor")` as a cast. The device that it names is that of a plan's ranks, as for `x.cuda()`."""
+    """Rewrite `x.type("torch.cuda.FloatTensor")` to a cast. As for `x.cuda()`, the device becomes that of the plan's ranks."""
     given = args[1] if len(args) > 1 else kwargs.get("dtype")
     if given is None:
         return type_name, args[:1], {}
@@ -178,9 +182,14 @@ def _normalize_type_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def normalize_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """`x.reshape_as(y)` as `x.reshape(y.shape)`, `x.type_as(y)` as `x.to(y.dtype)`, and `torch.randn_like(y)` as
-    `torch.randn(y.shape)`: such a call does not read the elements of y, so nothing has to bring them. `torch.max(x, y)` as
-    `torch.maximum(x, y)`: it is no reduction. `x.type(...)` is a cast, or a name that does not depend on the device."""
+    """Rewrite a call to an equal one that reads fewer operands.
+
+    x.reshape_as(y)       x.reshape(y.shape)       the elements of y are not read, so no rank needs them
+    x.type_as(y)          x.to(y.dtype)
+    torch.randn_like(y)   torch.randn(y.shape)
+    torch.max(x, y)       torch.maximum(x, y)      not a reduction
+    x.type(t)             a cast, or a name that does not depend on the device
+    """
     if func is torch.Tensor.type:
         return _normalize_type_call(args, kwargs)
     if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
@@ -203,7 +212,7 @@ def normalize_call(
 
 
 def makes_kv_cache(model: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a model of transformers would make a cache of keys and values, which a training step does not use."""
+    """Return whether a model of transformers would make a cache of keys and values, which a training step does not use."""
     config: Any = getattr(model, "config", None)
     taken = inspect.signature(forward).parameters
     open_ended = any(p.kind is p.VAR_KEYWORD for p in taken.values())

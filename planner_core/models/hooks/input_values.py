@@ -1,5 +1,5 @@
-"""Values of a model's inputs that would say sizes: how many elements a mask picks (`x[labels != -100]`), how many different values there
-are, how often each is repeated. They are other numbers in each batch, and a plan has one."""
+"""Find sizes that depend on the values of a model's inputs: the number of elements that a mask picks (`x[labels != -100]`), of distinct
+values, of repeats. They differ from batch to batch, and a plan holds one number."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _VALUE_SIZED = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive"}
 
 
 class InputValues:
-    """Follows what depends on the values of the inputs."""
+    """The tensors whose values depend on the inputs alone."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These depend on them."""
+        """Add tensors."""
         self._tensors.update((id(t), weakref.ref(t)) for t in tensors)
 
     def include(self, tensor: Any) -> bool:
-        """Whether the inputs say what a tensor's values are."""
+        """Return whether the values of a tensor depend on the inputs alone."""
         known = self._tensors.get(id(tensor))
         return known is not None and known() is tensor
 
     def find_masks(self, fn: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
-        """The masks of a call that picks elements."""
+        """Return the masks among the inputs by which a call picks elements."""
         if fn not in ("getitem", "masked_select"):
             return []
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -39,9 +39,9 @@ class InputValues:
         ]
 
     def decide_size(self, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call makes as many elements as the values of an operand say."""
+        """Return whether the values of an operand decide the size of a call's result."""
         given = (*args, *kwargs.values())
-        if fn in ("bincount", "one_hot"):  # the model may say how many there are
+        if fn in ("bincount", "one_hot"):  # an explicit minlength or num_classes fixes the size
             most = next((n for n in given[1:] if type(n) is int), -1)
             return bool(self._has_input_values(args[0]) and args[0].numel() and int(args[0].max()) >= most)
         if fn == "repeat_interleave":
@@ -55,7 +55,7 @@ class InputValues:
 
 
 def describe_arguments(tree: Any) -> str:
-    """Arguments of a call as text, in which a tensor is its shape."""
+    """Describe the arguments of a call as text, with a shape for each tensor."""
     if isinstance(tree, torch.Tensor):
         return str(tuple(tree.shape))
     if isinstance(tree, (tuple, list)):

@@ -1,6 +1,6 @@
-"""Kernels for meta of those ATen ops for which torch has none. They are registered when this module is imported.
+"""Meta kernels of ATen ops for which torch has none. They are registered when this module is imported.
 
-A model is captured on tensors without values, and so are its traffic and memory counted. So every op needs a kernel for meta.
+A model is captured on tensors without values, and its traffic and memory are counted the same way, so every op needs a meta kernel.
 """
 
 # mypy: allow-untyped-calls
@@ -15,30 +15,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 _META = torch.library.Library("aten", "IMPL", "Meta")
-"""Kept for the life of the process, since the registered kernels end with this object."""
+"""Lives as long as the process: torch drops the registered kernels with this object."""
 
 
 def _ctc_loss(log_p: torch.Tensor, targets: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """log_p [steps, batch, kinds] (or one sample [steps, kinds]), targets [batch, length] or joined -> losses, kept sums."""
+    """Return losses and saved sums of log_p [steps, batch, classes] (or [steps, classes]) and targets, [batch, length] or joined."""
     steps, batch = log_p.shape[0], log_p.shape[1] if log_p.dim() == 3 else 1
     longest = targets.shape[1] if targets.dim() == 2 else _longest_target(rest[1], targets)
     return log_p.new_empty(batch), log_p.new_empty(batch, steps, 2 * longest + 1)
 
 
 def _longest_target(lengths: Any, targets: torch.Tensor) -> int:
-    """The longest target; where its length has no value, as if all were one."""
+    """Return the length of the longest target; on meta, where lengths have no values, that of all targets joined."""
     if isinstance(lengths, torch.Tensor):
         return targets.shape[0] if lengths.is_meta else int(lengths.max())
     return int(max(lengths))
 
 
 def _fake_quantize(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fake quantisation: the rounded tensor, and which elements were in range."""
+    """Return the rounded tensor, and a mask of the elements in range."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
 def _like_operand(grad: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """A gradient of the shape of the operand."""
+    """Return a gradient of the shape of the operand."""
     return torch.empty_like(x)
 
 
@@ -57,10 +57,10 @@ for _name, _kernel in _KERNELS:
 
 
 class _ConstantsOnMeta(TorchDispatchMode):
-    """Beside tensors on meta, a tensor on the CPU is on meta too, such as a number or a table of constants that code of the model holds."""
+    """Move CPU operands (a number, a table of constants in the model's code) to meta where another operand is on meta."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op, with such tensors moved."""
+        """Run an op on moved operands."""
         given = tree_leaves((args, kwargs or {}))
         if any(isinstance(x, torch.Tensor) and x.is_meta for x in given):
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs or {}))
@@ -68,5 +68,5 @@ class _ConstantsOnMeta(TorchDispatchMode):
 
 
 def constants_on_meta() -> AbstractContextManager[Any]:
-    """See `_ConstantsOnMeta`."""
+    """Move CPU operands to meta beside operands on meta, while entered."""
     return _ConstantsOnMeta()

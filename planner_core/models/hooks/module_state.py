@@ -1,4 +1,4 @@
-"""What a model's modules hold beside weights: attributes, those of configs, and the items of lists, dicts and sets, one level deep."""
+"""The Python state of a model's modules: attributes, those of configs, and items of lists, dicts and sets, one level deep."""
 
 # mypy: allow-untyped-calls
 
@@ -18,27 +18,27 @@ from torch.utils import _pytree as pytree
 from planner_core.models.hooks.callsites import list_modules
 
 MISSING = object()
-"""The value of what is not there."""
+"""Stands for a missing value."""
 MAX_ITEMS = 64
-"""A container of more items is data, and not compared."""
+"""A container of more items is taken for data and not compared."""
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, dict, set, deque)
 _MODULE_INTERNALS = frozenset(nn.Module().__dict__) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"} | {
     "_flat_weights",
     "_flat_weight_refs",
 }
-"""What every module has, and what torch's recurrent layers make of their weights."""
+"""Attributes that every module has, and the weight lists that torch's recurrent layers derive."""
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, word, flag or None, or a tuple of them."""
+    """Return whether a value is a number, a string, a bool or None, or a tuple of these."""
     return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
-    """Every holder of values, each once, with its name."""
+    """Yield every container of state, each once, with its name: a module's `__dict__`, and its lists, dicts, sets and objects."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         yield name, module.__dict__
@@ -56,7 +56,7 @@ def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
 
 
 class ModuleState:
-    """What modules hold at one time."""
+    """A snapshot of the Python state of a model's modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._weight_ids = {id(t) for t in (*model.parameters(), *model.buffers())}
@@ -65,7 +65,7 @@ class ModuleState:
         ]
 
     def list_changes(self) -> list[tuple[str, Any]]:
-        """The values that are not what they were, with their names; MISSING for one that is gone."""
+        """List the values that have changed since the snapshot, with their names; MISSING for one that was removed."""
         changes = []
         for name, container, before in self._snapshots:
             now = self._read_entries(container)
@@ -83,11 +83,11 @@ class ModuleState:
         return changes
 
     def first_change(self) -> str:
-        """The name of a value that is not what it was, and is not scratch; empty if there is none."""
+        """Return the name of a changed value that is not scratch; empty if none is."""
         return next((name for name, value in self.list_changes() if not scratch_tensors(value)), "")
 
     def _read_entries(self, container: Container) -> dict[Any, Any]:
-        """What is held, by attribute or place: of a tensor that is no buffer how often it was written, too; of a generator its state."""
+        """Return the entries of a container by key or index: a tensor that is not a weight with its version, a generator by its state."""
         items = container.items() if isinstance(container, dict) else enumerate(container)
         return {
             key: (value, value._version)
@@ -102,7 +102,8 @@ class ModuleState:
 
 
 def scratch_tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of a value that a pass on meta has computed: scratch, if the next pass makes it anew before it reads it."""
+    """Return the tensors of a value that a pass on meta has computed. They are scratch if the next pass replaces them before it reads
+    them."""
     container = list(value) if isinstance(value, (set, frozenset, deque)) else value
     leaves = pytree.tree_leaves(container) if not isinstance(container, nn.Module) else []
     return [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_meta]
@@ -115,7 +116,7 @@ def _has_changed(before: Any, now: Any) -> bool:
 
 
 def _are_equal(before: Any, now: Any) -> bool:
-    """Whether these say the same. A container that each pass makes anew, with the same in it, is scratch, and no state."""
+    """Compare two values. A container that each pass replaces by one with equal items is scratch and not state."""
     if before is now:
         return True
     if type(before) is not type(now):
@@ -139,20 +140,20 @@ def _comparable_state(value: Any) -> Any:
 
 
 class WeightDtypes:
-    """The dtypes of a model's weights, which code may convert when it is first called (routers of transformers, to float32)."""
+    """The dtypes of a model's weights. Code may convert a weight at its first call (routers of transformers, to float32)."""
 
     def __init__(self, model: nn.Module) -> None:
         self._dtypes = [(p, p.dtype) for p in model.parameters()]
 
     def restore(self) -> None:
-        """Let each pass start from them."""
+        """Convert the weights back, so that each pass starts from the same dtypes."""
         for param, dtype in self._dtypes:
             if param.dtype != dtype:
                 param.data = param.data.to(dtype)
 
 
 class TensorReplacement:
-    """Puts other tensors, by the id of those there, into the attributes of modules, and into lists, dicts and objects in them."""
+    """Replace tensors, by id, in the attributes of modules and in the lists, dicts and objects that these hold."""
 
     def __init__(self, model: nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
         modules = [part for _, part in list_modules(model)]

@@ -1,9 +1,9 @@
-"""Masks of the inputs that pick as many elements of each sample: the patches that an autoencoder sees, the end of each text.
+"""Masks of the inputs that pick the same number of elements of each sample: the patches that an autoencoder sees, the end of each text.
 
 seen = patches[~masked].reshape(len(patches), -1, width)
 
-Such a pick has one size for all batches of that kind, so it is recorded as `take_along_dim` of places, which each rank can do for its own
-samples. The numbers are asked for, so that a run asks for them, too.
+Such a pick has one size for all batches of its kind. It is recorded as `take_along_dim`, which each rank can run on its own
+samples. The counts are compared by a recorded question, so a run checks them too.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import torch
 
 Call = Callable[..., Any]
 Ask = Callable[[torch.Tensor], bool]
-"""Makes the call that takes the yes or no out of a tensor of one."""
+"""Reads the truth value of a tensor with one element, by a recorded call."""
 _UNIQUE = frozenset({"unique", "unique_consecutive"})
 _EXTRA_RESULTS = ("return_inverse", "return_counts", "dim")
-"""Arguments by which those return more, or look at rows."""
+"""Arguments by which these functions return more results, or compare rows."""
 
 
 def pick_per_sample(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch.Tensor]) -> tuple[Any, int]:
-    """`x[index]`, where `index` is a mask of the inputs [samples, n], perhaps beside dims that are taken whole; and how many elements
-    it picks of each sample. NotImplemented if it is another index, picks all or none, or not as many of each."""
+    """Compute `x[index]` for a mask of the inputs [samples, n], perhaps followed by full slices.
+
+    Returns: the result, and how many elements are picked of each sample; (NotImplemented, 0) for any other index, for a mask that
+    picks all or none, and for one with different counts.
+    """
     mask, *rest = index if isinstance(index, tuple) else (index,)
     whole = all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in rest)
     if len(masks) != 1 or mask is not masks[0] or not whole or mask.dim() != 2 or x.shape[:2] != mask.shape:
@@ -39,7 +42,7 @@ def pick_per_sample(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch.
 
 
 def has_one_distinct_value(call: Call, ask: Ask, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call looks for the different values of a tensor that has one: then its result has one element, too."""
+    """Return whether a call asks for the distinct values of a tensor that has one: its result then has one element."""
     more = any(kwargs.get(name) not in (None, False) for name in _EXTRA_RESULTS) or any(
         a not in (None, False) for a in args[1:]
     )

@@ -1,4 +1,4 @@
-"""One module call written out, and the key by which equal ones are known."""
+"""A module call in canonical form, and its key: equal keys, equal calls."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ ScopeNode = Scope | Replay
 
 @dataclass(slots=True)
 class CanonicalBody:
-    """One module call written out: its records, and the values it takes from outside, in order of first use."""
+    """A module call in canonical form: its records, and its values numbered in order of first use."""
 
     node: ScopeNode
     records: list[Record]
     key: Any = None
-    order: dict[int, int] = field(default_factory=dict)  # value -> number in the canonical body
+    order: dict[int, int] = field(default_factory=dict)  # value -> its number in the body
     hoisted: list[Record] = field(default_factory=list)
 
 
 class BodyKey:
-    """A canonical body, hashed once."""
+    """The rows of a canonical body, hashed once: they are compared often, and long."""
 
     __slots__ = ("hash", "rows")
 

@@ -1,7 +1,7 @@
 """Find the values to which the loss sends a gradient. Others, such as a second head or the last router's logits, have none.
 
-A recording says whether a tensor *could* get a gradient (`requires_grad`). In a step, a tensor gets one only if a path of recorded
-calls leads from it to the loss. All other calls run forward alone: without backward work, saved tensors and gradients to sum.
+In a recording, `requires_grad` means that a tensor *could* get a gradient. In a step, it gets one only if a path of recorded
+calls leads from it to the loss. Other calls run forward only: without backward work, saved tensors and gradients to sum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ Ports = frozenset[int]
 
 
 def keep_reached_gradients(graph: Graph) -> Graph:
-    """The graph in which only those values have a gradient to which the loss sends one. If calls of one block differ in this, the
-    block becomes several blocks."""
+    """Clear the gradient of values to which the loss sends none. A block whose calls differ in this becomes several blocks."""
     return _GradientReach(graph).graph()
 
 
 @dataclass(frozen=True, slots=True)
 class _ReachedBlock:
-    """A block as seen from the loss: its values and ops, which calls hand gradients on, and which inputs get a gradient."""
+    """A block as reached from the loss.
+
+    wanted  for each call in it, by position, which of the call's outputs get a gradient
+    inputs  the block's inputs that get one
+    """
 
     block: Block
     wanted: dict[int, Ports]
@@ -44,7 +47,7 @@ class _GradientReach:
         items: list[Op | Call] = []
         blocks: dict[str, Block] = {}
         forms: dict[tuple[str, Ports, tuple[bool, ...]], Block] = {}
-        numbers: dict[str, list[int]] = {}  # of each block made here, which calls of its source it stands for
+        numbers: dict[str, list[int]] = {}  # for each new block: the calls of the source block that use it
         seen: Counter[str] = Counter()
         for position, item in enumerate(top.block.items):
             if isinstance(item, Call):
@@ -54,9 +57,8 @@ class _GradientReach:
                 if form not in forms:  # calls of equal layers are of one form
                     forms[form] = _with_outside_gradients(part.block, grads)
                 block = forms[form]
-                for inner, outer in zip(
-                    block.outputs, item.outputs, strict=True
-                ):  # the block itself may go on from its result
+                # The block itself may use its result further, so the caller's tensor has a gradient if either has.
+                for inner, outer in zip(block.outputs, item.outputs, strict=True):
                     values[outer] = replace(values[outer], grad=values[outer].grad or block.values[inner].grad)
                 name = self._form_name(item.block, block, blocks)
                 blocks[name] = replace(block, name=name)
@@ -73,7 +75,7 @@ class _GradientReach:
         return self.checkpoint_parts[name, wanted]
 
     def _form_name(self, name: str, block: Block, taken: dict[str, Block]) -> str:
-        """The name of a form of a block: the block's own name for the first form, with a number for others. Equal forms are one."""
+        """Name a form of a block: the block's name for the first form, with a number for others. Equal forms share a name."""
         free = name
         number = 1
         while free in taken and taken[free] != replace(block, name=free):
@@ -85,10 +87,10 @@ class _GradientReach:
         return free
 
     def _reach_back(self, block: Block, results: Iterable[int]) -> _ReachedBlock:
-        """Backwards from `results`, positions among the block's outputs."""
+        """Walk a block backward from `results`, positions among its outputs."""
         live = {block.outputs[k] for k in results if block.values[block.outputs[k]].grad}
         wanted: dict[int, Ports] = {}
-        dead: set[int] = set()  # positions of ops that run forward alone
+        dead: set[int] = set()  # positions of ops that run forward only
         for position in reversed(range(len(block.items))):
             item = block.items[position]
             hands_on = frozenset(k for k, v in enumerate(item.outputs) if v in live)
@@ -107,14 +109,16 @@ class _GradientReach:
 
 
 def _with_outside_gradients(block: Block, grads: Sequence[bool]) -> Block:
-    """The block whose inputs have a gradient if the caller's tensors have one, even if it comes from other uses alone. A tensor has
-    one state, inside the block and outside."""
+    """Give inputs of a block a gradient if the caller's tensors have one, even if other uses alone cause it.
+
+    A tensor has one state, inside the block and outside.
+    """
     held = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
     return replace(block, values=tuple(replace(v, grad=v.grad or i in held) for i, v in enumerate(block.values)))
 
 
 def _select_literals(block: Block, calls: list[int]) -> Block:
-    """The block with those of its literals that belong to `calls` (see `PER_CALL`)."""
+    """Keep the per-call literals of a block that belong to `calls` (see `PER_CALL`)."""
 
     def kept(attr: Attr) -> Attr:
         return (

@@ -1,9 +1,13 @@
-"""From a recording to a Graph: choose the module calls that repeat, and write each kind of them once.
+"""Build a Graph from a recording: choose the module calls that repeat, and write each kind of them once.
 
 Blocks are the topmost module calls that have equal copies. Two calls are equal if they have one canonical body: the same
 functions, attributes, shapes, dtypes and saved tensors, on the same ports and in the same order, and parameters with the same
-relative names. One copy may do more than the others with parameters and constants alone: T5 makes the relative position bias of
+relative names. One copy may do more than the others with parameters and constants alone: T5 computes the relative position bias of
 all layers in layer 0. Such work is hoisted out of the copy.
+
+    recording                          graph
+    layers.0 [a, b]  layers.1 [a, b]   top: Layer(layers.0), Layer(layers.1), c        Layer: a, b
+    c
 """
 
 from __future__ import annotations
@@ -29,14 +33,14 @@ from planner_core.models.capture.recording import (
 
 
 class GraphBuilder:
-    """Turns one recording into blocks."""
+    """Turn one recording into blocks."""
 
     def __init__(self, recording: Recording, *, fold: bool = True) -> None:
         self.recording = recording
         self.bodies: dict[int, CanonicalBody] = {}  # id(node) -> body, for nodes that may become calls
         self.chosen: dict[int, CanonicalBody] = {}
-        self.innermost_scopes: dict[int, str] = {}  # constant -> innermost module call that holds all its uses
-        self.recomputed: dict[int, Any] = {}  # id(node) -> canonical body, of the parts that checkpoints run
+        self.innermost_scopes: dict[int, str] = {}  # constant -> the innermost module call around all its uses
+        self.recomputed: dict[int, Any] = {}  # id(node) -> key, for the parts that checkpoints run
         if fold:
             self._find_innermost_scopes(recording.root)
             self._choose_blocks()
@@ -62,8 +66,10 @@ class GraphBuilder:
             self.chosen[id(node)] = self.bodies[id(node)]
 
     def _collect_candidates(self) -> None:
-        """The bodies of all calls that may have an equal: there is another of the same class with as many matrices; and of the siblings
-        of such calls, which may do more than they do (`_hoist_extra_work`)."""
+        """Write out the bodies of calls that may have an equal: another call of the same class has the same number of matrices.
+
+        Siblings of such calls are included, since their extra work may be hoisted (`_hoist_extra_work`).
+        """
         nodes = [n for n in walk_scopes(self.recording.root) if n.path and n.kind != CHECKPOINT]
         matrices = self._count_matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
@@ -80,7 +86,7 @@ class GraphBuilder:
             self.bodies[id(node)] = body if node is scope else CanonicalBody(node, body.records, body.key, body.order)
 
     def _count_matrices(self) -> dict[str, int]:
-        """Module path -> number of its parameters with at least two dims."""
+        """Return the number of parameters with at least two dims by module path."""
         found: dict[str, int] = {}
         for name, vid in self.recording.params.items():
             if len(self.recording.values[vid].meta.shape) > 1:
@@ -97,7 +103,7 @@ class GraphBuilder:
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
 
     def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:
-        """Topmost nodes whose body is one of `keys`."""
+        """Return the outermost nodes whose body has one of `keys`."""
         wanted, found, queue = set(keys), [], [self.recording.root]
         while queue:
             for item in queue.pop().items:
@@ -159,7 +165,7 @@ class GraphBuilder:
         return body
 
     def _local_name(self, vid: int, path: str) -> str | None:
-        """Name of a parameter relative to `path`, if it is one of that module's."""
+        """Return the name of a parameter relative to `path`, or None if it is not below that module."""
         name = self.recording.values[vid].name
         return name[len(path) + 1 :] if name.startswith(path + ".") else None
 
@@ -223,7 +229,7 @@ class GraphBuilder:
     # --- writing it down ------------------------------------------------------------------------------
 
     def build(self, loss: int) -> tuple[Block, dict[str, Block]]:
-        """The top block, whose one output is the value `loss`, and the repeated ones."""
+        """Return the top block, whose single output is the value `loss`, and the repeated blocks by name."""
         items = self._top_items()
         calls = [i for i in items if isinstance(i, CanonicalBody)]
         users = self._count_users(items)
@@ -257,7 +263,7 @@ class GraphBuilder:
         return items
 
     def counterpart(self, body: CanonicalBody, vid: int) -> int | None:
-        """The value in this copy that corresponds to `vid` of its template; None if it was never needed."""
+        """Return the value in this copy that corresponds to `vid` of its template; None if nothing needed it so far."""
         node = body.node
         if isinstance(node, Scope):
             return vid
@@ -277,7 +283,7 @@ class GraphBuilder:
         return self.recording.add(self.recording.values[vid]) if found is None else found
 
     def _count_users(self, items: list[Record | CanonicalBody]) -> dict[int, int]:
-        """How many top items use each value."""
+        """Count the top items that use each value."""
         users: dict[int, int] = {}
         for item in items:
             if isinstance(item, Record):
@@ -291,7 +297,7 @@ class GraphBuilder:
     def _write_block(
         self, name: str, copies: list[CanonicalBody], users: dict[int, int]
     ) -> tuple[Block, list[int], list[int]]:
-        """A block; with the positions (in `order`) of its inputs and outputs."""
+        """Write a block; return it with the positions of its inputs and outputs in the body's order."""
         lead = copies[0]
         scope = lead.node.template if isinstance(lead.node, Replay) else lead.node
         made = {v for r in lead.records for v in r.outputs}
@@ -318,7 +324,7 @@ class GraphBuilder:
         return Block(name, (*values, *unused), items, tuple(ports), tuple(results), recomputed), ports, results
 
     def _unused_parameters(self, path: str, users: dict[int, int], copies: list[CanonicalBody]) -> list[Value]:
-        """Parameters that belong to the block and that no call ever uses."""
+        """Return parameters of the block's module that no call uses."""
         if any("@" in c.node.scope for c in copies):
             return []
         found = []
@@ -329,7 +335,7 @@ class GraphBuilder:
         return found
 
     def _block_values(self, order: dict[int, int], scope: Scope) -> list[Value]:
-        """The values of a block; memory is named by the first value of the block that lies in it."""
+        """Write the values of a block. A storage is named by the first value of the block in it."""
         stores: dict[int, int] = {}
         found = []
         for vid, at in order.items():

@@ -1,1 +1,1 @@
-"""What a plan can hold: what is refused at a call, what a whole pass may leave behind, and what is said of an error."""
+"""Checks of a forward pass: calls that are refused, state that a pass may not leave behind, and sentences for its errors."""

@@ -1,4 +1,4 @@
-"""One sentence for an error of a model's own code: what went wrong, at which line, and what would help."""
+"""Explain an error of a model's code in one sentence: what went wrong, at which line, and what would help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 _VALUE_DEPENDENT = frozenset(
     {"nonzero", "bincount", "equal", "masked_select", "_unique", "_unique2", "unique_dim", "histc"}
 )
-"""ATen ops whose results have sizes, or a truth value, that depend on values."""
+"""ATen ops whose result has a size, or a truth value, that depends on values."""
 _DEFAULT_HELP = (
     "use a form of the model without data-dependent control flow; if it asks an input, give that as bool or int, and if it asks a "
     "buffer (a counter, a flag), keep that as a plain attribute"
@@ -34,12 +34,12 @@ _HELP = {
     "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
     "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
 }
-"""A way out, by the function of torch, the kernel, the file of torch or the call in which a capture ended."""
+"""What would help, by the function, kernel or file of torch, or the call (`name(`), in which a capture ended."""
 _HELP["masked_select"] = _HELP["nonzero"]
 
 
 _BUILDER_HELP = "let a function of a file build the model and its inputs, and give path.py:function"
-"""A way out for a module in memory."""
+"""What would help for a module in memory."""
 _KNOWN_ERRORS = {
     "yet support saved tensor hooks": f"{{model}} {TRANSFORM}{{where}}; {TRANSFORM_HELP}",
     "to numpy": "{model} takes the values of computed tensors out of torch{where}, which no graph can hold; compute it in torch",
@@ -49,12 +49,12 @@ _KNOWN_ERRORS = {
     "or choose another kernel: "
     "model.set_experts_implementation('batched_mm')",
 }
-"""What torch or transformers say, and what is said in its place."""
+"""Words of an error of torch or transformers, and the sentence that replaces it."""
 
 
 @dataclass
 class CurrentCall:
-    """What a recording is at when an error is raised: the module call, and the function with its arguments."""
+    """The call that is being recorded: the module call, and the function with its arguments."""
 
     part: str | None = None
     fn: str = ""
@@ -64,10 +64,14 @@ class CurrentCall:
 def explain_error(
     error: BaseException, model: str, running: CurrentCall, unknown: int = 0, *, copied: bool = False
 ) -> CaptureError:
-    """One sentence: what went wrong, and at which line of the model's code.
+    """Return an error with one sentence: what went wrong, and at which line of the model's code.
 
-    `unknown` is the number of elements of the largest constant (a mask, positions) that was too large to be computed. `copied`: a copy of
-    the user's module was run.
+    Args:
+        error: What the model's code raised.
+        model: The name of the model's class.
+        running: The call that raised it.
+        unknown: Elements of the largest constant (a mask, positions) that was too large to be computed.
+        copied: Whether a copy of the user's module ran.
     """
     stack = traceback.extract_tb(error.__traceback__)
     where = format_line(stack)
@@ -76,7 +80,7 @@ def explain_error(
     if kernel and kernel[1] not in _VALUE_DEPENDENT:
         what = f"{model} calls aten::{kernel[1]}{where}"
         return NeedsValues(f"{what}, which torch cannot run without values; compute it by other functions", what)
-    known = next((told for words, told in _KNOWN_ERRORS.items() if words in text), "")
+    known = next((message for words, message in _KNOWN_ERRORS.items() if words in text), "")
     if known:
         return CaptureError(known.format(model=model, where=where))
     if kernel or (
@@ -98,12 +102,14 @@ def explain_error(
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
         return CaptureError(f"{model} cannot be run in this type{where}: {text}; try --dtype float32")
-    told = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
+    message = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
     if copied:
-        told += "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
-        return NotRunnable(f"{told}: if that is why, or if it needs other inputs, {_BUILDER_HELP}")
+        message += (
+            "; planning runs a copy of the module, of which a table by id(module) or a weak reference knows nothing"
+        )
+        return NotRunnable(f"{message}: if that is why, or if it needs other inputs, {_BUILDER_HELP}")
     return NotRunnable(
-        f"{told}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
+        f"{message}; if it needs other inputs, give path.py:callable, which returns the model and its inputs"
     )
 
 

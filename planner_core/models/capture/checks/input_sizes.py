@@ -1,4 +1,4 @@
-"""Sizes that the values of a model's inputs say: those that are the same for all batches of a kind are planned, all others are refused."""
+"""Sizes that depend on the values of a model's inputs: one that is equal in all batches of a kind is planned, any other is refused."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from planner_core.models.hooks.row_masks import has_one_distinct_value, pick_per
 
 
 class InputSizes:
-    """Looks at calls whose results have sizes that the inputs say. `call` makes a call that takes the place of one of the model's code,
-    or asks, so that a run asks, too. `picked_by_line`: the lines at which a mask picks elements, and how many."""
+    """Check calls whose results have sizes that depend on the inputs.
+
+    `call` makes a recorded call, so a run asks the same questions of its inputs. `picked_by_line` holds the lines at which a mask picks
+    elements, with their number in words.
+    """
 
     def __init__(self, inputs: InputValues, call: Callable[..., Any]) -> None:
         self.inputs, self.call = inputs, call
         self.picked_by_line: dict[str, str] = {}
 
     def check_call(self, scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call that was made in another form; NotImplemented if the call can be made as it is. Raises CaptureError."""
+        """Return the result of a call that was made in another form; NotImplemented if it can be made as it is. Raises CaptureError."""
         masks = self.inputs.find_masks(fn, args)
         if masks and fn == "getitem":
             made, number = pick_per_sample(self.call, self._ask, args[0], args[1], masks)

@@ -1,7 +1,7 @@
-"""What a forward pass may do, checked in one place (docs/SUPPORT.md): the model is run, and then it is looked at what the pass has left.
+"""Check in one place what a forward pass may do (docs/SUPPORT.md): run the model, then compare its Python state with that before.
 
-A pass is a function of the model's parameters and buffers and of its inputs, which may write buffers in place. A plan runs it as generated
-code, once recorded. So what else it sets, counts or draws would be lost without a word, or be another number on each rank.
+A pass is a function of the model's parameters, buffers and inputs, and may write buffers in place. A plan runs it as generated code
+that was recorded once. Anything else that a pass sets, counts or draws would be lost silently, or differ between ranks.
 """
 
 from __future__ import annotations
@@ -18,42 +18,48 @@ from planner_core.models.capture.checks.refusals import model_line
 from planner_core.models.hooks.module_state import ModuleState, WeightDtypes, scratch_tensors
 
 EXTRA_PASSES = 8
-"""So many more passes of a model of transformers, whose layers may be left out by random numbers of Python at a rate that is 0."""
+"""Extra passes of a model of transformers that draws from Python: LayerDrop does so even at rate 0, and then all passes are equal."""
 
 
 class Pass(Protocol):
-    """One forward pass, as far as it is compared with others."""
+    """What is compared of one forward pass with others."""
 
     @property
     def transcript(self) -> tuple[Any, ...]:
-        """Every call of torch, with its arguments that are not tensors."""
+        """Every call of torch with its arguments, tensors by shape."""
 
     @property
     def operations(self) -> list[Any]:
-        """What is called on which tensors, by block."""
+        """The functions, operands and tensors of each block."""
 
     @property
     def is_computed(self) -> Callable[[torch.Tensor], bool]:
-        """Whether a tensor of the pass depends on weights or inputs."""
+        """A predicate: whether a tensor of the pass depends on weights or inputs."""
 
     @property
     def drew_outside(self) -> bool:
-        """Whether it drew random numbers of Python or numpy."""
+        """Whether the pass drew random numbers of Python or numpy."""
 
 
 Checked = TypeVar("Checked", bound=Pass)
 Leftovers = Mapping[int, str]
-"""The tensors that an earlier pass has left, by storage, and the names of what holds them."""
+"""Computed tensors that an earlier pass left in the model: by storage, the name of the attribute."""
 
 
 def run_checked(
     model: nn.Module, once: Callable[[Leftovers], Checked], *, library: bool = False
 ) -> tuple[Checked, str]:
-    """A pass of `once`, which leaves no state and is like the next one; and the name of an attribute in which it keeps what it computes.
+    """Run passes until one is known to leave no state and to equal the next one.
 
-    A table that the first pass fills and later ones read (rotary angles) is no state: then the second pass is the one that counts. Nor is
-    a computed tensor that each pass makes anew before it reads it. `once(left)` refuses to read the tensors of an earlier pass, whose names
-    `left` has by storage. `library`: the code is that of transformers, of which less is asked. Raises CaptureError.
+    A table that the first pass fills and later ones read (rotary angles) is not state: then the second pass counts. Nor is
+    a computed tensor that each pass replaces before it reads it.
+
+    Args:
+        once: Runs one pass. It refuses to read the leftovers of an earlier pass, which it gets.
+        library: Whether the code is that of transformers, which gets fewer passes.
+
+    Returns: the pass, and the name of an attribute in which it keeps a computed tensor; empty if none.
+    Raises CaptureError.
     """
     types = WeightDtypes(model)
 
@@ -61,39 +67,39 @@ def run_checked(
         types.restore()
         return once(left)
 
-    found, set_by_first, kept, where = _run_watched(model, run, {})
+    counted, set_by_first, kept, where = _run_watched(model, run, {})
     if set_by_first:
-        first = found
-        found, set_again, kept, _ = _run_watched(model, run, kept)
-        if found.operations != first.operations:
+        first = counted
+        counted, set_by_second, kept, _ = _run_watched(model, run, kept)
+        if counted.operations != first.operations:
             raise CaptureError(
                 f"{type(model).__name__} does other operations at its next call, since forward sets {set_by_first}"
                 f"{where.get(set_by_first, '')}; call the model once before it is planned and applied"
             )
-        if set_again:
+        if set_by_second:
             raise CaptureError(
                 f"forward sets {set_by_first}{where.get(set_by_first, '')}, so a step depends on those before; keep it in a buffer that "
                 "forward writes in place (register_buffer), or return it"
             )
-    if found.drew_outside and not library:
+    if counted.drew_outside and not library:
         raise CaptureError(
             f"{type(model).__name__} draws random numbers of Python or numpy, of which each rank would draw its own; draw them by torch "
             "(torch.rand)"
         )
-    others = EXTRA_PASSES if found.drew_outside else int(not library or bool(set_by_first or kept))
+    others = EXTRA_PASSES if counted.drew_outside else int(not library or bool(set_by_first or kept))
     for _ in range(others):
-        if run(kept).transcript != found.transcript:
+        if run(kept).transcript != counted.transcript:
             raise CaptureError(
                 f"{type(model).__name__} does something else at its next call with the same inputs; let forward depend on parameters, "
                 "buffers and inputs alone, and keep a state in a buffer"
             )
-    return found, next(iter(kept.values()), "")
+    return counted, next(iter(kept.values()), "")
 
 
 def _run_watched(
     model: nn.Module, run: Callable[[Leftovers], Checked], left: Leftovers
 ) -> tuple[Checked, str, Leftovers, dict[str, str]]:
-    """A pass; the name of a value that it has set; what it keeps of what it has computed; and the lines at which attributes were set."""
+    """Run a pass. Returns it, the name of a value that it has set, its leftovers, and the lines that set attributes, by name."""
     state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
     with _note_assignments(names) as where:
         found = run(left)

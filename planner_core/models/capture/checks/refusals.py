@@ -1,4 +1,4 @@
-"""Refuse during capture what a plan cannot hold. The message names the module, the line of the model's code, and what would help.
+"""Refuse calls that a plan cannot hold. Each message has the module, the line of the model's code, and what would help.
 
 A recording sees calls of torch functions on tensors. Code may use a parameter in another way: a transform of `torch.func`, the
 autograd engine called inside forward, compiled code. That would silently be missing from the plan, so it is refused.
@@ -44,17 +44,17 @@ TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transfo
 
 
 def refusal(scope: str, what: str, help_: str) -> CaptureError:
-    """One sentence: the module, what it does, the line of its code, and what would help."""
+    """Return an error with one sentence: the module, what it does, the line of its code, and what would help."""
     return CaptureError(f"{scope or 'the model'} {what}{model_line()}; {help_}")
 
 
 def model_line() -> str:
-    """` at file:line (code)` of the innermost call on the stack that is neither torch's nor ours; empty if there is none."""
+    """Return ` at file:line (code)` of the innermost frame in the model's code; empty if none is on the stack."""
     return format_line(traceback.extract_stack())
 
 
 def format_line(stack: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost line of the model's own code in a stack, as the end of a sentence."""
+    """Format the innermost frame of a stack that belongs to the model's code, as the end of a sentence."""
     theirs = [f for f in stack if not _is_library(f.filename)]
     if not theirs:
         return ""
@@ -67,7 +67,7 @@ def _is_library(filename: str) -> bool:
 
 
 def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: Iterable[torch.Tensor]) -> None:
-    """Refuse a call on tracked tensors that a graph cannot express as an operator."""
+    """Refuse a call on tracked tensors that is not an operator of a graph."""
     name = getattr(func, "__name__", "")
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
         raise refusal(scope, _ENGINE[name], _ENGINE_HELP[name])
@@ -79,8 +79,10 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
 
 
 def check_setting(scope: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse to set a tensor's `data`, and to change whether a weight is trained, as a loss for a generator does with the
-    discriminator's: a graph has one answer for the whole step."""
+    """Refuse to set a tensor's `data`, and to change in forward whether a weight is trained.
+
+    The loss of a GAN's generator does the latter to the discriminator; a graph has one answer for the whole step.
+    """
     sets = getattr(func, "__name__", "") == "__set__"
     name = str(getattr(getattr(func, "__self__", None) if sets else func, "__name__", "")).rstrip("_")
     if sets and name == "data" and not _is_converting():
@@ -103,7 +105,7 @@ _AS_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__"})
 
 
 def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
-    """Refuse to take values of the inputs out of torch, where code would be run once, when it is recorded."""
+    """Refuse to read values of the inputs as numpy arrays: that code would run once, when the pass is recorded."""
     if of_inputs and getattr(func, "__name__", "") in _AS_ARRAYS:
         raise refusal(
             scope, "takes the values of its inputs as arrays of numpy", "compute with them in torch, or before forward"
@@ -111,8 +113,7 @@ def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
 
 
 def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that a plan's code cannot have: a generator of random numbers, of which each rank would have its own, and tensors
-    inside a transform of torch.func."""
+    """Refuse a generator of random numbers, which each rank would have for itself, and tensors inside a transform of torch.func."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     if any(isinstance(x, torch.Generator) for x in leaves):
         raise refusal(
@@ -125,7 +126,7 @@ def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -
 
 
 def _is_converting() -> bool:
-    """Whether a module's `.to` is what sets the data of its weights."""
+    """Return whether `nn.Module.to` sets the data of the weights."""
     frames = traceback.extract_stack(limit=8)
     return any(f.name == "_apply" and f.filename.endswith("/torch/nn/modules/module.py") for f in frames)
 
@@ -137,7 +138,7 @@ _CHANCE_HELP = "draw no number there (set the rate at which layers are left out 
 def check_chance(
     scope: str, func: Callable[..., Any], fn: str | None, args: Sequence[Any], drawn: Sequence[torch.Tensor]
 ) -> None:
-    """Refuse a question about random numbers, and a pick of as many elements as they say. `drawn`: operands that depend on them."""
+    """Refuse control flow, and sizes, that depend on random numbers. `drawn`: the operands that depend on them."""
     if fn is None and drawn and getattr(func, "__name__", "").strip("_") in _VALUE_READERS:
         raise refusal(scope, "decides by random numbers", f"each step would be another graph; {_CHANCE_HELP}")
     masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKING or (fn == "getitem" and t is not args[0]))]
@@ -146,7 +147,7 @@ def check_chance(
 
 
 def has_one_answer(fn: str, args: Sequence[Any]) -> bool:
-    """Whether a comparison with numbers of `torch.rand` has one answer: none is below 0, and all are below 1."""
+    """Return whether a comparison with numbers of `torch.rand` has one answer: they lie in [0, 1)."""
     limit = args[1] if len(args) == 2 and isinstance(args[1], (int, float)) else 0.5
     return (fn in ("lt", "ge") and not 0 < limit < 1) or (fn in ("le", "gt") and not 0 <= limit < 1)
 
@@ -160,7 +161,7 @@ class TooManyPositions(CaptureError):
 
 
 def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a lookup of known ids that the table does not have (meta tensors would not notice), and one that writes the table."""
+    """Refuse a lookup beyond the end of a table, which meta tensors would not notice, and one that writes the table."""
     if fn in ("embedding", "embedding_bag") and (
         kwargs.get("max_norm") or (fn == "embedding" and len(args) > 3 and args[3])
     ):
@@ -181,7 +182,7 @@ def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def check_length(scope: str, calls: int) -> None:
-    """Refuse a module that itself makes more calls than a plan can follow."""
+    """Refuse a module call with more operators of its own than a plan can follow."""
     if calls > MAX_CALLS:
         raise refusal(
             scope,
@@ -191,7 +192,7 @@ def check_length(scope: str, calls: int) -> None:
 
 
 def _without_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor within transforms of torch.func; the same one outside of them."""
+    """Return the tensor inside wrappers of torch.func; the tensor itself if it has none."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -199,8 +200,11 @@ def _without_transforms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str], left: Mapping[int, str]) -> None:
-    """Refuse an operand that was not seen being made and needs a gradient, whose sizes depend on its values, or which is not the model's
-    but one of the `originals` (names by storage) of which the model has copies, or one that an earlier pass has `left`."""
+    """Refuse an operand of unknown origin.
+
+    It is nested or sparse, so its sizes depend on values; one of the `originals`, of which the model has copies; a leftover of an
+    earlier pass (`left`); or it needs a gradient and is neither a parameter nor computed by recorded calls.
+    """
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise refusal(
@@ -267,7 +271,7 @@ def check_module(model: nn.Module) -> None:
 
 
 def check_gradient_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the gradients of weights. A copy of the weights would be without them, so it is asked before one is made."""
+    """Refuse hooks on the gradients of weights. A copy of a weight does not have them, so call this before a copy is made."""
     for name, param in list_parameters(model):
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise CaptureError(
@@ -277,7 +281,7 @@ def check_gradient_hooks(model: nn.Module) -> None:
 
 
 def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked: Container[int]) -> None:
-    """Refuse a forward that assigns a computed tensor to the name of a buffer, since it would be there in the next step."""
+    """Refuse a forward that replaces a buffer by a computed tensor, since the next step would read it."""
     for name, buffer in list_buffers(model):
         if buffer is not before.get(name) and id(buffer) in tracked:
             raise CaptureError(
@@ -288,8 +292,10 @@ def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked:
 
 @contextmanager
 def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
-    """Inside, refuse to enter an autocast region, also for a device that this machine does not have. On meta, which tensors say that they
-    are on and autocast does not know, it is as on the CPU."""
+    """Refuse autocast regions while entered, also for devices that this machine does not have.
+
+    Model code passes the device of its tensors, which is meta. Autocast does not know meta, so it is asked as for the CPU.
+    """
     plain_init, plain_enter = torch.autocast.__init__, torch.autocast.__enter__
 
     @functools.wraps(plain_init)
@@ -323,8 +329,10 @@ def _supported_device(device_type: str) -> str:
 
 
 def gradient_write_refusal(scope: str, model: nn.Module, buffer: str, target: torch.Tensor) -> CaptureError:
-    """The error for a tensor with a gradient that is written into `target`, which outlives the step: memory of the buffer of that name,
-    or a tensor that a part of the model holds."""
+    """Return the error for writing a tensor with a gradient into `target`, which outlives the step.
+
+    `target` is memory of the buffer `buffer`, or, if that is empty, a tensor in an attribute of the model.
+    """
     keys = [f"{n}.{k}".lstrip(".") for n, part in list_modules(model) for k, v in vars(part).items() if v is target]
     what = (
         f"the buffer {buffer}" if buffer else f"the attribute {keys[0]}" if keys else "a tensor that outlives the step"
@@ -337,7 +345,7 @@ def gradient_write_refusal(scope: str, model: nn.Module, buffer: str, target: to
 
 
 def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None:
-    """Refuse to write what is computed into a weight, and into what outlives a step and is `no_buffer`: an input (`given`), say."""
+    """Refuse to write computed values into a weight, or into a tensor that outlives the step and is no buffer, e.g. an input (`given`)."""
     if value.kind == "parameter":
         raise refusal(
             scope,
@@ -354,7 +362,7 @@ def check_target(scope: str, value: Value, no_buffer: bool, given: bool) -> None
 
 
 def check_constant_write(scope: str, fn: str, used: bool) -> None:
-    """Refuse to write into a constant that an operator has `used`."""
+    """Refuse to write into a constant that an operator has read before (`used`)."""
     if used:
         raise refusal(
             scope,

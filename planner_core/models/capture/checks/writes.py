@@ -1,9 +1,9 @@
-"""Writes in place: which tensor holds which version, and reads that would miss a write.
+"""Writes in place: find reads that would miss a write.
 
-The values of a graph never change, so a write in place makes a new version of its target. That is right if the target is then read
-by its own name. If a part was written (`h[:, 0].add_(1)`), it is put back before the whole tensor is read
-(`callsites.parts_to_put_back`). Any other read of the same memory would see the old version, and is refused. If a computed tensor
-is written into a constant, the constant is a computed tensor from then on.
+The values of a graph never change, so a write in place makes a new version of its target. That is right if the target itself is read
+afterwards. If a view was written (`h[:, 0].add_(1)`), it is put back before the whole tensor is read
+(`callsites.pop_written_views`). Any other read of the same memory would get the old version, and is refused. A constant into which
+a computed tensor is written counts as computed from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planner_core.core import CaptureError
 from planner_core.models.capture.checks.refusals import refusal
 
 OUTLIVES_STEP = "kept"
-"""Attribute of an op that writes a tensor that stays after the step (a buffer): every rank must write it whole."""
+"""Attribute of an op that writes a tensor that outlives the step (a buffer): every rank must write all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +28,37 @@ class _Write:
 
 
 class InplaceWrites:
-    """The writes of one forward pass. Times are those of the recorder's clock."""
+    """The writes in place of one forward pass. Times are those of the recorder's clock."""
 
     def __init__(self) -> None:
         self.meta_forms: dict[
             int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # id -> a constant with values, its form on meta
-        self._last: dict[int, _Write] = {}  # memory -> the last write to it
+        ] = {}  # id -> (a constant with values, its form on meta)
+        self._last: dict[int, _Write] = {}  # storage -> the last write to it
 
     def meta_form(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The form on meta of a constant that was written; None if it was not."""
+        """Return the form on meta of a constant that was written; None if it was not."""
         found = self.meta_forms.get(id(tensor))
         return found[1] if found else None
 
     def add_meta_form(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A form on meta that takes part in autograd in the constant's place."""
+        """Make a form on meta that stands for the constant in autograd."""
         form = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.meta_forms[id(tensor)] = tensor, form
         return form
 
     def note_write(self, target: torch.Tensor, time: int) -> None:
-        """Remember a write of `target`."""
+        """Remember a write to `target`."""
         for key in (storage_id(target), self._key(target)):
             self._last[key] = _Write(target, time)
 
     def scratch_arguments(
         self, scope: str, fn: str, given: Iterable[tuple[torch.Tensor, int]], returned: Iterable[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The arguments, `given` with their versions before, that an autograd function of the model has written in place: nothing may read
-        them again, as those of sparsemax. Refuses one that it has returned, and a weight."""
+        """Return the arguments that an autograd function of the model has written in place, as sparsemax does; nothing may read them later.
+
+        `given` are its arguments with their versions before the call. Raises CaptureError for a written weight, or a result.
+        """
         written = [t for t, version in given if t._version != version]
         made = {storage_id(t) for t in returned}
         if any(isinstance(t, torch.nn.Parameter) or storage_id(t) in made for t in written):
@@ -66,12 +68,12 @@ class InplaceWrites:
         return [t.detach() for t in written]
 
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
-        """Refuse to read a `tensor` made at `time` whose memory was written since by another name."""
+        """Refuse to read a `tensor` of time `time` whose memory was written since through another tensor."""
         last = self._last.get(self._key(tensor)) if self._last else None
         if last is None or last.tensor is tensor or time >= last.time or _are_disjoint(last.tensor, tensor):
             return
         if fn == "setitem" and tensor is args[0] and len(args) > 2 and args[2] is last.tensor:
-            return  # h[:, 0] += 1: the part that was written is put back
+            return  # h[:, 0] += 1: Python puts the written view back
         raise stale_read_refusal(scope)
 
     def _key(self, tensor: torch.Tensor) -> int:
@@ -79,7 +81,10 @@ class InplaceWrites:
 
 
 def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two views of one memory, taken by slices of the same dims, hold no element in common."""
+    """Return whether two views of one storage, sliced along the same dims, share no element.
+
+    In the strides (8, 1), offsets 3 and 12 are (0, 3) and (1, 4): [0:1, 3:5] and [1:2, 4:8] differ in the first dim.
+    """
     if a.stride() != b.stride() or a.is_meta != b.is_meta:
         return False
     at = [a.storage_offset(), b.storage_offset()]
@@ -93,7 +98,7 @@ def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def stale_read_refusal(scope: str) -> CaptureError:
-    """The error for a read that would miss a write."""
+    """Return the error for a read that would miss a write."""
     return refusal(
         scope,
         "reads a tensor of which a part, or a view, was written in place before",
@@ -102,17 +107,17 @@ def stale_read_refusal(scope: str) -> CaptureError:
 
 
 class RunningStatistics:
-    """Buffers that a norm updates while it runs, which no call shows as a write."""
+    """Buffers that a norm updates while it runs. No recorded call shows these writes."""
 
     def __init__(self) -> None:
         self._updated: set[int] = set()
         self._read: set[int] = set()
 
     def check(self, scope: str, fn: str, args: tuple[Any, ...], buffers: Iterable[torch.Tensor]) -> None:
-        """Refuse a pass that updates such `buffers`, which are operands of a call, and reads them in another way, before or after."""
+        """Refuse a pass in which a norm updates `buffers`, operands of this call, and another call reads them, before or after."""
         norm = fn in ("batch_norm", "instance_norm")
         if norm and not (args[5] if len(args) > 5 else True):
-            return  # as they are
+            return  # evaluation: the norm reads its statistics and does not update them
         into, others = (self._updated, self._read) if norm else (self._read, self._updated)
         keys = set(map(storage_id, buffers))
         if keys & others:
@@ -125,18 +130,18 @@ class RunningStatistics:
 
 
 class WriteUndo:
-    """Lets what outlives a pass be as it was: its inputs, buffers, and tensors that the model's code holds."""
+    """Restore, after a pass, what it has written of its inputs, of buffers, and of tensors in the model's code."""
 
     def __init__(self) -> None:
-        self._made_here: set[int] = set()  # memory that the pass has taken
+        self._made_here: set[int] = set()  # storages that the pass has allocated
         self._saved: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def note_results(self, results: Iterable[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        """Note what a call made. A view of an operand has the memory of that."""
+        """Note the storages that a call allocated. A view of an operand allocates none."""
         self._made_here.update({storage_id(t) for t in results} - {storage_id(t) for t in operands})
 
     def save(self, target: torch.Tensor) -> None:
-        """Keep what will be written, the first time."""
+        """Save the values of `target` before its first write."""
         at = storage_id(target)
         if at not in self._made_here and not target.is_meta and at != id(target):
             key = at, target.storage_offset(), target.shape, target.stride()
@@ -151,7 +156,7 @@ class WriteUndo:
 
 
 def storage_id(tensor: torch.Tensor | None) -> int:
-    """A number for the memory of a tensor, which its views have in common; the tensor's own if it has no plain memory."""
+    """Return a number for the storage of a tensor, equal for its views; id(tensor) if it has no plain storage."""
     if tensor is None or tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return id(tensor)
     return int(tensor.untyped_storage()._cdata)

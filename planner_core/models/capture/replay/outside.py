@@ -1,7 +1,7 @@
-"""Where the code of a module may read what is neither an argument nor an attribute: variables of files, of classes and of closures.
+"""Find the variables of files, classes and closures that the code of a module may read.
 
-One may lead to a part of the model: `SHARED = [blocks[0].proj]`, which all blocks use. The names in the code say which there are, with
-those in the functions and classes that it names in turn. Code of torch and of Python itself reads no part of a model so.
+Such a variable may lead to a part of the model: `SHARED = [blocks[0].proj]`, which all blocks use. Names in the bytecode list them,
+and so do the functions and classes that these names lead to. Code of torch and of Python's library is left out.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 ReadVariable = Callable[[], Any]
-"""Gives the value that a variable has at present."""
+"""Returns the present value of a variable."""
 MAX_ITEMS = 64
-"""A variable that holds more items is data, and not looked into."""
+"""A container of more items is taken for data and not compared."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _LIBRARIES = frozenset({"torch", "numpy", *sys.builtin_module_names, *sys.stdlib_module_names}) - {"__main__"}
 
 
 def outside_variables(code: type | FunctionType) -> tuple[ReadVariable, ...]:
-    """The variables that a function, or the methods of a class, may read."""
+    """Return the variables that a function, or the methods of a class, may read."""
     found: dict[Any, ReadVariable] = {}
     seen: set[Any] = set()
     todo: list[Any] = [code]
@@ -45,8 +45,11 @@ def _class_variables(kind: type) -> Iterator[tuple[Any, ReadVariable]]:
 
 
 def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVariable]]:
-    """Those that its code names, in its own file or in another one that it names (`state.SHARED`), of functions around it, and defaults,
-    if they hold more than numbers and words."""
+    """Yield the variables that a function may read, each with a key.
+
+    These are globals that its code names, those of modules that it names (`state.SHARED`), variables of its closure, and defaults that
+    are not plain values.
+    """
     codes, names = [function.__code__], list[str]()
     for code in codes:  # grows meanwhile
         names += code.co_names
@@ -63,7 +66,7 @@ def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVaria
 
 
 def from_library(item: Any) -> bool:
-    """Whether a function, a class or a value's class is of torch, numpy or Python itself."""
+    """Return whether a function, a class or the class of a value belongs to torch, numpy or Python's library."""
     return _library(getattr(item, "__module__", None) or "")
 
 
@@ -76,14 +79,14 @@ def _identity(value: Any) -> Any:
 
 
 def _underlying_function(value: Any) -> Any:
-    """The function behind a property or a static or class method."""
+    """Return the function of a property or of a static or class method; any other value as it is."""
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, (staticmethod, classmethod, MethodType)) else value
 
 
 def has_value(cell: Any) -> bool:
-    """Whether a variable of a closure has a value."""
+    """Return whether a variable of a closure has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:

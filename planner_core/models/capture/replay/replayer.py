@@ -1,13 +1,13 @@
-"""Fold before tracing: a module call is not run if it must do the same as one that is already recorded.
+"""Fold before tracing: do not run a module call that must do the same as one that is recorded.
 
-Two calls must do the same if four things are equal:
+Two calls do the same if four things are equal:
 1. the structure of the module: class, code, parameters, buffers, children and hooks, recursively;
 2. the arguments: metadata, which of them are one tensor, literals, and the values of constants; and whether autograd records;
 3. the *reads*: every attribute that the recorded call read from any module has the same value now;
 4. every variable of a file, class or closure that its code names (`outside`).
 
-A call is always traced if it writes module attributes or its arguments, returns something opaque, uses computed tensors that were
-not passed to it, or runs hooks: these may keep what they see, as transformers collects hidden states and the scores of routers.
+A call is always traced if it writes module attributes or its arguments, returns an opaque object, uses computed tensors that are
+not its arguments, or runs hooks: these may collect what they get, as transformers does with hidden states and router scores.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _OWN = frozenset(nn.Module().__dict__) | {
 }
 
 Read = tuple[str | nn.Module, str]
-"""A part of the module that is called, by its path there, or a module outside of it; and the name of the attribute."""
+"""(The path of a part of the called module, or a module outside of it; the name of the attribute)."""
 
 
 @dataclass(slots=True)
 class TracedCall:
-    """The reads and writes of one traced call."""
+    """The reads of one traced call, and whether it wrote anything (`opaque`). `vids`: the number of values when it began."""
 
     scope: Scope
     module: nn.Module
@@ -59,18 +59,18 @@ class TracedCall:
 
 @dataclass(slots=True)
 class Template:
-    """A traced call from which other calls may be replayed."""
+    """A traced call that other calls may replay."""
 
     scope: Scope
     reads: dict[Read, Any]
-    ports: list[int]  # for each argument tensor, its value
-    constants: list[tuple[int, torch.Tensor]]  # argument position, real values
+    ports: list[int]  # the value of each argument tensor, -1 for one without
+    constants: list[tuple[int, torch.Tensor]]  # (argument position, values)
     results: list[tuple[str, Any]]
     spec: Any
 
 
 class Replayer:
-    """Decides for each module call whether to trace it or to replay an earlier one."""
+    """Decide for each module call whether to trace it or to replay an earlier one."""
 
     def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self.recorder = recorder
@@ -80,19 +80,19 @@ class Replayer:
         self.has_weighted_parts: dict[int, bool] = {}
         self.has_weights: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
-        self.classes: dict[int, frozenset[type]] = {}  # of a module and all that it holds
-        self.within: dict[int, list[int]] = {}  # id(module) -> ids of all that it holds
+        self.classes: dict[int, frozenset[type]] = {}  # structure -> classes of a module and of all its parts
+        self.within: dict[int, list[int]] = {}  # id(module) -> ids of all its parts and tensors
         self._structure_number(model)
         self.templates: dict[Any, list[Template]] = {}
         self.watches: list[TracedCall] = []
         self.tokens = Tokens(self._names)
         self.token = self.tokens.token
-        self.names: dict[int, list[str]] = {}  # of a weight or buffer, by its value
+        self.names: dict[int, list[str]] = {}  # value of a weight or buffer -> its names
 
     # --- structure ----------------------------------------------------------------------------------
 
     def _structure_number(self, module: nn.Module) -> int:
-        """A number for the structure of a module: equal numbers, equal structure."""
+        """Return a number for the structure of a module: equal numbers, equal structure."""
         known = self.structures.get(id(module))
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class Replayer:
         return number
 
     def _shared_parts(self, module: nn.Module) -> tuple[int, ...]:
-        """Which parts and weights of a module are one, by where they come first; empty if none are."""
+        """Return which parts and tensors of a module are the same object, by their first position; empty if all differ."""
         found: list[int] = []
         for part in module._modules.values():
             if part is not None:
@@ -132,7 +132,7 @@ class Replayer:
 
     @contextmanager
     def watch_attributes(self) -> Iterator[None]:
-        """While open, reads and writes of module attributes are noted."""
+        """Note reads and writes of module attributes while entered."""
         plain_get, replayer = object.__getattribute__, self
         plain_set = nn.Module.__setattr__
 
@@ -159,7 +159,7 @@ class Replayer:
 
     def _note_read(self, module: nn.Module, name: str, value: Any) -> None:
         if isinstance(getattr(type(module), name, None), property):
-            return  # what it reads is noted, and to ask it again would run it
+            return  # the reads inside it are noted; reading it once more would run it
         watch = self.watches[-1]
         path, base = self.path_of.get(id(module)), watch.scope.path
         if path is None:
@@ -173,8 +173,11 @@ class Replayer:
             watch.reads[where, name] = self.token(value)
 
     def note_write(self, tensor: torch.Tensor, when: int, *, computed: bool = False) -> None:
-        """A tensor was written in place; `when` is its value or the time it was made (-1: before the run). A buffer may be, but not by
-        `computed` values: the next call that reads it reads these."""
+        """Note a write in place. A call that writes a tensor from before it cannot be replayed.
+
+        `when` is the tensor's value or creation time (-1: before the run). Writes into buffers are fine unless the values are
+        `computed`: the next call that reads the buffer would read these.
+        """
         tracked = id(tensor) in self.recorder.tracked
         if not (computed or tracked) and self.recorder.ids.get(id(tensor), -1) >= 0 and self._is_buffer(tensor):
             return
@@ -186,7 +189,7 @@ class Replayer:
         return self.recorder.recording.values[self.recorder.ids[id(tensor)]].name.startswith(BUFFER)
 
     def _names(self, held: Any) -> tuple[str, ...]:
-        """The names in the model of a module, weight or buffer; none of anything else."""
+        """Return the names in the model of a module, weight or buffer; empty for any other object."""
         if isinstance(held, nn.Module):
             return tuple(self.recorder.scopes.names.get(id(held), ()))
         return tuple(self._names_by_value().get(self.recorder.ids.get(id(held), -1), ()))
@@ -198,7 +201,7 @@ class Replayer:
         return self.names
 
     def _own_name(self, leaf: torch.Tensor, base: str) -> str:
-        """The name of an argument that the module at `base` holds itself: it is given that and no other, as it may use it otherwise too."""
+        """Return the name of an argument that the module at `base` holds too, since it may also read it as an attribute."""
         return next((n for n in self._names(leaf) if not base or n.startswith(base + ".")), "")[len(base) :]
 
     # --- calls --------------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ class Replayer:
     def call_module(
         self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Replay the call if an equal one is known, else trace it."""
+        """Replay the call if an equal one is known, otherwise trace it."""
         module = frame.module
         assert module is not None
         number = self.structures.get(id(module), -1)
@@ -280,12 +283,12 @@ class Replayer:
         return tuple(found)
 
     def _outside_tokens(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
-        """What the code of a call reads beside its arguments and the attributes of modules."""
+        """Return tokens of the variables that the code of a call may read outside of modules."""
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         return tuple(relative_token(self.tokens.outside_token(c), frame.path, given) for c in self.classes[number])
 
     def _matches(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
-        """What a call reads that must do the same as the template; None if it need not."""
+        """Return the reads of a call that does the same as the template; None if it may differ."""
         for position, values in template.constants:
             if leaves[position] is not values and not torch.equal(leaves[position], values):
                 return None
@@ -328,16 +331,18 @@ class Replayer:
         self.templates.setdefault(key, []).append(Template(scope, reads, ports, constants, results, spec))
 
     def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
-        """Whether a result is memory of its own, made in this call."""
+        """Return whether a result was allocated in this call and shares no memory with another result."""
         root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
         store = leaf.untyped_storage()._cdata
         alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
         return root >= watch.vids and alone
 
     def _is_closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
-        """Whether the call computes with nothing but its arguments, parameters and constants, and calls its own parts alone: one from
-        elsewhere, which a global may lead to, is named by how often it was called. A parameter outside of it is the same for all calls that
-        read the same."""
+        """Return whether a call computes from its arguments, parameters and constants alone, and calls parts of its module alone.
+
+        A module from elsewhere, reached through a global, is named by how often it was called, so its name would be wrong in a replay.
+        A parameter from elsewhere is fine: the reads of an equal call lead to the same one.
+        """
         values = self.recorder.recording.values
         under = scope.path + "."
         for record in self.recorder.recording.flatten(scope):
@@ -379,7 +384,7 @@ class Replayer:
 
 
 def _submodule(module: Any, path: str) -> Any:
-    """The part of a module at a path. Raises AttributeError."""
+    """Return the part of a module at a path. Raises AttributeError."""
     found = module
     for name in path.split(".") if path else ():
         found = getattr(found, name)
@@ -387,7 +392,7 @@ def _submodule(module: Any, path: str) -> Any:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module runs hooks. Some are registered only while the model runs."""
+    """Return whether a call of the module runs hooks now. Some are registered only while the model runs."""
     todo = [module]
     for part in todo:  # grows meanwhile
         held = part.__dict__
@@ -398,7 +403,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new tensor of the same shape and dtype, which autograd treats as a computed tensor."""
+    """Return a new tensor of the same shape and dtype that autograd treats as computed."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_().clone() if tensor.requires_grad else fresh

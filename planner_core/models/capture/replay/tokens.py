@@ -1,7 +1,8 @@
-"""Tokens of what a module call reads or is given: equal for values with which a call must do the same.
+"""Tokens of the values that a module call reads or gets: equal tokens, equal behavior.
 
-A part of the model, a weight or another tensor is `ModelPart` in its token. Two calls mean the same by it if it has the same name within
-each module that is called, or if it is one and the same thing outside of both (`relative_token`).
+A module or tensor of the model is a `ModelPart` in a token. For two calls it is the same if it has the same name inside
+each called module, or if it is one object outside of both (`relative_token`): blocks.0.proj as seen from blocks.0 equals blocks.1.proj
+as seen from blocks.1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from planner_core.models.capture.replay.outside import (
 
 
 class ModelPart(NamedTuple):
-    """A module or tensor by its id, and all its names in the model."""
+    """A module or tensor: its kind, its id, and all its names in the model."""
 
     what: str
     held: int
@@ -35,34 +36,34 @@ class ModelPart(NamedTuple):
     signature: Any
 
     def as_seen_from(self, base: str, given: Collection[int]) -> Any:
-        """How the module at `base` sees it, when a call of it is given the tensors with ids `given`."""
+        """Return the token as the module at `base` sees it in a call that gets the tensors with ids `given`."""
         for name in self.names:
             if not base or name == base or name.startswith(base + "."):
                 return (self.what, "own", name[len(base) :], self.signature)
         above = self.what == "module" and any(not n or base.startswith(n + ".") for n in self.names)
-        if above or self.held in given:  # it holds what is `base`, or is replaced by what a later call is given
+        if above or self.held in given:  # it contains `base`, or another call gets another tensor in its place
             return Incomparable()
         return (self.what, self.held, self.signature)
 
 
 class Incomparable:
-    """The token of what another call may see otherwise: it equals no other."""
+    """A token that equals no other, since another call may see another value."""
 
 
 def relative_token(token: Any, base: str, given: Collection[int] = ()) -> Any:
-    """The token as a call of the module at `base` sees it."""
+    """Return a token as a call of the module at `base` sees it."""
     if isinstance(token, ModelPart):
         return token.as_seen_from(base, given)
     return tuple(relative_token(t, base, given) for t in token) if isinstance(token, tuple) else token
 
 
 def _contains(token: Any, kind: type) -> bool:
-    """Whether a token of this kind is in the token."""
+    """Return whether a token contains one of this class."""
     return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_contains(t, kind) for t in token))
 
 
 def nested_items(value: Any) -> list[Any]:
-    """What lists, sets and dicts hold, however deep; these themselves, too, and the keys of dicts."""
+    """List a value and all items of nested lists, sets and dicts, with keys and the containers themselves."""
     found, seen = [value], set()
     for item in found:  # grows meanwhile
         if isinstance(item, (dict, list, tuple, set, frozenset, deque)) and id(item) not in seen:
@@ -72,7 +73,7 @@ def nested_items(value: Any) -> list[Any]:
 
 
 class Tokens:
-    """Makes tokens; `names_of(module or tensor)` are its names in the model."""
+    """Make tokens. `names_of(module or tensor)` returns its names in the model."""
 
     def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
         self.names_of = names_of
@@ -82,7 +83,7 @@ class Tokens:
         self.kept: list[Any] = []
 
     def token(self, value: Any, depth: int = 0) -> Any:
-        """Something hashable or comparable that is equal for equal values."""
+        """Return a hashable value that is equal for equal values."""
         if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
             return (type(value).__name__, value)
         if isinstance(value, nn.Module):
@@ -102,7 +103,7 @@ class Tokens:
         return self._object(value, depth)
 
     def _function(self, value: Any, depth: int) -> Any:
-        """A function with all that it closes over."""
+        """Return the token of a callable with its closure, defaults and bound arguments."""
         if depth > 3:
             return ("object", self._stable_id(value))
         within: tuple[Any, ...]
@@ -122,7 +123,7 @@ class Tokens:
         return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
 
     def outside_token(self, code: type | types.FunctionType, depth: int = 0) -> Any:
-        """The token of what the code of a class or function may read beside its arguments and attributes."""
+        """Return the token of the variables that the code of a class or function may read, arguments and attributes aside."""
         if depth > 2:
             return ()
         if code not in self.variables:
@@ -153,11 +154,11 @@ class Tokens:
         return known
 
     def _stable_id(self, value: Any) -> int:
-        self.kept.append(value)  # so that the id stays its own
+        self.kept.append(value)  # a freed object's id could be reused
         return id(value)
 
 
 def signature(tensor: torch.Tensor) -> Any:
-    """What of a tensor shows in the graph."""
+    """Return what a graph shows of a tensor."""
     stride = tensor.stride() if tensor.layout == torch.strided else None
     return (tuple(tensor.shape), tensor.dtype, stride, tensor.requires_grad)
