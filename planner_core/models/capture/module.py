@@ -64,7 +64,9 @@ def capture_module(
     forward, kept_name = run_checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
     graph = keep_reached_gradients(
-        with_result_as_output(Graph(name, source, forward.top, forward.blocks, workload, forward.loss, dict(config or {})))
+        with_result_as_output(
+            Graph(name, source, forward.top, forward.blocks, workload, forward.loss, dict(config or {}))
+        )
     )
     check(graph)
     assumptions = (*notes, *forward.notes, *_kept_tensor_notes(kept_name), *idle_parameter_notes(graph, trained))
