@@ -21,7 +21,7 @@ from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.callsites import list_modules, list_parameters
+from planner_core.models.hooks.model_parts import list_modules, list_parameters
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic

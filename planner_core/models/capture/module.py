@@ -22,8 +22,8 @@ from planner_core.models.capture.checks.refusals import check_buffers, check_mod
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
 from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
-from planner_core.models.hooks.callsites import buffer_bytes, list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.forms import makes_kv_cache
+from planner_core.models.hooks.model_parts import buffer_bytes, list_buffers, list_modules, list_parameters
 
 
 @paused_garbage_collection()

@@ -43,8 +43,8 @@ from planner_core.models.capture.replay import Replayer
 from planner_core.models.hooks import AssumeFinite, meta_kernels, normalize_call, rewrite_call  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
-from planner_core.models.hooks.callsites import list_buffers, list_parameters
 from planner_core.models.hooks.input_values import InputValues, describe_arguments
+from planner_core.models.hooks.model_parts import list_buffers, list_parameters
 
 
 class Recorder(TorchFunctionMode):

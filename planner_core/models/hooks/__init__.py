@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
         Frame,
         Scopes,
-        buffer_bytes,
         canonical_name,
         is_inplace,
         note_view,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         AssumeFinite,
     )
     from planner_core.models.hooks.forms import makes_kv_cache, normalize_call, rewrite_call
+    from planner_core.models.hooks.model_parts import buffer_bytes
     from planner_core.models.hooks.module_state import (
         MISSING,
         ModuleState,
@@ -81,7 +81,6 @@ _HOME = {
     "callsites": (
         "Frame",
         "Scopes",
-        "buffer_bytes",
         "canonical_name",
         "is_inplace",
         "recorded_results",
@@ -104,6 +103,7 @@ _HOME = {
     ),
     "finite": ("AssumeFinite",),
     "forms": ("rewrite_call", "makes_kv_cache", "normalize_call"),
+    "model_parts": ("buffer_bytes",),
     "module_state": (
         "MISSING",
         "ModuleState",

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.hooks.callsites import list_modules
+from planner_core.models.hooks.model_parts import list_modules
 
 MISSING = object()
 """Stands for a missing value."""

@@ -22,7 +22,7 @@ from torch import nn
 from planner_core.core import CaptureError, InputError, require
 from planner_core.models import adapters
 from planner_core.models.adapters.experts import NAME as EXPERTS
-from planner_core.models.hooks.callsites import list_modules
+from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.sources.adapters import LORA, adapted
 from planner_core.models.sources.config_fields import with_layers
 from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
-from planner_core.models.hooks.callsites import list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.sources.arguments import tables_of, unread_argument
 from planner_core.models.sources.resolve import ModelSource
 

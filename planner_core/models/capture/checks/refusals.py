@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Value
-from planner_core.models.hooks.callsites import list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
 from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.callsites import list_modules
+from planner_core.models.hooks.model_parts import list_modules
 
 if TYPE_CHECKING:
     from planner_core.models.capture.recorder import Recorder
